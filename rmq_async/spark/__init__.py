@@ -6,8 +6,22 @@ registration: Spark finds ``pyspark_rocketmq``. Options, columns and guarantees:
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from .options import OPTIONS
 from .schema import SINK_COLUMNS, SOURCE_COLUMNS
 from .source import RocketMQDataSource
 
-__all__ = ["OPTIONS", "SINK_COLUMNS", "SOURCE_COLUMNS", "RocketMQDataSource"]
+if TYPE_CHECKING:
+    from .lag import LagListener
+
+__all__ = ["OPTIONS", "SINK_COLUMNS", "SOURCE_COLUMNS", "LagListener", "RocketMQDataSource"]
+
+
+def __getattr__(name: str) -> Any:
+    """Imports the listener at its first use: Spark imports this package in processes that have none."""
+    if name == "LagListener":
+        from .lag import LagListener
+
+        return LagListener
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

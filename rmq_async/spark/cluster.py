@@ -11,16 +11,20 @@ import asyncio
 import logging
 import re
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from contextlib import suppress
 from time import monotonic
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
+from rmq_protocol.columns import STORE_TIME, StoredColumns, read_columns
 from rmq_protocol.constants import DLQ_TOPIC_PREFIX, MASTER_ID, RETRY_TOPIC_PREFIX
 from rmq_protocol.message import MessageQueue
 from rmq_protocol.validation import is_system_topic
 
 from .._asyncio import for_each
+from .._ordered import OrderedSet
 from .._text import printable
 from ..client import ClientInstance, TopicRoute, commit_offset, max_offset, min_offset, search_offset, until_readable
+from ..consumer import PullRequest, pull_body
 from ..errors import (
     BrokerNotFoundError,
     ConfigError,
@@ -131,6 +135,31 @@ class Cluster:
             return await holders.each(find)
 
         return self._ask(search)
+
+    def store_times(self, offsets: Mapping[MessageQueue, int]) -> dict[MessageQueue, int]:
+        """When the messages at these offsets were stored (milliseconds), for reports: one attempt, and what fails is left out."""
+
+        async def times(reader: SparkReader) -> dict[MessageQueue, int]:
+            instance = reader.instance
+            timeout = instance.config.request_timeout
+            found: dict[MessageQueue, int] = {}
+
+            async def one(queue: MessageQueue) -> None:
+                wire = instance.names.wire_queue(queue)
+                request = PullRequest(instance.names.wire(self._options.group), wire, offsets[queue], 1, "*", 0.0, timeout)
+                with suppress(RocketMQError):
+                    pulled = await pull_body(instance, request, OrderedSet())
+                    columns = StoredColumns(topics=False, bodies=False, properties=False)
+                    read_columns(pulled.body, columns, wire, offset_delta=pulled.offset_delta)
+                    if columns:
+                        found[queue] = columns.int64(STORE_TIME)[0]
+
+            await for_each(offsets, one)
+            return found
+
+        with suppress(RocketMQError):
+            return self._ask(times, retries=0)
+        return {}
 
     def commit(self, offsets: Mapping[MessageQueue, int]) -> bool:
         """Commits offsets for dashboards: one attempt, errors are logged. Returns whether brokers took them all."""

@@ -46,8 +46,11 @@ class Range(NamedTuple):
 
 @dataclass(frozen=True)
 class EndOffset:
-    """The content of a checkpoint: the offsets, and the stream's start in each queue, also in queues that were added later or made
-    anew. ``init`` is None for an offset that Spark has not written: the answer of ``initialOffset``."""
+    """The content of a checkpoint: the offsets of the end of a micro-batch, and starts that are not the end of the one before it.
+
+    ``init``: of the first micro-batch the starts of all queues, of another one those of queues that were added or made anew, or
+    those of all (``advance``). None for an offset that Spark has not written: the answer of ``initialOffset``.
+    """
 
     queues: Offsets
     init: Offsets | None = None
@@ -124,12 +127,13 @@ def find_odd(begin: EndOffset, latest: Offsets) -> list[MessageQueue]:
     return [queue for queue, last in latest.items() if last < begin.queues.get(queue, last + 1)]
 
 
-def advance(begin: EndOffset, latest: Offsets, earliest: Offsets, limit: int | None) -> Step:
+def advance(begin: EndOffset, latest: Offsets, earliest: Offsets, limit: int | None, *, keep_init: bool = False) -> Step:
     """From ``begin`` as far as ``latest`` and ``limit`` allow; queues that are not there now stay where they are.
 
     ``earliest``: of the queues that ``find_odd`` returned; they are read from their beginning, which becomes their ``init``.
+    ``keep_init``: each end holds the ``init`` of all queues; otherwise it is half of the text of checkpoints and progress.
     """
-    init = dict(begin.queues if begin.init is None else begin.init)
+    init = dict(begin.queues) if begin.init is None else dict(begin.init) if keep_init else {}
     starts = dict(begin.queues)
     losses = []
     for queue, first in sorted(earliest.items()):
@@ -141,7 +145,10 @@ def advance(begin: EndOffset, latest: Offsets, earliest: Offsets, limit: int | N
         init[queue] = starts[queue] = first
     absent = {queue: offset for queue, offset in starts.items() if queue not in latest}
     backlog = sum(max(last - starts[queue], 0) for queue, last in latest.items())
-    return Step(EndOffset(absent | limited(starts, latest, limit), init), backlog, losses)
+    ends = absent | limited(starts, latest, limit)
+    if ends == begin.queues and not earliest and begin.init is not None:
+        return Step(begin, backlog, losses)  # Spark compares the text of the offsets
+    return Step(EndOffset(ends, init), backlog, losses)
 
 
 def starts_of(first: EndOffset, last: EndOffset) -> dict[MessageQueue, int]:

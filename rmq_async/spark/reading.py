@@ -13,7 +13,7 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Filter, InputPartition
@@ -41,6 +41,9 @@ if TYPE_CHECKING:
 __all__ = ["BatchReader", "PushingReader", "RefusedStream", "Slice", "StreamReader"]
 
 logger = logging.getLogger(__name__)
+
+ASKED_FOR_TIMES: Final = 64
+"""Queues at most, those with the most unread messages, whose oldest unread message is looked at for the lag in seconds."""
 
 
 def _of_query(options: ReadOptions, context: TaskContext | None) -> ReadOptions:
@@ -189,7 +192,7 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._snapshot = self._cluster.newest(settled=True)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
-        """The ends at the last trigger, from which progress computes the lag."""
+        """The ends at the last trigger, and store times, from which ``LagListener`` computes the lag."""
         return self._reported
 
     @short_errors
@@ -205,11 +208,23 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
             latest,
             self._cluster.earliest(odd) if odd else {},
             limit.max_rows if isinstance(limit, ReadMaxRows) else None,
+            keep_init=self._options.commit,
         )
         if self._snapshot is None and not self._enough(step.backlog):
             return EndOffset(begin.queues, begin.queues if begin.init is None else begin.init).to_json()
         self._report_losses(step.losses)
+        self._reported |= self._oldest_unread(step.end.queues, latest)
         return step.end.to_json()
+
+    def _oldest_unread(self, ends: Offsets, latest: Offsets) -> dict[str, Any]:
+        """When the oldest message that this micro-batch leaves unread was stored, by topic: ``t`` of a reported offset."""
+        left = {queue: last - ends.get(queue, last) for queue, last in latest.items() if last > ends.get(queue, last)}
+        most = sorted(left, key=lambda queue: -left[queue])[:ASKED_FOR_TIMES]
+        times = self._cluster.store_times({queue: ends[queue] for queue in most}) if most else {}
+        oldest: dict[str, int] = {}
+        for queue, moment in times.items():
+            oldest[queue.topic] = min(moment, oldest.get(queue.topic, moment))
+        return {"t": oldest} if oldest else {}
 
     @short_errors
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:

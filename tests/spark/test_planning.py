@@ -164,7 +164,9 @@ class TestAdvance:
         assert starts_of(again, planned) == {A: 100}
         following = advance(planned, {A: 180}, {}, None).end
         assert starts_of(planned, following) == {A: 150}
-        assert following.init == {A: 100}
+        assert following.init == {}, "the end before it says where it begins"
+        assert advance(planned, {A: 180}, {}, None, keep_init=True).end.init == {A: 100}
+        assert advance(planned, {A: 150}, {}, None).end is planned, "nothing new: Spark compares the text"
 
     def test_a_new_queue_is_read_from_its_beginning_also_when_planned_again_later(self) -> None:
         begin = EndOffset({A: 10}, {A: 0})
@@ -172,7 +174,7 @@ class TestAdvance:
         assert find_odd(begin, latest) == [B]
         step = advance(begin, latest, {B: 0}, 15)
         assert step.losses == []
-        assert step.end.queues == {A: 10, B: 15}
+        assert step.end == EndOffset({A: 10, B: 15}, {B: 0})
         assert starts_of(begin, step.end) == {A: 10, B: 0}
 
     def test_a_new_queue_that_does_not_begin_with_0_is_reported(self) -> None:
@@ -205,7 +207,7 @@ class TestAdvance:
     def test_a_queue_that_is_absent_keeps_its_place(self, dice: random.Random) -> None:
         begin = EndOffset({A: 10, B: 20}, {A: 1, B: 2})
         step = advance(begin, {A: 30}, {}, None)
-        assert step.end == EndOffset({A: 30, B: 20}, {A: 1, B: 2})
+        assert step.end == EndOffset({A: 30, B: 20}, {})
         assert starts_of(begin, step.end) == {A: 10, B: 20}
         back = advance(step.end, {A: 30, B: 25}, {}, None)
         assert starts_of(step.end, back.end) == {A: 30, B: 20}

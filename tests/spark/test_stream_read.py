@@ -393,7 +393,8 @@ class TestReports:
         assert planner.reader.reportLatestOffset() is None
         broker.send("t", 5)
         planner.plan()
-        assert planner.reader.reportLatestOffset() == {"v": 1, "q": {"t/broker-a/0": 5}}
+        stored = broker.servers.messages("t")[2].store_time_ms
+        assert planner.reader.reportLatestOffset() == {"v": 1, "q": {"t/broker-a/0": 5}, "t": {"t": stored}}
 
     def test_tasks_pull_in_the_group_of_their_query(self, broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
         """Tasks know the id of their query, planners do not."""

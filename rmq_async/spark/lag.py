@@ -1,0 +1,242 @@
+"""How far streaming queries are behind: gauges of OpenTelemetry and a log line, from the progress that Spark reports.
+
+Everything comes from the offsets in a progress, so nothing is asked of a broker, and a listener serves all queries of a session
+that read RocketMQ. A planner reports the ends of the queues at the last trigger, and when the oldest message that its micro-batch
+leaves unread was stored (``StreamReader``).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from time import monotonic, time
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from pyspark.sql.streaming.listener import StreamingQueryListener
+
+from .._text import printable
+
+if TYPE_CHECKING:
+    from opentelemetry.metrics import CallbackOptions, Meter, Observation
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.listener import (
+        QueryIdleEvent,
+        QueryProgressEvent,
+        QueryStartedEvent,
+        QueryTerminatedEvent,
+        StreamingQueryProgress,
+    )
+
+__all__ = ["LagListener", "QueryLag", "TopicLag", "lag_of"]
+
+logger = logging.getLogger(__name__)
+
+METER: Final = "rmq_async.spark"
+
+
+@dataclass(frozen=True)
+class TopicLag:
+    """One topic of one query after a micro-batch. ``behind``: offsets that were there and are not read. ``read``: offsets of the
+    micro-batch. ``oldest``: when the oldest unread message was stored, in seconds since 1970; None if nothing is unread or it is
+    not known."""
+
+    topic: str
+    behind: int
+    read: int
+    oldest: float | None
+
+    def seconds_behind(self, now: float) -> float:
+        """The age of the oldest unread message at ``now``."""
+        return 0.0 if self.oldest is None else max(now - self.oldest, 0.0)
+
+
+@dataclass(frozen=True)
+class QueryLag:
+    """One query after a micro-batch. ``name``: of the query, or its id. ``duration``: seconds of the micro-batch. ``at``: when the
+    listener learned of it, by the monotonic clock."""
+
+    name: str
+    batch: int
+    duration: float
+    topics: tuple[TopicLag, ...]
+    at: float = 0.0
+
+    def rate(self, topic: TopicLag) -> float:
+        """Offsets read per second of the micro-batch."""
+        return topic.read / self.duration if self.duration > 0 else 0.0
+
+    def text(self, now: float) -> str:
+        """The log line. ``now``: seconds since 1970."""
+        topics = "; ".join(
+            f"{printable(each.topic)}: {each.behind:,} offsets, {each.seconds_behind(now):,.1f} s behind, "
+            f"{self.rate(each):,.0f} read per second"
+            for each in self.topics
+        )
+        return f"query {printable(self.name)}, micro-batch {self.batch} of {self.duration:.3g} s: {topics}"
+
+
+def lag_of(progress: StreamingQueryProgress, at: float = 0.0) -> QueryLag | None:
+    """What a progress says; None for a query that reads no topic of RocketMQ. ``at``: see ``QueryLag``."""
+    found: dict[str, TopicLag] = {}
+    for source in progress.sources:
+        start, end, latest = (_offsets(text) for text in (source.startOffset, source.endOffset, source.latestOffset))
+        if end is None:
+            continue
+        for each in _topics(start, end, latest):
+            before = found.get(each.topic)
+            found[each.topic] = each if before is None else _together(before, each)
+    if not found:
+        return None
+    duration = progress.durationMs.get("triggerExecution", 0) / 1000
+    topics = tuple(found[topic] for topic in sorted(found))
+    return QueryLag(progress.name or str(progress.id), progress.batchId, duration, topics, at)
+
+
+class _Offsets(NamedTuple):
+    """Offsets by queue, the starts among them, and store times (milliseconds) by topic."""
+
+    queues: Mapping[str, int]
+    init: Mapping[str, int]
+    oldest: Mapping[str, int]
+
+
+def _offsets(text: object) -> _Offsets | None:
+    """Reads what ``EndOffset.to_json`` wrote; None for the offset of another source."""
+    try:
+        data = json.loads(text) if isinstance(text, str) else None
+    except ValueError:
+        return None
+    if not isinstance(data, dict) or data.get("v") != 1 or not isinstance(data.get("q"), dict):
+        return None
+    return _Offsets(data["q"], data.get("init") or {}, data.get("t") or {})
+
+
+def _topics(start: _Offsets | None, end: _Offsets, latest: _Offsets | None) -> Iterator[TopicLag]:
+    topics: dict[str, list[int]] = {}
+    for queue, offset in end.queues.items():
+        first = (start.queues if start is not None else {}).get(queue, end.init.get(queue, offset))
+        if first > offset:  # made anew
+            first = end.init.get(queue, offset)
+        behind = 0 if latest is None else max(latest.queues.get(queue, offset) - offset, 0)
+        sums = topics.setdefault(queue.partition("/")[0], [0, 0])
+        sums[0] += behind
+        sums[1] += offset - first
+    for topic, (behind, read) in topics.items():
+        moment = latest.oldest.get(topic) if latest is not None and behind else None
+        yield TopicLag(topic, behind, read, None if moment is None else moment / 1000)
+
+
+def _together(one: TopicLag, other: TopicLag) -> TopicLag:
+    """Of a topic that two sources of a query read."""
+    moments = [each.oldest for each in (one, other) if each.oldest is not None]
+    return TopicLag(one.topic, one.behind + other.behind, one.read + other.read, min(moments, default=None))
+
+
+class LagListener(StreamingQueryListener):
+    """Reports how far the streaming queries of a session are behind in the topics that they read.
+
+    It adds itself to ``spark.streams``; ``close`` takes it away. ``meter``: an OpenTelemetry Meter for the gauges; None takes the
+    one of the global provider where OpenTelemetry is installed, and makes no gauges elsewhere. ``interval``: seconds between two
+    log lines (INFO) about a query; 0 logs each micro-batch. Raises ValueError for an interval below 0.
+    """
+
+    def __init__(self, spark: SparkSession, *, meter: Meter | None = None, interval: float = 10.0) -> None:
+        if not interval >= 0:
+            raise ValueError(f"interval must be 0 or more seconds, not {interval}")
+        self._streams = spark.streams
+        self._interval = interval
+        self._lags: dict[str, QueryLag] = {}
+        self._logged: dict[str, float] = {}
+        self._lock = threading.Lock()
+        if (meter := meter or _global_meter()) is not None:
+            self._make_gauges(meter)
+        self._streams.addListener(self)
+
+    @property
+    def lags(self) -> dict[str, QueryLag]:
+        """The last micro-batch of each running query, by the id of its run."""
+        with self._lock:
+            return dict(self._lags)
+
+    def close(self) -> None:
+        """Takes the listener away from the session. Its gauges have no values any more."""
+        self._streams.removeListener(self)
+        with self._lock:
+            self._lags.clear()
+
+    # -- what Spark calls
+
+    def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802 - Spark's name
+        """Does nothing: there is no progress yet."""
+
+    def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802
+        """Keeps what the progress says, and logs it when it is time."""
+        lag = lag_of(event.progress, monotonic())
+        if lag is None:
+            return
+        run = str(event.progress.runId)
+        with self._lock:
+            self._lags[run] = lag
+            due = lag.at - self._logged.get(run, -self._interval) >= self._interval
+            if due:
+                self._logged[run] = lag.at
+        if due:
+            logger.info("%s", lag.text(time()))
+
+    def onQueryIdle(self, event: QueryIdleEvent) -> None:  # noqa: N802
+        """Does nothing: the last progress still holds."""
+
+    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802
+        """Forgets the query."""
+        run = str(event.runId)
+        with self._lock:
+            self._lags.pop(run, None)
+            self._logged.pop(run, None)
+
+    # -- gauges
+
+    def _make_gauges(self, meter: Meter) -> None:
+        def by_topic(value: Callable[[QueryLag, TopicLag], float]) -> Callable[[CallbackOptions], Iterable[Observation]]:
+            return lambda options: self._by_topic(value)
+
+        def by_query(value: Callable[[QueryLag], float]) -> Callable[[CallbackOptions], Iterable[Observation]]:
+            return lambda options: self._by_query(value)
+
+        for name, unit, text, callback in (
+            ("lag.offsets", "{offset}", "Offsets that are not read yet.", by_topic(lambda _, topic: topic.behind)),
+            (
+                "lag.time", "s", "Age of the oldest message that is not read yet.",
+                by_topic(lambda _, topic: topic.seconds_behind(time())),
+            ),
+            ("read.rate", "{offset}/s", "Offsets read per second of the last micro-batch.", by_topic(QueryLag.rate)),
+            ("batch.duration", "s", "Duration of the last micro-batch.", by_query(lambda query: query.duration)),
+            (
+                "progress.age", "s", "Time since the last progress.",
+                by_query(lambda query: monotonic() - query.at),
+            ),
+        ):  # fmt: skip
+            meter.create_observable_gauge(f"rmq.spark.{name}", [callback], unit=unit, description=text)
+
+    def _by_topic(self, value: Callable[[QueryLag, TopicLag], float]) -> Iterator[Observation]:
+        from opentelemetry.metrics import Observation
+
+        for lag in self.lags.values():
+            for topic in lag.topics:
+                yield Observation(value(lag, topic), {"query": lag.name, "topic": topic.topic})
+
+    def _by_query(self, value: Callable[[QueryLag], float]) -> Iterator[Observation]:
+        from opentelemetry.metrics import Observation
+
+        for lag in self.lags.values():
+            yield Observation(value(lag), {"query": lag.name})
+
+
+def _global_meter() -> Meter | None:
+    try:
+        from opentelemetry.metrics import get_meter
+    except ImportError:
+        return None
+    return get_meter(METER)

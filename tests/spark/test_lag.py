@@ -1,0 +1,238 @@
+"""``LagListener``: what it makes of progress, of planners on a broker in memory and of a query of Spark."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+import pytest
+
+pytest.importorskip("pyspark")
+pytest.importorskip("pyarrow")
+pytest.importorskip("opentelemetry.sdk")
+
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from pyspark.sql.streaming.listener import (
+    QueryProgressEvent,
+    QueryTerminatedEvent,
+    StreamingQueryListener,
+    StreamingQueryProgress,
+)
+
+from rmq_async.spark import LagListener
+from rmq_async.spark.lag import lag_of
+
+from .conftest import Loop, Topics
+from .scripted import Broker, Planner, worker_of_its_own
+from .test_stream_queries import Stream, numbered, send, until
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+DASHBOARD = Path(__file__).parents[2] / "docs" / "spark-dashboard.json"
+RUN = str(uuid4())
+
+
+@pytest.fixture
+def broker(loop: Loop) -> Iterator[Broker]:
+    with worker_of_its_own():
+        made = Broker(loop)
+        yield made
+        made.close()
+
+
+class Session:
+    """``spark.streams`` is the session itself."""
+
+    def __init__(self) -> None:
+        self.listeners: list[StreamingQueryListener] = []
+
+    @property
+    def streams(self) -> Any:
+        return self
+
+    def addListener(self, listener: StreamingQueryListener) -> None:
+        self.listeners.append(listener)
+
+    def removeListener(self, listener: StreamingQueryListener) -> None:
+        self.listeners.remove(listener)
+
+
+class Watched:
+    """A listener of a session without Spark, and the gauges it makes."""
+
+    def __init__(self, **options: Any) -> None:
+        self.session: Any = Session()
+        self.reader = InMemoryMetricReader()
+        meter = MeterProvider(metric_readers=[self.reader]).get_meter("tests")
+        self.listener = LagListener(self.session, meter=meter, **options)
+
+    def gauges(self) -> dict[str, dict[tuple[str, ...], float]]:
+        """Values by the names of the gauges and the values of their attributes."""
+        return gauges_of(self.reader)
+
+    def report(self, *sources: tuple[object, object, object], run: str = RUN, milliseconds: int = 500) -> None:
+        self.listener.onQueryProgress(QueryProgressEvent(progress_of(*sources, run=run, milliseconds=milliseconds)))
+
+
+def gauges_of(reader: InMemoryMetricReader) -> dict[str, dict[tuple[str, ...], float]]:
+    data = reader.get_metrics_data()
+    found: dict[str, dict[tuple[str, ...], float]] = {}
+    for resource in [] if data is None else data.resource_metrics:
+        for metric in resource.scope_metrics[0].metrics:
+            points: Any = metric.data.data_points
+            found[metric.name] = {tuple(str(value) for value in point.attributes.values()): point.value for point in points}
+    return found
+
+
+def progress_of(*sources: tuple[object, object, object], run: str = RUN, milliseconds: int = 500) -> StreamingQueryProgress:
+    """``sources``: start, end and latest offset of each."""
+    data = {
+        "id": str(uuid4()), "runId": run, "name": "orders", "timestamp": "2026-11-25T00:00:00.000Z", "batchId": 7,
+        "batchDuration": milliseconds, "durationMs": {"triggerExecution": milliseconds}, "eventTime": {}, "stateOperators": [],
+        "sources": [
+            {
+                "description": "", "startOffset": json.dumps(start), "endOffset": json.dumps(end),
+                "latestOffset": json.dumps(latest), "numInputRows": 0, "inputRowsPerSecond": 0.0, "processedRowsPerSecond": 0.0,
+                "metrics": {},
+            }
+            for start, end, latest in sources
+        ],
+        "sink": {"description": "", "numOutputRows": 0, "metrics": {}}, "numInputRows": 0, "inputRowsPerSecond": 0.0,
+        "processedRowsPerSecond": 0.0, "observedMetrics": {},
+    }  # fmt: skip
+    return StreamingQueryProgress.fromJson(data)
+
+
+def offset(queues: dict[str, int], **more: object) -> dict[str, object]:
+    return {"v": 1, "q": queues, **more}
+
+
+def test_stream_that_falls_behind_and_catches_up(broker: Broker, caplog: pytest.LogCaptureFixture) -> None:
+    """As a planner sees it: its offsets are those of a progress."""
+    caplog.set_level(logging.INFO, "rmq_async.spark.lag")
+    watched = Watched(interval=0)
+    broker.topic("t")
+    planner = Planner(broker, topic="t", startingOffsets="earliest", maxOffsetsPerTrigger="10")
+    sent = time.time()
+    broker.send("t", 35)
+    found = []
+    while planner.plan():
+        start, end = map(json.loads, planner.log[-2:])
+        watched.report((start, end, planner.reader.reportLatestOffset()))
+        gauges = watched.gauges()
+        found.append((gauges["rmq.spark.lag.offsets"]["orders", "t"], gauges["rmq.spark.read.rate"]["orders", "t"]))
+        seconds = gauges["rmq.spark.lag.time"]["orders", "t"]
+        if found[-1][0]:
+            assert 0 < seconds < time.time() - sent + 1
+        else:
+            assert seconds == 0
+    assert found == [(25, 20), (15, 20), (5, 20), (0, 10)]
+    assert "query orders, micro-batch 7 of 0.5 s: t: 25 offsets, " in caplog.messages[0]
+    assert re.search(r"t: 0 offsets, 0\.0 s behind, 10 read per second$", caplog.messages[-1])
+
+
+def test_start_is_in_checkpoints_once(broker: Broker) -> None:
+    """Half of the text of each progress otherwise."""
+    broker.topic("t")
+    planner = Planner(broker, topic="t", startingOffsets="earliest")
+    broker.send("t", 3)
+    assert planner.step() is not None
+    broker.send("t", 3)
+    assert planner.step() is not None
+    assert [json.loads(text).get("init") for text in planner.log] == [None, {"t/broker-a/0": 0}, {}]
+
+
+def test_topics_of_query_are_apart_and_its_sources_together() -> None:
+    one = offset({"a/b/0": 5, "a/b/1": 5, "b/b/0": 1}), offset({"a/b/0": 7, "a/b/1": 5, "b/b/0": 1}, init={})
+    other = offset({"a/b/2": 0}), offset({"a/b/2": 4}, init={})
+    progress = progress_of(
+        (*one, offset({"a/b/0": 17, "a/b/1": 6, "b/b/0": 1}, t={"a": 5000})),
+        (*other, offset({"a/b/2": 9}, t={"a": 3000})),
+    )
+    lag = lag_of(progress)
+    assert lag is not None
+    assert [(each.topic, each.behind, each.read, each.oldest) for each in lag.topics] == [("a", 16, 6, 3.0), ("b", 0, 0, None)]
+    assert lag.topics[0].seconds_behind(10.0) == 7.0
+    assert lag.rate(lag.topics[0]) == 12.0
+
+
+def test_first_micro_batch_new_queue_and_one_made_anew() -> None:
+    """The end says where they begin."""
+    first = progress_of((None, offset({"a/b/0": 7}, init={"a/b/0": 3}), offset({"a/b/0": 7})))
+    later = progress_of((offset({"a/b/0": 90}), offset({"a/b/0": 5, "a/b/1": 4}, init={"a/b/0": 1, "a/b/1": 0}), None))
+    assert [each.read for lag in (lag_of(first), lag_of(later)) if lag is not None for each in lag.topics] == [4, 8]
+
+
+def test_other_sources_are_left_out() -> None:
+    watched = Watched(interval=0)
+    watched.report(({"kafka": {"0": 1}}, {"kafka": {"0": 5}}, {"kafka": {"0": 5}}))
+    watched.report((1, 2, 3))
+    assert watched.listener.lags == {}
+
+
+def test_log_line_once_per_interval(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    caplog.set_level(logging.INFO, "rmq_async.spark.lag")
+    now = 1000.0
+    monkeypatch.setattr("rmq_async.spark.lag.monotonic", lambda: now)
+    watched = Watched(interval=10.0)
+    source = offset({"a/b/0": 5}), offset({"a/b/0": 6}, init={}), offset({"a/b/0": 6})
+    for seconds, lines in ((0, 1), (9, 1), (1, 2), (9.5, 2)):
+        now += seconds
+        watched.report(source)
+        assert len(caplog.messages) == lines
+    assert watched.gauges()["rmq.spark.progress.age"] == {("orders",): 0.0}
+    watched.listener.onQueryTerminated(QueryTerminatedEvent(uuid4(), watched_run(watched), None, None))
+    assert watched.listener.lags == {}
+    watched.listener.close()
+    assert watched.session.listeners == []
+    with pytest.raises(ValueError, match="interval must be 0 or more seconds, not -1"):
+        Watched(interval=-1)
+
+
+def watched_run(watched: Watched) -> Any:
+    (run,) = watched.listener.lags
+    return run
+
+
+def test_dashboard_shows_every_gauge() -> None:
+    """By the names that Prometheus gives them: dots become underscores, units are appended."""
+    watched = Watched()
+    watched.report((offset({"a/b/0": 5}), offset({"a/b/0": 6}, init={}), offset({"a/b/0": 6})))
+    shown = set(re.findall(r"rmq_spark_\w+", DASHBOARD.read_text()))
+    ends = {"rmq.spark.lag.offsets": "", "rmq.spark.read.rate": "_per_second"}
+    assert shown == {name.replace(".", "_") + ends.get(name, "_seconds") for name in watched.gauges()}
+
+
+def test_query_of_spark(spark: SparkSession, topics: Topics, tmp_path: Path) -> None:
+    """It falls behind as each micro-batch takes 20 of 100 messages, and catches up."""
+    topic = topics.make(4)
+    send(topics, topic, numbered(0, 100))
+    reader = InMemoryMetricReader()
+    listener = LagListener(spark, meter=MeterProvider(metric_readers=[reader]).get_meter("tests"), interval=0)
+    behind: list[float] = []
+
+    def look() -> bool:
+        found = gauges_of(reader).get("rmq.spark.lag.offsets", {})
+        behind.extend(value for value in found.values() if [value] != behind[-1:])
+        return behind[-1:] == [0]
+
+    query = Stream(spark, topics, tmp_path, topic=topic, startingOffsets="earliest", maxOffsetsPerTrigger=20).start(
+        processingTime="0 seconds"
+    )
+    try:
+        until(look, query)
+        (lag,) = listener.lags.values()
+        assert (lag.name, [each.topic for each in lag.topics]) == (str(query.id), [topic])
+    finally:
+        query.stop()
+        listener.close()
+    assert behind == sorted(behind, reverse=True)
+    assert 0 < behind[0] <= 80
