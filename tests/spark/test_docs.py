@@ -100,18 +100,24 @@ def test_the_pipelines_are_those_of_the_command() -> None:
     assert [name.strip("`") for name, _ in rows(PAGE.read_text(), "\n## Pipelines")] == list(PIPELINES)
 
 
+def pipelines(*names: str) -> list[Any]:
+    found = []
+    for name in names or PIPELINES:
+        module = import_module(f"rmq_async.spark.pipelines.{name.replace('-', '_')}")
+        (kind,) = [one for one in vars(module).values() if isinstance(one, type) and "DESCRIPTION" in vars(one)]
+        found.append(kind())
+    return found
+
+
 def test_the_commands_are_understood() -> None:
-    """Each ``rmq spark ...`` of the page, by the pipeline's own parser; nothing is run."""
+    """Each ``rmq spark ...`` of the page and of the helps, by the pipeline's own parser; nothing is run."""
     lines = [line for _, text in BLOCK.findall(PAGE.read_text()) for line in text.splitlines() if line.startswith("rmq spark ")]
+    lines += [line.strip() for pipeline in pipelines() for line in pipeline.EXAMPLES.splitlines() if line.strip()]
     assert {line.split()[2] for line in lines} == set(PIPELINES)
     for line in lines:
         name, *arguments = shlex.split(line, comments=True)[2:]
-        module = import_module(f"rmq_async.spark.pipelines.{name.replace('-', '_')}")
-        (kind,) = [one for one in vars(module).values() if isinstance(one, type) and "DESCRIPTION" in vars(one)]
-        pipeline = kind()
-        understood = job.parser(name, pipeline.DESCRIPTION)
-        pipeline.arguments(understood)
-        understood.parse_args(arguments)
+        (pipeline,) = pipelines(name)
+        job.parser(name, pipeline).parse_args(arguments)
 
 
 def test_the_snippets_run(spark: SparkSession, topics: Topics, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,12 +7,13 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -24,7 +25,7 @@ from pyspark.errors import PySparkException
 
 from rmq_async import MessageQueue
 from rmq_async.errors import ConfigError, TopicNotFoundError
-from rmq_async.spark.pipelines import archive, job, outgoing, publish, replay
+from rmq_async.spark.pipelines import archive, dlq_replay, job, load, outgoing, publish, reconcile, replay
 from rmq_async.testing.threaded import ThreadedRocketMQ
 
 from .conftest import QUICK, Topics
@@ -58,7 +59,7 @@ def test_times_that_are_none(text: str) -> None:
 
 
 def test_options_of_the_shared_arguments() -> None:
-    given = job.parser("p", "d").parse_args(
+    given = job.parser("p", Trial(None)).parse_args(
         ["--namesrv", "a:1;b:2", "--access-key", "u", "--ca", "f", "--option", "tags=a || b=c", "--option", "pullBatchSize=64"]
     )
     assert job.connection_options(given) == {
@@ -66,7 +67,7 @@ def test_options_of_the_shared_arguments() -> None:
     }  # fmt: skip
     for wrong in ("tags", "=a"):
         with pytest.raises(ConfigError, match=f"--option must be NAME=VALUE, not {wrong}"):
-            job.connection_options(job.parser("p", "d").parse_args(["--option", wrong]))
+            job.connection_options(job.parser("p", Trial(None)).parse_args(["--option", wrong]))
 
 
 TRACE = (
@@ -116,12 +117,16 @@ class Done:
 
 class Trial:
     DESCRIPTION = "A trial."
+    EXAMPLES = "rmq spark trial --n 3"
 
     def __init__(self, outcome: Any) -> None:
         self.outcome = outcome
 
     def arguments(self, parser: argparse.ArgumentParser) -> None:
         parser.add_argument("--n", type=job.whole_number(1, 9))
+
+    def check(self, given: argparse.Namespace) -> None:
+        """Finds nothing wrong."""
 
     def run(self, spark: Any, given: argparse.Namespace, progress: job.Progress) -> Any:
         progress({"messages": given.n, "left": None})
@@ -170,10 +175,66 @@ def test_lines_and_exit_codes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
 def test_help_and_missing_arguments(module: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert module.main(["--help"]) == 0
     output = capsys.readouterr().out
-    assert "--namesrv" in output
-    assert "--topic" in output
+    assert 0 < output.index("--topic") < output.index("--namesrv") < output.index("--master") < output.index("examples:")
     assert module.main([]) == 2
     assert "--topic" in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ThreadedRocketMQ]:
+    with ThreadedRocketMQ(auto_create_topics=False) as running:
+        yield running
+
+
+@pytest.mark.parametrize(
+    ("module", "arguments", "expected"),
+    [
+        (archive, ["--topic", "gone", "--path", "p"], "gone"),
+        (archive, ["--topic", "gone", "--path", "p", "--option", "tagz=a"], "unknown option tagz; is tags meant?"),
+        (archive, ["--pattern", "[", "--path", "p"], "option subscribePattern is no regular expression"),
+        (replay, ["--topic", "gone", "--path", "p"], "gone"),
+        (replay, ["--topic", "gone", "--path", "p", "--option", "idColumns=x"], "unknown option idColumns; is idColumn meant?"),
+        (publish, ["--topic", "gone", "--format", "csv", "--path", "p"], "gone"),
+        (publish, ["--topic", "gone"], "nothing says what to publish: give a table, or a format and a path"),
+        (
+            publish,
+            ["--topic", "gone", "--table", "t", "--secret-option", "a=NO_SUCH"],
+            "there is no environment variable NO_SUCH",
+        ),
+        (dlq_replay, ["gone"], "group gone has no dead letters: there is no topic %DLQ%gone"),
+        (dlq_replay, ["g o"], "group 'g o' holds a character that is not allowed"),
+        (reconcile, ["--topic", "gone", "--sent", "p"], "gone"),
+        (reconcile, ["--topic", "gone", "--by", "name"], "by must be id, key, spark-id or property:NAME, not name"),
+        (load, ["--topic", "gone", "--results", "p"], "gone"),
+        (load, ["--topic", "gone"], "--topic needs --results: where to put the result files"),
+    ],
+    ids=lambda value: value.__name__.rpartition(".")[2] if isinstance(value, ModuleType) else None,
+)
+def test_mistakes_are_found_before_spark_starts(
+    module: Any, arguments: list[str], expected: str, server: ThreadedRocketMQ, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    def refuse(*_: object) -> None:
+        raise AssertionError("Spark is started")
+
+    monkeypatch.setattr(job, "running_or", refuse)
+    assert module.main([*arguments, "--namesrv", server.namesrv]) in (1, 2)
+    assert expected in capsys.readouterr().err
+
+
+def test_start_of_spark_is_silent_unless_it_fails(capfd: pytest.CaptureFixture[str]) -> None:
+    """The JVM is a child that inherits stderr."""
+    shout = [sys.executable, "-c", "import sys; print('WARN of a JVM', file=sys.stderr)"]
+    with job.silent_start(True):
+        subprocess.run(shout, check=True)
+    assert capfd.readouterr().err == ""
+    with job.silent_start(False):
+        subprocess.run(shout, check=True)
+    assert capfd.readouterr().err == "WARN of a JVM\n"
+    with pytest.raises(OSError, match="no Java"), job.silent_start(True):
+        subprocess.run(shout, check=True)
+        raise OSError("no Java")
+    assert capfd.readouterr().err == "WARN of a JVM\n"
 
 
 # -- archive: whether path and checkpoint belong together

@@ -56,8 +56,7 @@ def test_a_window_is_two_options_in_milliseconds() -> None:
 
 
 def _given(*arguments: str) -> argparse.Namespace:
-    made = parser("reconcile", "")
-    pipeline.JOB.arguments(made)
+    made = parser("reconcile", pipeline.JOB)
     return made.parse_args(["--topic", "t", *arguments])
 
 
@@ -181,11 +180,12 @@ def test_what_is_planted_is_found_and_nothing_else(
 
 
 def test_rows_of_which_none_is_acknowledged_prove_nothing(
-    spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    spark: SparkSession, topics: Topics, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sent = tmp_path / "sent.csv"
     sent.write_text("msgId;state\n1;DONE\n2;WAITS\n3;\n")
-    command = ["--namesrv", "127.0.0.1:1", "--topic", "t", "--sent", str(sent), "--format", "csv", "--read-option", "sep=;"]
+    command = ["--namesrv", topics.namesrv, "--topic", topics.make(1), "--sent", str(sent)]
+    command += ["--format", "csv", "--read-option", "sep=;"]
     assert pipeline.main(command) == 2
     assert "column state holds DONE, None, WAITS, and SEND_OK, SENT would mean that" in capsys.readouterr().err
     assert pipeline.main([*command, "--id-column", "outbox_id"]) == 2

@@ -23,6 +23,8 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 from pyspark.sql.streaming.query import StreamingQuery
 
 from rmq_async.errors import ConfigError
+from rmq_async.spark.options import read_options
+from rmq_async.spark.pipelines.arguments import check_topics as check_topics_there
 from rmq_async.spark.pipelines.arguments import refuse_topics
 from rmq_async.spark.pipelines.files import Files
 from rmq_async.spark.pipelines.job import Progress, connection_options, moment, no_progress, run_job, whole_number
@@ -272,6 +274,12 @@ class _Archive:
         "Run it again, by a timer say, and it goes on where it stopped, also after a crash."
     )
 
+    EXAMPLES = """
+        rmq spark archive --topic Orders --path archive
+        rmq spark archive --pattern 'Orders.*' --path s3a://bucket/archive --max-offsets 1000000 --files 4
+        rmq spark archive --topic Orders --topic Payments --starting 2026-11-22T00:00:00Z --path archive --json
+    """
+
     def arguments(self, parser: argparse.ArgumentParser) -> None:
         which = parser.add_mutually_exclusive_group(required=True)
         which.add_argument("--topic", action="append", metavar="NAME", help="topic to archive; may be repeated")
@@ -300,9 +308,20 @@ class _Archive:
             "--compression", default="snappy", choices=("none", "snappy", "zstd", "gzip", "lz4"), help="default: snappy"
         )
         parser.epilog = (
-            "Read it with spark.read.parquet(PATH). Other tools do not know _spark_metadata: where a run failed, they may see\n"
+            "Read it in Python with spark.read.schema(ARCHIVE_DDL).parquet(PATH), where ARCHIVE_DDL is of\n"
+            "rmq_async.spark.pipelines.archive: without a schema Spark takes a topic named 0070 for the number 70.\n"
+            "Other tools do not know _spark_metadata: where a run failed, they may see\n"
             "files whose messages are in another file again."
         )
+
+    def check(self, given: argparse.Namespace) -> None:
+        """Raises ConfigError and TopicNotFoundError."""
+        options, topics = connection_options(given), given.topic or ()
+        _check(topics, given.pattern, options)
+        subjects = {"subscribe": ",".join(topics)} if topics else {"subscribePattern": given.pattern}
+        tags = {} if given.tags is None else {"tags": given.tags}
+        read_options({**subjects, **tags, **options}, streaming=True)
+        check_topics_there(options, topics)
 
     def run(self, spark: SparkSession, given: argparse.Namespace, progress: Progress) -> ArchiveSummary:
         return archive(

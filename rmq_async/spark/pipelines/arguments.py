@@ -20,7 +20,17 @@ from rmq_async.spark.option_texts import OPTIONS, Use
 from rmq_async.spark.options import read_options
 from rmq_protocol.constants import MASTER_ID
 
-__all__ = ["ask", "ask_at", "check_masters", "column", "options_for", "refuse_replicas", "refuse_topics", "window"]
+__all__ = [
+    "ask",
+    "ask_at",
+    "check_masters",
+    "check_topics",
+    "column",
+    "options_for",
+    "refuse_replicas",
+    "refuse_topics",
+    "window",
+]
 
 T = TypeVar("T")
 
@@ -47,6 +57,17 @@ def refuse_replicas(options: Mapping[str, str], why: str) -> None:
     """Raises ConfigError for the option ``offsetsFromReplicas``. ``why``: the consequence of missing messages."""
     if any(name.lower() == "offsetsfromreplicas" for name in options):
         raise ConfigError(f"option offsetsFromReplicas is not one of this pipeline: a replica may lack messages, and {why}")
+
+
+def check_topics(options: Mapping[str, str], topics: Iterable[str]) -> None:
+    """Raises TopicNotFoundError for a topic that does not exist, and the errors of a cluster that cannot be reached."""
+    names = tuple(topics)
+
+    async def routes(admin: Admin) -> None:
+        for name in names:
+            await admin.topic_route(name)
+
+    ask(options, routes)
 
 
 async def check_masters(admin: Admin, topic: str) -> None:

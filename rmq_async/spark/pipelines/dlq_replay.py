@@ -98,14 +98,11 @@ def replay_dead_letters(
     Every group that reads a target topic gets the message, not only the one that failed. Raises ConfigError, TopicNotFoundError
     where the group has no dead letters, and what Spark raises; after a failure the next run sends the rest.
     """
-    source = _checked(group, topic, max_replays)
-    refuse_topics(options)
-    refuse_replicas(options, "copies that it lacks would be sent again")
+    source = _source(group, topic, max_replays, options)
     writing = options_for("batch write", options, idColumn="id")
     namespace = access_for(writing).namespace
     bounds = window(since, until)
-    if not _exists(options, source):
-        raise TopicNotFoundError(f"group {group} has no dead letters: there is no topic {source}")
+    _check_there(options, group, source)
     activate(spark)
     reading = options_for("batch read", options, topic=source, columns=_COLUMNS, tags=tags, **bounds)
     letters = spark.read.format("rocketmq").options(**reading).load()
@@ -130,6 +127,19 @@ def replay_dead_letters(
         letters.unpersist()
         if done is not None:
             done.unpersist()
+
+
+def _source(group: str, topic: str | None, max_replays: int, options: Mapping[str, str]) -> str:
+    """Checks the arguments and the options, and returns the topic of the dead letters."""
+    source = _checked(group, topic, max_replays)
+    refuse_topics(options)
+    refuse_replicas(options, "copies that it lacks would be sent again")
+    return source
+
+
+def _check_there(options: Mapping[str, str], group: str, source: str) -> None:
+    if not _exists(options, source):
+        raise TopicNotFoundError(f"group {group} has no dead letters: there is no topic {source}")
 
 
 def _checked(group: str, topic: str | None, max_replays: int) -> str:
@@ -278,9 +288,15 @@ def _messages(judged: DataFrame, writing: dict[str, str], rate: int | None) -> D
 
 class _DlqReplay:
     DESCRIPTION = (
-        "Dead letters of a group back to the topics they came from. Without --send nothing is sent: it is shown what would be. "
+        "Dead letters of a group back to the topics they came from. Without --send it shows what it would do and sends nothing. "
         "Every group that reads these topics gets the messages again."
     )
+
+    EXAMPLES = """
+        rmq spark dlq-replay my-group
+        rmq spark dlq-replay my-group --send --rate 100
+        rmq spark dlq-replay my-group --from 2026-11-22T00:00:00Z --where "keys = '17'" --send
+    """
 
     def arguments(self, parser: argparse.ArgumentParser) -> None:
         parser.add_argument("group", help="the consumer group whose dead letters, %%DLQ%%GROUP, are replayed")
@@ -303,6 +319,14 @@ class _DlqReplay:
             "--again", action="store_true", help="do not look into the target topics for what earlier runs have sent"
         )
         parser.add_argument("--rate", type=whole_number(1, 10**9), metavar="N", help="send at most so many a second")
+
+    def check(self, given: argparse.Namespace) -> None:
+        """Raises ConfigError and TopicNotFoundError."""
+        options = connection_options(given)
+        source = _source(given.group, given.topic, given.max_replays, options)
+        access_for(options_for("batch write", options, idColumn="id"))
+        window(given.since, given.until)
+        _check_there(options, given.group, source)
 
     def run(self, spark: SparkSession, given: argparse.Namespace, progress: Progress) -> Replayed:
         return replay_dead_letters(

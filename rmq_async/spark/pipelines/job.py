@@ -15,6 +15,9 @@ import logging
 import os
 import re
 import sys
+import tempfile
+import textwrap
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -31,12 +34,15 @@ from rmq_async.spark.short_errors import sentence
 
 __all__ = [
     "Job", "PipelineError", "Progress", "connection_options", "moment", "named_values", "no_progress", "parser", "run_job",
-    "whole_number",
+    "silent_start", "whole_number",
 ]  # fmt: skip
 
 Progress = Callable[[Mapping[str, Any]], None]
 """Called now and then with figures of what was done so far."""
 
+STDERR: Final = 2
+FEWEST_SHUFFLED: Final = 8
+"""Partitions of a shuffle on one machine."""
 FAILED: Final = 1
 WRONG_USE: Final = 2
 INTERRUPTED: Final = 130
@@ -62,24 +68,32 @@ class Summary(Protocol):
 
 
 class Job(Protocol):
-    """A pipeline's command. ``arguments`` adds its arguments to a parser; ``run`` runs it."""
+    """A pipeline's command. ``EXAMPLES``: command lines, for its help. ``arguments`` adds its arguments to a parser; ``check``
+    raises the errors that can be found in the arguments and at the brokers without Spark, which takes seconds to start; ``run``
+    runs it."""
 
     DESCRIPTION: str
+    EXAMPLES: str
 
     def arguments(self, parser: argparse.ArgumentParser) -> None: ...
+
+    def check(self, given: argparse.Namespace) -> None: ...
 
     def run(self, spark: SparkSession, given: argparse.Namespace, progress: Progress) -> Summary: ...
 
 
-def parser(name: str, description: str) -> argparse.ArgumentParser:
-    """Returns a parser with the arguments of all pipelines. A job's ``arguments`` may set its ``epilog``, which keeps its
-    lines."""
+def parser(name: str, job: Job) -> argparse.ArgumentParser:
+    """Returns a parser with the arguments of the job, then those of all pipelines. A job's ``arguments`` may set its ``epilog``,
+    which keeps its lines; the examples are before it."""
     made = argparse.ArgumentParser(
         prog=f"rmq spark {name}",
-        description=description,
+        description=job.DESCRIPTION,
         allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    job.arguments(made)
+    examples = "examples:\n" + textwrap.indent(textwrap.dedent(job.EXAMPLES).strip(), "  ")
+    made.epilog = f"{examples}\n\n{made.epilog}" if made.epilog else examples
     made.add_argument("--json", action="store_true", help="print one JSON object a line")
     cluster = made.add_argument_group("cluster")
     cluster.add_argument("--namesrv", metavar="HOST:PORT[;...]", help="name servers of the cluster; default: $NAMESRV_ADDR")
@@ -158,8 +172,7 @@ def moment(text: str) -> datetime:
 
 def run_job(name: str, job: Job, arguments: Sequence[str] | None = None) -> int:
     """Reads the arguments and runs the job, in a session that it stops if it made it; returns the exit code."""
-    made = parser(name, job.DESCRIPTION)
-    job.arguments(made)
+    made = parser(name, job)
     try:
         given = made.parse_args(arguments)
     except SystemExit as ending:  # argparse has printed the reason
@@ -167,7 +180,15 @@ def run_job(name: str, job: Job, arguments: Sequence[str] | None = None) -> int:
     report = _Report(name, as_json=given.json)
     try:
         connection_options(given)
-        with _quiet(), running_or(lambda: _session(name, given)) as spark:
+        named_values("--conf", given.conf)
+        job.check(given)
+
+        def begin() -> SparkSession:
+            report.progress({"step": "starting Spark"})
+            with silent_start(given.log_level == "OFF"):
+                return _session(name, given)
+
+        with _quiet(), running_or(begin) as spark:
             summary = job.run(spark, given, report.progress)
     except (RocketMQError, PySparkException, Py4JError, OSError) as error:
         return report.error(*explained(error))
@@ -181,6 +202,7 @@ def run_job(name: str, job: Job, arguments: Sequence[str] | None = None) -> int:
 def _quiet() -> Iterator[None]:
     """Silences PySpark's logs of errors that it also raises: the whole trace, as JSON."""
     names = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
+    warnings.filterwarnings("ignore", message=".*pandas.*")
     loggers = [logging.getLogger("py4j"), *map(PySparkLogger.getLogger, names)]
     before = [logger.disabled for logger in loggers]
     for logger in loggers:
@@ -190,6 +212,34 @@ def _quiet() -> Iterator[None]:
     finally:
         for logger, disabled in zip(loggers, before, strict=True):
             logger.disabled = disabled
+
+
+@contextmanager
+def silent_start(silent: bool) -> Iterator[None]:
+    """Keeps from the terminal what a JVM that starts inside, and its children, ever write to stderr, unless the start fails.
+
+    Spark logs before its level can be set, and the JVM itself warns.
+    """
+    try:
+        terminal = os.dup(STDERR) if silent else None
+    except OSError:  # there is no stderr
+        terminal = None
+    if terminal is None:
+        yield
+        return
+    with tempfile.TemporaryFile() as kept:
+        sys.stderr.flush()
+        os.dup2(kept.fileno(), STDERR)
+        failed = True
+        try:
+            yield
+            failed = False
+        finally:
+            os.dup2(terminal, STDERR)
+            os.close(terminal)
+            if failed:
+                kept.seek(0)
+                sys.stderr.write(kept.read().decode(errors="replace"))
 
 
 def _session(name: str, given: argparse.Namespace) -> SparkSession:
@@ -202,6 +252,8 @@ def _session(name: str, given: argparse.Namespace) -> SparkSession:
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # else workers run the python3 of the PATH
         builder = builder.master("local[*]")
         builder = builder.config("spark.ui.enabled", "false").config("spark.ui.showConsoleProgress", "false")
+        # 200 by default: of a million rows each would take longer to start than to run.
+        builder = builder.config("spark.sql.shuffle.partitions", str(max(2 * (os.cpu_count() or 1), FEWEST_SHUFFLED)))
     for setting, value in named_values("--conf", given.conf).items():
         builder = builder.config(setting, value)
     spark = builder.getOrCreate()

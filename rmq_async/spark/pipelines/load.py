@@ -27,12 +27,12 @@ from rmq_async._text import printable
 from rmq_async.admin import Admin
 from rmq_async.errors import ConfigError, RocketMQError
 from rmq_async.spark.options import WriteOptions, write_options
-from rmq_async.spark.pipelines.arguments import ask
+from rmq_async.spark.pipelines.arguments import ask, check_topics
 from rmq_async.spark.pipelines.job import Progress, connection_options, no_progress, run_job, whole_number
 from rmq_async.spark.pipelines.load_plot import needs_matplotlib, plot
 from rmq_async.spark.pipelines.load_report import WHOLE, RunReport, read_results, report
 from rmq_async.spark.pipelines.load_tasks import COLUMNS, MODES, STORED, LoadPlan, Result, results_of
-from rmq_async.spark.pipelines.outgoing import Arrivals, target_queues, watched
+from rmq_async.spark.pipelines.outgoing import Arrivals, access_for, target_queues, watched
 
 __all__ = ["LoadSummary", "load", "main"]
 
@@ -245,6 +245,11 @@ that waiting for a slow broker is part of it.
 
 Exit code 1 if a message failed or an acknowledged one is not in the topic."""
 
+    EXAMPLES = """
+        rmq spark load --topic Load --create 8 --rate 2000 --modes sync,batch --results results
+        rmq spark load --report results --plot load.png
+    """
+
     def arguments(self, parser: argparse.ArgumentParser) -> None:
         where = parser.add_mutually_exclusive_group(required=True)
         where.add_argument("--topic", metavar="NAME", help="where to send to")
@@ -258,7 +263,7 @@ Exit code 1 if a message failed or an acknowledged one is not in the topic."""
             type=float,
             default=1000.0,
             metavar="N",
-            help="messages a second, all tasks together; 0: as many as go; default: 1000",
+            help="messages a second, all tasks together; 0: as fast as it can; default: 1000",
         )
         parser.add_argument(
             "--size", type=whole_number(1, MAX_BATCH), default=1024, metavar="BYTES", help="of a body; default: 1024"
@@ -285,6 +290,19 @@ Exit code 1 if a message failed or an acknowledged one is not in the topic."""
             help="messages of a request in mode batch; default: 32",
         )
         parser.add_argument("--plot", metavar="FILE", help="picture of the run, PNG or SVG, on this machine (extra bench)")
+
+    def check(self, given: argparse.Namespace) -> None:
+        """Raises ConfigError, and TopicNotFoundError for a topic that is neither there nor to be made."""
+        if given.plot is not None:
+            needs_matplotlib()
+        if given.report:
+            return
+        if given.results is None:
+            raise ConfigError("--topic needs --results: where to put the result files")
+        options = connection_options(given)
+        access_for(options | {"topic": given.topic})
+        if given.create is None:
+            check_topics(options, [given.topic])
 
     def run(self, spark: SparkSession, given: argparse.Namespace, progress: Progress) -> LoadSummary:
         if given.plot is not None:

@@ -134,7 +134,16 @@ def write(
     arrivals = Arrivals(access_for(options), topics)
     seen = Observation()
     observed = frame.observe(seen, F.count(F.lit(1)).alias("rows"), F.sum(F.octet_length("body")).alias("bytes"))
-    with watched(arrivals, lambda arrived: progress({"arrived": arrived, "of": expected})):
+    started = False
+
+    def report(arrived: int) -> None:
+        """Nothing arrives while Spark starts its tasks; that is said once."""
+        nonlocal started
+        if arrived or not started:
+            progress({"arrived": arrived, "of": expected} if arrived else {"step": "starting"})
+        started = True
+
+    with watched(arrivals, report):
         observed.write.format("rocketmq").mode("append").options(**options).save()
     rows, size = seen.get["rows"], seen.get["bytes"] or 0
     return Written(rows, size, arrivals.settled(rows))

@@ -16,8 +16,10 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 
 from rmq_async.errors import ConfigError
+from rmq_async.spark.options import write_options
 from rmq_async.spark.pipelines.job import Progress, connection_options, named_values, no_progress, run_job, whole_number
 from rmq_async.spark.pipelines.outgoing import access_for, shared_rate, write
+from rmq_async.spark.writing import check_topic
 from rmq_protocol.properties import RESERVED_NAMES
 
 __all__ = ["PUBLISH", "PublishSummary", "main", "publish", "read_table"]
@@ -156,16 +158,21 @@ def read_table(
     options: Mapping[str, str] | None = None,
 ) -> DataFrame:  # fmt: skip
     """Reads a table of the catalogue, or files or another source by a format. Raises ConfigError."""
+    _check_table(format, path, table)
     if table is not None:
-        if path or format is not None:
-            raise ConfigError(
-                "give a table of the catalogue, or a format and its path, not both; format jdbc has an option dbtable"
-            )
         return spark.read.options(**dict(options or {})).table(table)
-    if format is None:
-        raise ConfigError("nothing says what to publish: give a table, or a format and a path")
+    assert format is not None
     reader = spark.read.format(format).options(**dict(options or {}))
     return reader.load(list(path)) if path else reader.load()
+
+
+def _check_table(format: str | None, path: Sequence[str], table: str | None) -> None:
+    if table is not None and (path or format is not None):
+        raise ConfigError(
+            "give a table of the catalogue, or a format and its path, not both; format jdbc has an option dbtable"
+        )
+    if table is None and format is None:
+        raise ConfigError("nothing says what to publish: give a table, or a format and a path")
 
 
 def _column(name: str) -> Column:
@@ -202,6 +209,11 @@ def _placed(rows: DataFrame, partitions: int | None, order_by: str | None, *, ca
 
 class _Publish:
     DESCRIPTION = "Any table or file that Spark reads to a topic, a message a row."
+    EXAMPLES = """
+        rmq spark publish --format csv --read-option header=true --path customers.csv --topic Customers --key id
+        rmq spark publish --table shop.orders --where "day = '2026-11-22'" --topic Orders --key id --sharding-key customer
+        rmq spark publish --format parquet --path orders --topic Orders --body payload --tags kind --rate 5000 --dry-run
+    """
 
     def arguments(self, parser: argparse.ArgumentParser) -> None:
         source = parser.add_argument_group("what to read")
@@ -223,7 +235,7 @@ class _Publish:
             "--select", action="append", default=[], metavar="SQL", help="columns to go on with, such as 'upper(name) name'"
         )
         made = parser.add_argument_group("what to send")
-        made.add_argument("--topic", required=True, metavar="NAME")
+        made.add_argument("--topic", required=True, metavar="NAME", help="where to send to")
         made.add_argument("--body", metavar="COLUMN", help="default: the whole row as JSON")
         made.add_argument("--key", action="append", default=[], metavar="COLUMN", help="may be repeated")
         made.add_argument("--tags", metavar="COLUMN", help="the tag of each message")
@@ -235,6 +247,12 @@ class _Publish:
         made.add_argument("--rate", type=whole_number(1, 10**9), metavar="N", help="at most so many messages a second")
         made.add_argument("--dry-run", action="store_true", help="count, and send nothing")
         parser.epilog = "NULLs are left out: of JSON, of keys, of properties. A row without a body ends the run."
+
+    def check(self, given: argparse.Namespace) -> None:
+        """Raises ConfigError, and TopicNotFoundError unless the brokers create topics."""
+        _check_table(given.format, given.path, given.table)
+        _read_options(given)
+        check_topic(write_options(connection_options(given) | {"topic": given.topic}, streaming=False))
 
     def run(self, spark: SparkSession, given: argparse.Namespace, progress: Progress) -> PublishSummary:
         frame = read_table(spark, format=given.format, path=given.path, table=given.table, options=_read_options(given))

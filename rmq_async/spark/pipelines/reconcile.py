@@ -25,7 +25,8 @@ from pyspark.sql import functions as sql
 
 from rmq_async.admin import Admin
 from rmq_async.errors import ConfigError
-from rmq_async.spark.pipelines.arguments import ask, column, options_for, refuse_replicas, refuse_topics, window
+from rmq_async.spark.options import read_options
+from rmq_async.spark.pipelines.arguments import ask, check_topics, column, options_for, refuse_replicas, refuse_topics, window
 from rmq_async.spark.pipelines.job import (
     Progress,
     connection_options,
@@ -116,8 +117,7 @@ def reconcile(
     table = table or SentTable()
     _check(by, fail_on, table)
     activate(spark)
-    refuse_topics(options)
-    refuse_replicas(options, "acknowledged ones would be called missing")
+    _check_options(options)
     if table.time is None:
         slack = timedelta()
     inside = _window(since, until, slack)
@@ -165,11 +165,20 @@ def _kept(spark: SparkSession, findings: DataFrame, out: str | None) -> DataFram
     return kept
 
 
-def _check(by: str, fail_on: Collection[str], table: SentTable) -> None:
+def _check_options(options: Mapping[str, str]) -> None:
+    refuse_topics(options)
+    refuse_replicas(options, "acknowledged ones would be called missing")
+
+
+def _check_by(by: str, fail_on: Collection[str]) -> None:
     if by not in ("id", "key", "spark-id") and not (by.startswith("property:") and by != "property:"):
         raise ConfigError(f"by must be id, key, spark-id or property:NAME, not {by}")
     if wrong := sorted(set(fail_on) - set(KINDS)):
         raise ConfigError(f"fail_on: {wrong[0]} is none of {', '.join(KINDS)}")
+
+
+def _check(by: str, fail_on: Collection[str], table: SentTable) -> None:
+    _check_by(by, fail_on)
     if (table.key if by == "key" else table.id) is None:
         raise ConfigError(f"by {by}: no column of the table is named to look for")
 
@@ -201,8 +210,14 @@ class _Reconcile:
         "counts all that it ever took (deleted) and says when the oldest one that is left was stored."
     )
 
+    EXAMPLES = """
+        rmq spark reconcile --topic Orders --sent sent.parquet --out findings
+        rmq spark reconcile --topic Orders,Payments --sent sent.csv --format csv --by key --key-column id --acknowledged '*'
+        rmq spark reconcile --outbox --topic Orders --format json --sent outbox.json --from 2026-11-21T00:00:00Z
+    """
+
     def arguments(self, parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("--topic", required=True, metavar="TOPIC[,...]", help="what the messages were sent to")
+        parser.add_argument("--topic", required=True, metavar="TOPIC[,...]", help="topics to compare with")
         table = parser.add_argument_group("the table of sent messages")
         table.add_argument("--sent", metavar="PATH", help="where it is; not needed by every format")
         table.add_argument("--format", default="parquet", help="any that Spark reads: parquet, csv, jdbc; default: %(default)s")
@@ -243,6 +258,15 @@ class _Reconcile:
         parser.add_argument(
             "--show", type=whole_number(0, 100_000), default=20, metavar="N", help="findings to print; default: %(default)s"
         )
+
+    def check(self, given: argparse.Namespace) -> None:
+        """Raises ConfigError and TopicNotFoundError."""
+        options = connection_options(given)
+        _check_by(given.by, given.fail_on)
+        _check_options(options)
+        reading = options_for("batch read", options, subscribe=given.topic, **_window(given.since, given.until, timedelta()))
+        read_options(reading, streaming=False)
+        check_topics(options, [name.strip() for name in given.topic.split(",")])
 
     def run(self, spark: SparkSession, given: argparse.Namespace, progress: Progress) -> Reconciled:
         reader = spark.read.format(given.format)

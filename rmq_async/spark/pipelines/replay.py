@@ -309,14 +309,19 @@ class _Replay:
         "Messages of one queue stay in one queue and in their order. Nothing goes to the topic it came from unless asked for."
     )
 
+    EXAMPLES = """
+        rmq spark replay --path archive --topic OrdersAgain --from 2026-11-01T00:00:00Z --rate 5000
+        rmq spark replay --path archive --to-original --source-topic Orders --where "tags = 'paid'" --dry-run
+    """
+
     def arguments(self, parser: argparse.ArgumentParser) -> None:
         parser.add_argument("--path", required=True, metavar="PATH", help="directory of the archive")
         where = parser.add_mutually_exclusive_group(required=True)
         where.add_argument("--topic", metavar="NAME", help="topic to send to; it must exist")
         where.add_argument("--to-original", action="store_true", help="send to the topics that the messages came from")
         time = "2026-11-22T08:30:00Z or milliseconds since 1970"
-        parser.add_argument("--from", dest="start", type=moment, metavar="TIME", help=f"stored then or later; {time}")
-        parser.add_argument("--to", dest="end", type=moment, metavar="TIME", help="stored before")
+        parser.add_argument("--from", dest="start", type=moment, metavar="WHEN", help=f"stored then or later; {time}")
+        parser.add_argument("--to", dest="end", type=moment, metavar="WHEN", help="stored before")
         parser.add_argument(
             "--source-topic",
             action="append",
@@ -331,6 +336,12 @@ class _Replay:
         )
         parser.add_argument("--dry-run", action="store_true", help="print what would be sent where, and send nothing")
         parser.epilog = "RMQ_SPARK_ID of a message that is sent is topic/broker/queue/offset of the one in the archive."
+
+    def check(self, given: argparse.Namespace) -> None:
+        """Raises ConfigError and TopicNotFoundError."""
+        _check(given.topic, given.to_original, given.start, given.end)
+        topic = {} if given.topic is None else {"topic": given.topic}
+        target_queues(access_for(connection_options(given) | topic), topic.values())
 
     def run(self, spark: SparkSession, given: argparse.Namespace, progress: Progress) -> ReplaySummary:
         return replay(
