@@ -26,6 +26,7 @@ from .._text import printable
 from ..client import ClientInstance, TopicRoute, commit_offset, max_offset, min_offset, search_offset, until_readable
 from ..consumer import PullRequest, pull_body
 from ..errors import (
+    AuthenticationError,
     BrokerNotFoundError,
     ConfigError,
     NameServerError,
@@ -36,6 +37,7 @@ from ..errors import (
 )
 from .options import ReadOptions
 from .positions import key_of
+from .renewal import forget
 from .worker import SparkReader, worker
 
 __all__ = ["Cluster", "Extents", "may_pass"]
@@ -192,7 +194,7 @@ class Cluster:
         """Repeats a request. ``begun``: also for a missing topic, which is missing while its only broker restarts."""
         options = self._options
 
-        async def asking() -> T:
+        async def asking(reader: SparkReader) -> T:
             left = options.fetch_retries if retries is None else retries
             while True:
                 try:
@@ -205,9 +207,14 @@ class Cluster:
                 await asyncio.sleep(options.fetch_interval)
 
         here = worker()
-        reader = here.reader(options.access, options.group)
-        with here.using(reader):
-            return here.run(asking())
+        try:
+            with here.using(reader := here.reader(options.access, options.group)):
+                return here.run(asking(reader))
+        except AuthenticationError:
+            if not forget(options.access):
+                raise
+        with here.using(reader := here.reader(options.access, options.group)):  # with credentials that are newer
+            return here.run(asking(reader))
 
     def _offsets(self, queues: Iterable[MessageQueue], find: Find) -> Offsets:
         queues = tuple(queues)

@@ -21,12 +21,15 @@ NAMESRV_ENVIRONMENT = "NAMESRV_ADDR"
 
 @dataclass(frozen=True, kw_only=True)
 class Access:
-    """Checked options and environment. ``files``: authorities, certificate, its key."""
+    """Checked options and environment. ``files``: authorities, certificate, its key. ``credentials_file`` and
+    ``credentials_provider``: where credentials are taken from at each use, instead (``renewal``)."""
 
     name_servers: tuple[str, ...]
     access_key: str | None = field(default=None, repr=False)
     secret_key: str | None = field(default=None, repr=False)
     security_token: str | None = field(default=None, repr=False)
+    credentials_file: str | None = None
+    credentials_provider: str | None = None
     tls: bool = False
     tls_verify: bool = True
     files: tuple[str | None, str | None, str | None] = (None, None, None)
@@ -45,6 +48,8 @@ class AccessOptions:
     access_key: str | None = field(default=None, repr=False)
     secret_key: str | None = field(default=None, repr=False)
     security_token: str | None = field(default=None, repr=False)
+    credentials_file: str | None = None
+    credentials_provider: str | None = None
     tls: bool = False
     tls_verify: bool = True
     tls_files: tuple[str | None, str | None, str | None] = (None, None, None)
@@ -65,6 +70,8 @@ def access_of(options: AccessOptions) -> Access:
         access_key=access_key,
         secret_key=secret_key,
         security_token=security_token,
+        credentials_file=options.credentials_file,
+        credentials_provider=options.credentials_provider,
         tls=options.tls or any(options.tls_files),
         tls_verify=options.tls_verify,
         files=options.tls_files,
@@ -86,7 +93,10 @@ def _name_servers(options: AccessOptions) -> tuple[str, ...]:
 
 
 def _credentials(options: AccessOptions) -> tuple[str | None, str | None, str | None]:
-    """Access key, secret key and token, each from its option, else from the environment."""
+    """Access key, secret key and token, each from its option, else from the environment; none that are taken at each use."""
+    if options.credentials_file or options.credentials_provider:
+        _check_renewed(options)
+        return None, None, None
     access_key = options.access_key or os.environ.get("RMQ_ACCESS_KEY") or None
     if not access_key:
         if options.secret_key or options.security_token:
@@ -96,6 +106,16 @@ def _credentials(options: AccessOptions) -> tuple[str | None, str | None, str | 
     if not secret_key:
         raise ConfigError("option accessKey needs secretKey, or RMQ_SECRET_KEY in the environment")
     return access_key, secret_key, options.security_token or os.environ.get("RMQ_SECURITY_TOKEN") or None
+
+
+def _check_renewed(options: AccessOptions) -> None:
+    """Imports nothing, and opens no file: tasks are on other machines."""
+    if any((options.access_key, options.secret_key, options.security_token)):
+        raise ConfigError("credentials are given twice: accessKey, secretKey and securityToken are what the other option gives")
+    name = options.credentials_provider
+    parts = (name or "a:b").split(":")
+    if len(parts) != 2 or not all(part.isidentifier() for part in (*parts[0].split("."), parts[1])):
+        raise ConfigError(f"option credentialsProvider must be module:function, not {name}")
 
 
 def _check_tls(options: AccessOptions) -> None:

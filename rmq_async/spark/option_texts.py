@@ -104,6 +104,11 @@ OPTIONS: Final = (
     Option("accessKey", _ALL, "$RMQ_ACCESS_KEY", "User to sign requests as."),
     Option("secretKey", _ALL, "$RMQ_SECRET_KEY", "Its secret."),
     Option("securityToken", _ALL, "$RMQ_SECURITY_TOKEN", "Of temporary credentials."),
+    Option("credentialsFile", _ALL, "", "Instead of these: JSON of all three, a file on every machine that is read at each use."),
+    Option(
+        "credentialsProvider", _ALL, "",
+        "Instead: `module:function`, to import on every machine; it returns the three, or `Credentials`, and is asked at each use.",
+    ),
     Option("tls", _ALL, "false", "Speak TLS; certificates are verified."),
     Option("tlsVerify", _ALL, "true", "`false`: certificates are not verified."),
     Option("tlsCaFile", _ALL, "", "Authorities to trust, a file on every machine."),

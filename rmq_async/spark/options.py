@@ -194,11 +194,14 @@ def _named(name: str, check: Callable[[str], object], value: str) -> None:
 
 
 def _access(given: OptionTexts) -> Access:
+    given.only_one(("credentialsFile", "credentialsProvider"))
     options = AccessOptions(
         nameserver=given.text("nameserver"),
         access_key=given.text("accessKey"),
         secret_key=given.text("secretKey"),
         security_token=given.text("securityToken"),
+        credentials_file=given.text("credentialsFile"),
+        credentials_provider=given.text("credentialsProvider"),
         tls=given.flag("tls", False),
         tls_verify=given.flag("tlsVerify", True),
         tls_files=(given.text("tlsCaFile"), given.text("tlsCertFile"), given.text("tlsKeyFile")),

@@ -27,6 +27,7 @@ from ..consumer import PullConsumer
 from ..errors import ClientStateError, RocketMQError
 from .connection import Access, client_config
 from .options import WriteOptions
+from .renewal import current, forget
 
 if TYPE_CHECKING:
     from ..producer import Producer
@@ -99,6 +100,9 @@ class Worker:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def reader(self, access: Access, group: str, *, fresh: bool = False) -> SparkReader:
+        if fresh:
+            forget(access)
+        access = current(access)
         client = self._client(("read", access, group), lambda: SparkReader(group, client=client_config(access)), fresh)
         assert isinstance(client, SparkReader)
         return client
@@ -107,20 +111,23 @@ class Worker:
         """All topics that the name servers know. Runs on the loop, unlike the other methods."""
         from ..admin import Admin
 
-        async with Admin(client=client_config(access)) as admin:
+        async with Admin(client=client_config(current(access))) as admin:
             return await admin.topics()
 
     def producer(self, options: WriteOptions, *, fresh: bool = False) -> Producer:
         """The producer of a group and cluster, on connections of its own; timeouts are arguments of each send."""
         from ..producer import Producer
 
+        if fresh:
+            forget(options.access)
+        access = current(options.access)
         self._made += 1
         name = f"spark-{self.pid}-{self._made}"  # two producers of one group on shared connections would be an error
         client = self._client(
-            ("write", options.access, options.group, options.retries),
+            ("write", access, options.group, options.retries),
             lambda: Producer(
                 options.group,
-                client=replace(client_config(options.access), instance_name=name),
+                client=replace(client_config(access), instance_name=name),
                 retries=options.retries,
                 async_retries=options.retries,
                 retry_same_queue=True,

@@ -28,6 +28,7 @@ from ..producer import Producer
 from .connection import client_config
 from .kafka_names import sink_column_of_kafka
 from .options import WriteOptions
+from .renewal import current
 from .rows import ID_PROPERTY, blocks_of
 from .schema import SINK_COLUMNS, SOURCE_COLUMNS
 from .sending import Sending
@@ -132,7 +133,7 @@ def check_topic(options: WriteOptions) -> None:
 
     async def ask() -> None:
         name = f"spark-plan-{uuid.uuid4().hex[:12]}"  # its own connections, which are gone afterwards
-        client = replace(client_config(options.access), instance_name=name)
+        client = replace(client_config(current(options.access)), instance_name=name)
         async with Producer(options.group, client=client, stop_timeout=1.0) as producer:
             await producer.fetch_publish_queues(topic)
 

@@ -41,7 +41,7 @@ class TestNames:
             "startingOffsets.default": "latest",
             "endingOffsets": "latest", "assign": '{"T": {"b": [0]}}', "columns": "body", "maxTriggerDelay": "1s",
             "startingOffsetsByTimestampStrategy": "latest", "requireStatus": "stored", "tlsKeyFile": "k", "accessKey": "a",
-            "nameserver": "y:2",
+            "nameserver": "y:2", "credentialsProvider": "a.b:c",
         }  # fmt: skip
         needs = {
             "startingOffsetsByTimestampStrategy": {"startingTimestamp": "1"},

@@ -18,6 +18,7 @@ from rmq_async.errors import BrokerNotFoundError, ConfigError
 from rmq_async.spark.connection import Access, client_config
 from rmq_async.spark.option_texts import OPTIONS, Use
 from rmq_async.spark.options import read_options
+from rmq_async.spark.renewal import current
 from rmq_protocol.constants import MASTER_ID
 
 __all__ = [
@@ -114,7 +115,7 @@ def ask_at(access: Access, question: Callable[[Admin], Coroutine[Any, Any, T]]) 
     """Runs ``question`` with an admin client, also beside a running loop, as in a notebook. Raises RocketMQError."""
 
     async def asking() -> T:
-        async with Admin(client=client_config(access)) as admin:
+        async with Admin(client=client_config(current(access))) as admin:
             return await question(admin)
 
     with ThreadPoolExecutor(1) as thread:

@@ -1,0 +1,131 @@
+"""Credentials that change while a query runs: from a file, or from a function that driver and executors can import.
+
+A reader or writer is pickled once, so it holds the path or the name, never a secret. Each task, and each request of a planner,
+takes what is valid then (``current``): other credentials are another client, and the worker closes the old one when nothing uses
+it. Where they cannot be had for a moment, those of the last time serve on.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from time import monotonic
+from typing import Any, Final
+
+from .._text import printable
+from ..credentials import Credentials
+from ..errors import ConfigError
+from .connection import Access
+
+__all__ = ["current", "forget"]
+
+logger = logging.getLogger(__name__)
+
+PROVIDED_FOR: Final = 30.0
+"""Seconds that a function's answer is used: a planner asks many times a second."""
+LONGEST_FILE: Final = 65_536
+
+
+@dataclass(frozen=True)
+class _Kept:
+    credentials: Credentials
+    at: float
+
+
+_kept: dict[tuple[str | None, str | None], _Kept] = {}
+_lock = threading.Lock()
+
+
+def current(access: Access) -> Access:
+    """``access`` with the credentials that are valid now. Raises ConfigError if there have never been any in this process."""
+    if access.credentials_file is None and access.credentials_provider is None:
+        return access
+    credentials = _current_of(access)
+    return replace(
+        access,
+        access_key=credentials.access_key,
+        secret_key=credentials.secret_key,
+        security_token=credentials.security_token,
+        credentials_file=None,
+        credentials_provider=None,
+    )
+
+
+def forget(access: Access) -> bool:
+    """Makes the next ``current`` ask again; returns whether it can give anything else."""
+    key = (access.credentials_file, access.credentials_provider)
+    with _lock:
+        kept = _kept.get(key)
+        if kept is not None:
+            _kept[key] = replace(kept, at=-PROVIDED_FOR)
+        return kept is not None
+
+
+def _current_of(access: Access) -> Credentials:
+    key = (access.credentials_file, access.credentials_provider)
+    with _lock:
+        kept = _kept.get(key)
+        if kept is not None and access.credentials_provider is not None and monotonic() - kept.at < PROVIDED_FOR:
+            return kept.credentials
+        try:
+            if access.credentials_file is not None:
+                found = _read(access.credentials_file)
+            else:
+                found = _provided(str(access.credentials_provider))
+        except ConfigError as error:
+            if kept is None:
+                raise
+            logger.warning("the credentials of the last time are used again: %s", printable(error))
+            return kept.credentials
+        _kept[key] = _Kept(found, monotonic())
+        return found
+
+
+def _read(path: str) -> Credentials:
+    """Errors name the file and never what is in it."""
+    try:
+        with Path(path).open("rb") as file:
+            data = json.loads(file.read(LONGEST_FILE))
+    except OSError as error:
+        raise ConfigError(f"option credentialsFile: {path} cannot be read on this machine: {error.strerror}") from None
+    except (ValueError, RecursionError):
+        raise ConfigError(f"option credentialsFile: {path} holds no JSON") from None
+    names = {"accessKey", "secretKey", "securityToken"}
+    if not isinstance(data, dict) or not {"accessKey", "secretKey"} <= data.keys() <= names:
+        raise ConfigError(
+            f"option credentialsFile: {path} must be an object of accessKey, secretKey and, if any, securityToken"
+        )
+    return _made("credentialsFile", lambda: Credentials(data["accessKey"], data["secretKey"], data.get("securityToken")))
+
+
+def _provided(name: str) -> Credentials:
+    module, _, function = name.partition(":")
+    try:
+        provider = getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError):
+        raise ConfigError(
+            f"option credentialsProvider: {name} cannot be imported on this machine; it must be on driver and executors"
+        ) from None
+    try:
+        found: Any = provider()
+    except Exception as error:  # noqa: BLE001 - code of users; the text of its errors may hold a secret
+        raise ConfigError(f"option credentialsProvider: {name} raised {type(error).__name__}") from None
+    if isinstance(found, Credentials):
+        return found
+    if isinstance(found, tuple) and len(found) in (2, 3):
+        return _made("credentialsProvider", lambda: Credentials(*found))
+    raise ConfigError(
+        f"option credentialsProvider: {name} must return Credentials or a tuple of texts, not {type(found).__name__}"
+    )
+
+
+def _made(option: str, make: Callable[[], Credentials]) -> Credentials:
+    try:
+        return make()
+    except ConfigError as error:
+        raise ConfigError(f"option {option}: {error}") from None
