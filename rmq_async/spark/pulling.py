@@ -45,7 +45,7 @@ __all__ = ["Puller"]
 logger = logging.getLogger(__name__)
 
 CHUNKS_AHEAD: Final = (4, 32)
-"""Fewest and most; in between so many that their answers take some ``AHEAD_BYTES``."""
+"""Fewest, also before the first answer, and most; in between so many that their answers take some ``AHEAD_BYTES``."""
 AHEAD_BYTES: Final = 2 * 1024 * 1024
 WAITING_BYTES: Final = 8 * 1024 * 1024
 """Bytes of answers that wait for Spark's thread from which on only the first chunk pulls."""
@@ -232,7 +232,7 @@ class Puller:
     def _fill(self) -> None:
         """Starts chunks, several at a time: their requests are written together."""
         fewest, most = CHUNKS_AHEAD
-        wanted = most if not self._answer_bytes else min(max(int(AHEAD_BYTES / self._answer_bytes), fewest), most)
+        wanted = fewest if not self._answer_bytes else min(max(int(AHEAD_BYTES / self._answer_bytes), fewest), most)
         if len(self._ahead) > wanted - max(wanted // 4, 1):
             return
         while self._left and len(self._ahead) < wanted and (self.waiting < WAITING_BYTES or not self._ahead):
