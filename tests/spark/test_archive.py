@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import time
 from collections import Counter
 from datetime import UTC, datetime
 from pathlib import Path
@@ -40,6 +42,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, li
 def test_two_runs_archive_everything_once(
     spark: SparkSession, topics: Topics, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    spark.conf.set("spark.sql.streaming.fileSink.log.compactInterval", "2")
     first, second = topics.make(name="0070"), topics.make(queues=2)  # Spark would read the first one's name as a number
     path = tmp_path / "archive"
     given = ["--json", "--namesrv", topics.namesrv, "--path", path, "--topic", first]
@@ -72,6 +75,12 @@ def test_two_runs_archive_everything_once(
         Counter((r.topic, r.brokerName, r.queueId, r.offset, bytes(r.body), r.tags, r.keys, r.msgId) for r in rows) == expected
     )
     assert {r.date for r in rows} == {datetime.fromtimestamp(m.store_time_ms / 1000, UTC).date() for m in there}
+    check_compaction(spark, capsys, [*given, "--topic", second], path)
+    send(topics, second, range(750, 800))
+    code, (*_, more), _ = run(capsys, *given, "--topic", second)
+    assert (code, more["messages"]) == (0, 50), "the sink goes on"
+    spark.conf.unset("spark.sql.streaming.fileSink.log.compactInterval")
+    assert spark.read.schema(ARCHIVE_DDL).parquet(str(path)).count() == len(there) + 50
     places = {found.parent.relative_to(path).parts[0] for found in path.rglob("*.parquet")}
     assert places == {f"topic={first}", f"topic={second}"}
 
@@ -79,6 +88,30 @@ def test_two_runs_archive_everything_once(
         code, _, error = run(capsys, *arguments)
         assert (code, sentence in error) == (2, True), error
         assert error.count("\n") == 1
+
+
+def check_compaction(spark: SparkSession, capsys: pytest.CaptureFixture[str], given: list[Any], path: Path) -> None:
+    """Readers see the same rows in fewer files; old files are there for readers that have begun with them."""
+    from rmq_async.spark.pipelines.archive import ARCHIVE_DDL
+
+    def read() -> tuple[list[Any], set[str]]:
+        frame = spark.read.schema(ARCHIVE_DDL).parquet(str(path))
+        return sorted(frame.select("topic", "queueId", "offset").collect()), set(frame.inputFiles())
+
+    before, files = read()
+    on_disk = len(list(path.rglob("*.parquet")))
+    code, (*_, summary), error = run(capsys, *given, "--compact")
+    assert (code, summary["messages"], error) == (0, 0, "")
+    after, fewer = read()
+    assert after == before
+    assert len(files - fewer) == summary["compacted"] > len(fewer - files) > 0
+    assert len(list(path.rglob("*.parquet"))) == on_disk + len(fewer - files)
+    for file in path.rglob("*.parquet"):
+        os.utime(file, (time.time() - 2 * 86400,) * 2)
+    code, _, error = run(capsys, *given, "--compact")
+    assert (code, error, read()) == (0, "", (after, fewer))
+    assert len(list(path.rglob("*.parquet"))) == len(fewer), "a day later the old files go"
+    assert not (path / "_compacting").exists() or not list((path / "_compacting").iterdir())
 
 
 def mistakes(given: list[Any], path: Path, other: str) -> list[tuple[list[Any], str]]:
@@ -90,8 +123,8 @@ def mistakes(given: list[Any], path: Path, other: str) -> list[tuple[list[Any], 
     elsewhere = [*given[:4], path.with_name("new"), *given[5:]]
     return [
         ([*given[:-1], other], f"checkpoint {checkpoint} is of an archive of topic 0070, which {other} does not include"),
-        ([*given[:4], lonely, *given[5:]], f"{lonely} holds an archive of 3 micro-batches, but its checkpoint"),
-        ([*elsewhere, "--checkpoint", checkpoint], "says that 3 micro-batches are archived, but"),
+        ([*given[:4], lonely, *given[5:]], f"{lonely} holds an archive of 4 micro-batches, but its checkpoint"),
+        ([*elsewhere, "--checkpoint", checkpoint], "says that 4 micro-batches are archived, but"),
         ([*given[:4], full, *given[5:]], f"{full} is no archive and not empty"),
         ([*elsewhere, "--option", "colums=a"], "unknown option colums; is columns meant?"),
         ([*elsewhere, "--option", "Columns=offset"], "option columns: an archive holds all of them"),

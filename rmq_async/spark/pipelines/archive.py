@@ -26,6 +26,7 @@ from rmq_async.errors import ConfigError
 from rmq_async.spark.options import read_options
 from rmq_async.spark.pipelines.arguments import check_topics as check_topics_there
 from rmq_async.spark.pipelines.arguments import refuse_topics
+from rmq_async.spark.pipelines.compaction import compact
 from rmq_async.spark.pipelines.files import Files
 from rmq_async.spark.pipelines.job import Progress, connection_options, moment, no_progress, run_job, whole_number
 from rmq_async.spark.pipelines.session import activate
@@ -36,6 +37,8 @@ __all__ = ["ARCHIVE", "ARCHIVE_DDL", "ArchiveSummary", "archive", "main"]
 ARCHIVE_DDL: Final = f"{source_ddl(tuple(SOURCE_COLUMNS))}, `date` date"
 """The schema of an archive. Readers need it: without one, Spark reads a topic named 007 as the number 7."""
 
+SOURCE_DDL: Final = source_ddl(tuple(name for name in SOURCE_COLUMNS if name != "topic"))
+"""What files hold: topic and date are in the names of their directories."""
 SINK_LOG: Final = "_spark_metadata"
 POLL: Final = 0.25
 DATE: Final = "date_from_unix_date(cast(unix_seconds(storeTimestamp) div 86400 as int))"
@@ -44,7 +47,8 @@ DATE: Final = "date_from_unix_date(cast(unix_seconds(storeTimestamp) div 86400 a
 
 @dataclass(frozen=True, kw_only=True)
 class ArchiveSummary:
-    """The result of one run: what it added. ``bytes``: of bodies. ``offsets``: start and exclusive end, by queue."""
+    """The result of one run: what it added. ``bytes``: of bodies. ``compacted``: small files that were rewritten. ``offsets``:
+    start and exclusive end, by queue."""
 
     path: str
     checkpoint: str
@@ -52,6 +56,7 @@ class ArchiveSummary:
     messages: int
     bytes: int
     batches: int
+    compacted: int
     seconds: float
     offsets: Mapping[str, tuple[int, int]]
 
@@ -72,6 +77,7 @@ def archive(
     tags: str | None = None,
     files: int | None = None,
     compression: str = "snappy",
+    compacting: bool = False,
     options: Mapping[str, str] | None = None,
     progress: Progress = no_progress,
 ) -> ArchiveSummary:
@@ -81,7 +87,8 @@ def archive(
     ``pattern``: a regular expression, instead of ``topics``. ``checkpoint``: path of the positions that were read,
     PATH/_checkpoint by default; it belongs to the archive for ever. ``starting``: start of the first run, "earliest", "latest"
     or a time; later runs start where the last ended. ``max_offsets``: of a micro-batch. ``files``: the most for each topic and
-    date of a micro-batch. ``options``: of format rocketmq.
+    date of a micro-batch. ``compacting``: rewrite small files of earlier runs into large ones afterwards.
+    ``options``: of format rocketmq.
 
     Raises ConfigError where path and checkpoint do not belong together or not to these topics, else what Spark raises.
     """
@@ -118,6 +125,7 @@ def archive(
     finally:
         if query.isActive:
             query.stop()
+    compacted = compact(spark, path, SOURCE_DDL).before if compacting else 0
     return ArchiveSummary(
         path=path,
         checkpoint=place,
@@ -125,6 +133,7 @@ def archive(
         messages=run.messages,
         bytes=run.bytes,
         batches=run.batches,
+        compacted=compacted,
         seconds=round(monotonic() - began, 3),
         offsets={key: (run.starts.get(key, 0), end) for key, end in sorted(run.ends.items())},
     )
@@ -307,11 +316,15 @@ class _Archive:
         parser.add_argument(
             "--compression", default="snappy", choices=("none", "snappy", "zstd", "gzip", "lz4"), help="default: snappy"
         )
+        parser.add_argument(
+            "--compact", action="store_true",
+            help="afterwards rewrite small files of earlier runs into large ones (local and HDFS)",
+        )  # fmt: skip
         parser.epilog = (
             "Read it in Python with spark.read.schema(ARCHIVE_DDL).parquet(PATH), where ARCHIVE_DDL is of\n"
             "rmq_async.spark.pipelines.archive: without a schema Spark takes a topic named 0070 for the number 70.\n"
-            "Other tools do not know _spark_metadata: where a run failed, they may see\n"
-            "files whose messages are in another file again."
+            "Other tools do not know _spark_metadata: where a run failed, and for a day after --compact, they see\n"
+            "messages twice."
         )
 
     def check(self, given: argparse.Namespace) -> None:
@@ -335,6 +348,7 @@ class _Archive:
             tags=given.tags,
             files=given.files,
             compression=given.compression,
+            compacting=given.compact,
             options=connection_options(given),
             progress=progress,
         )

@@ -1,8 +1,10 @@
-"""Reads files where Spark keeps them (local, HDFS, object stores) by Hadoop's file systems, as the session has them set up."""
+"""Reads and moves files where Spark keeps them (local, HDFS, object stores), by Hadoop's file systems as the session has set them
+up."""
 
 from __future__ import annotations
 
 from typing import Any
+from uuid import uuid4
 
 from pyspark.sql import SparkSession
 
@@ -14,6 +16,7 @@ class Files:
 
     def __init__(self, spark: SparkSession) -> None:
         self._jvm: Any = spark._jvm
+        self._gateway: Any = spark.sparkContext._gateway
         self._settings: Any = spark._jsc.hadoopConfiguration()
 
     def names(self, path: str) -> list[str] | None:
@@ -30,6 +33,62 @@ class Files:
             return str(self._jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8"))
         finally:
             stream.close()
+
+    def scheme(self, path: str) -> str:
+        """The kind of store that holds ``path``: file, hdfs, s3a and so on."""
+        _, system = self._at(path)
+        return str(system.getUri().getScheme() or "")
+
+    def plain(self, uri: str) -> str:
+        """Returns the path that a URI in a log of Spark encodes."""
+        return str(self._jvm.org.apache.hadoop.fs.Path(self._jvm.java.net.URI(uri)).toString())
+
+    def size_and_time(self, path: str) -> tuple[int, int]:
+        """Returns the bytes of a file, and when it was changed, in milliseconds since 1970."""
+        place, system = self._at(path)
+        status = system.getFileStatus(place)
+        return int(status.getLen()), int(status.getModificationTime())
+
+    def parquet_below(self, path: str) -> dict[str, int]:
+        """Returns the Parquet files in the directories of partitions below ``path``, each with its time of change."""
+        place, system = self._at(path)
+        found = {}
+        remaining = [place]
+        while remaining:
+            for status in system.listStatus(remaining.pop()):
+                below = status.getPath()
+                if below.getName().startswith(("_", ".")):
+                    continue
+                if status.isDirectory():
+                    remaining.append(below)
+                elif below.getName().endswith(".parquet"):
+                    found[str(below.toString())] = int(status.getModificationTime())
+        return found
+
+    def move(self, path: str, to: str) -> None:
+        """Renames a file. Raises OSError if the store refuses, as it does for a target that exists."""
+        place, system = self._at(path)
+        if not system.rename(place, self._jvm.org.apache.hadoop.fs.Path(to)):
+            raise OSError(f"{path} could not be renamed to {to}")
+
+    def delete(self, path: str) -> None:
+        """Deletes a file, or a directory with its content."""
+        place, system = self._at(path)
+        system.delete(place, True)
+
+    def replace(self, path: str, text: str) -> None:
+        """Replaces the content of a file by one atomic rename."""
+        place, system = self._at(path)
+        new = self._jvm.org.apache.hadoop.fs.Path(place.getParent(), f".{place.getName()}.{uuid4().hex}.tmp")
+        stream = system.create(new, True)
+        try:
+            stream.write(bytearray(text.encode()))
+        finally:
+            stream.close()
+        rename = self._jvm.org.apache.hadoop.fs.Options.Rename
+        over = self._gateway.new_array(rename, 1)
+        over[0] = rename.OVERWRITE
+        self._jvm.org.apache.hadoop.fs.FileContext.getFileContext(system.getUri(), self._settings).rename(new, place, over)
 
     def _at(self, path: str) -> tuple[Any, Any]:
         place = self._jvm.org.apache.hadoop.fs.Path(path)

@@ -1,0 +1,167 @@
+"""Rewrites small files of an archive into large ones, while nothing writes to it.
+
+Each micro-batch of an archive adds a file for each topic, date and task. Spark's file sink lists the files of all micro-batches up
+to one in a ``.compact`` file of its log, every tenth time, and readers follow that list. So new files are written where no list
+names them, and one rename replaces the list: readers see the old files before it and the new ones after it, never both, also if
+this process ends at any point. Old files stay for readers that have begun; a later run deletes files that no list names (``KEPT``).
+
+It needs a file system that renames atomically over an existing file: HDFS and local ones do; object stores need a committer of
+their own and are refused by their scheme.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import uuid
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from time import time
+from typing import Final, NamedTuple
+
+from pyspark.sql import SparkSession
+
+from rmq_async.errors import ConfigError
+from rmq_async.spark.pipelines.files import Files
+from rmq_async.spark.pipelines.job import PipelineError
+
+__all__ = ["Compacted", "Entry", "compact", "entries_of", "log_text", "names_after", "newest_list", "small_files"]
+
+SMALL: Final = 32 * 1024 * 1024
+"""Bytes below which a file is small."""
+LARGE: Final = 128 * 1024 * 1024
+"""Bytes of a file that is made of small ones, about."""
+KEPT: Final = 24 * 3600.0
+"""Seconds that files stay which no list names: a reader may have begun with them, or a micro-batch may be about to list them."""
+STAGING: Final = "_compacting"
+VERSION: Final = "v1"
+_ATOMIC: Final = frozenset({"", "file", "hdfs", "viewfs"})
+
+
+class Entry(NamedTuple):
+    """A file as the log of Spark's sink lists it. ``line``: the JSON of the list."""
+
+    uri: str
+    size: int
+    line: str
+
+    @property
+    def directory(self) -> str:
+        return self.uri.rpartition("/")[0]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compacted:
+    """The result of one run. ``deleted``: files of earlier runs, and of failed attempts, that no list names."""
+
+    before: int = 0
+    after: int = 0
+    deleted: int = 0
+
+
+def compact(spark: SparkSession, path: str, ddl: str) -> Compacted:
+    """Rewrites the small files of the archive at ``path``. ``ddl``: its columns without those of partitions.
+
+    Raises ConfigError for a store without atomic renames, and PipelineError where the rewritten files hold other rows.
+    """
+    files = Files(spark)
+    if (scheme := files.scheme(path)) not in _ATOMIC:
+        raise ConfigError(f"{path} cannot be compacted: a store {scheme} does not rename files atomically")
+    log = f"{path.rstrip('/')}/_spark_metadata"
+    names = files.names(log) or ()
+    name = newest_list(names)
+    if name is None:
+        return Compacted()
+    listed = entries_of(files.text(f"{log}/{name}"))
+    later = [entry for each in names_after(names, name) for entry in entries_of(files.text(f"{log}/{each}"))]
+    deleted = _delete_old(files, path, (*listed, *later))
+    made: list[Entry] = []
+    replaced: set[str] = set()
+    for directory, small in small_files(listed).items():
+        made += _rewritten(spark, files, path, directory, small, ddl)
+        replaced |= {entry.uri for entry in small}
+    if not replaced:
+        return Compacted(deleted=deleted)
+    rest = [entry for entry in listed if entry.uri not in replaced]
+    files.replace(f"{log}/{name}", log_text([*rest, *made]))
+    return Compacted(before=len(replaced), after=len(made), deleted=deleted)
+
+
+def newest_list(names: Iterable[str]) -> str | None:
+    """The name of the newest list of all files; None before the tenth micro-batch."""
+    lists = [name for name in names if re.fullmatch(r"[0-9]+\.compact", name)]
+    return max(lists, key=_number, default=None)
+
+
+def names_after(names: Iterable[str], newest: str) -> list[str]:
+    """The names of the micro-batches that the newest list does not have yet."""
+    return [name for name in names if re.fullmatch(r"[0-9]+", name) and int(name) > _number(newest)]
+
+
+def _number(name: str) -> int:
+    return int(name.partition(".")[0])
+
+
+def entries_of(text: str) -> list[Entry]:
+    """Parses a file of the log: a line for its version, one for each file. Raises ConfigError for another version."""
+    version, *lines = text.splitlines()
+    if version != VERSION:
+        raise ConfigError(f"the log of Spark's sink is of version {version}, not {VERSION}: this Spark is not known here")
+    entries = []
+    for line in lines:
+        data = json.loads(line)
+        if data.get("action") != "add":
+            raise ConfigError(f"the log of Spark's sink holds an action {data.get('action')}: this Spark is not known here")
+        entries.append(Entry(data["path"], data["size"], line))
+    return entries
+
+
+def log_text(entries: Iterable[Entry]) -> str:
+    """The inverse of ``entries_of``."""
+    return "\n".join([VERSION, *(entry.line for entry in entries)])
+
+
+def small_files(listed: Sequence[Entry]) -> dict[str, list[Entry]]:
+    """The small files by directory, of directories that have two or more."""
+    found: dict[str, list[Entry]] = {}
+    for entry in listed:
+        if entry.size < SMALL:
+            found.setdefault(entry.directory, []).append(entry)
+    return {directory: small for directory, small in found.items() if len(small) > 1}
+
+
+def _rewritten(spark: SparkSession, files: Files, path: str, directory: str, small: Sequence[Entry], ddl: str) -> list[Entry]:
+    """Writes the rows of the files beside them, in order, and returns the new files; no list names them yet."""
+    run = uuid.uuid4().hex
+    staging = f"{path.rstrip('/')}/{STAGING}/{run}"
+    count = -(-sum(entry.size for entry in small) // LARGE)
+    frame = spark.read.schema(ddl).option("recursiveFileLookup", "true").parquet(*(files.plain(entry.uri) for entry in small))
+    order = ("brokerName", "queueId", "offset")
+    frame.repartitionByRange(count, *order).sortWithinPartitions(*order).write.parquet(staging)
+    rows, wanted = spark.read.schema(ddl).parquet(staging).count(), frame.count()
+    if rows != wanted:
+        raise PipelineError(f"{staging} holds {rows} rows of {wanted}; {path} is as it was")
+    made = []
+    for name in files.names(staging) or ():
+        if name.startswith("part-"):
+            target = f"{directory}/compacted-{run}-{name}"
+            files.move(f"{staging}/{name}", files.plain(target))
+            size, changed = files.size_and_time(files.plain(target))
+            line = json.dumps(json.loads(small[0].line) | {"path": target, "size": size, "modificationTime": changed})
+            made.append(Entry(target, size, line))
+    files.delete(staging)
+    return made
+
+
+def _delete_old(files: Files, path: str, listed: Iterable[Entry]) -> int:
+    """Deletes Parquet files that no list names and that are older than ``KEPT``; returns their number. Deletes nothing if a listed
+    file is not found: then the list names files otherwise than the store does, as after a move of the archive."""
+    known = {files.plain(entry.uri) for entry in listed}
+    there = files.parquet_below(path)
+    before = (time() - KEPT) * 1000
+    old = [name for name, changed in there.items() if name not in known and changed < before]
+    if not known <= there.keys():
+        return 0
+    for name in old:
+        files.delete(name)
+    return len(old)

@@ -1,0 +1,50 @@
+"""Which files of an archive are rewritten, without Spark."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+from rmq_async.errors import ConfigError
+from rmq_async.spark.pipelines.compaction import SMALL, Entry, entries_of, log_text, names_after, newest_list, small_files
+
+
+def line(path: str, size: int, **more: object) -> str:
+    return json.dumps({"path": path, "size": size, "isDir": False, "modificationTime": 1, "action": "add", **more})
+
+
+def test_newest_list() -> None:
+    assert newest_list(["0", "9.compact", "19.compact", "20", ".19.compact.crc", "3.compact.tmp"]) == "19.compact"
+    assert newest_list(["0", "1"]) is None
+    assert names_after(["0", "9.compact", "10", "11", ".11.crc"], "9.compact") == ["10", "11"]
+
+
+def test_log_is_written_as_it_was_read() -> None:
+    text = "\n".join(("v1", line("file:/a/topic=t/part-0", 5), line("file:/a/topic=%2525DLQ%2525g/part-1", 7)))
+    entries = entries_of(text)
+    assert [(entry.directory, entry.size) for entry in entries] == [("file:/a/topic=t", 5), ("file:/a/topic=%2525DLQ%2525g", 7)]
+    assert log_text(entries) == text
+    assert entries_of("v1") == []
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("v2\n{}", "is of version v2, not v1"),
+        ("v1\n" + line("p", 1, action="delete"), "holds an action delete"),
+    ],
+)
+def test_log_of_another_spark_is_refused(text: str, expected: str) -> None:
+    with pytest.raises(ConfigError, match=expected):
+        entries_of(text)
+
+
+def test_directories_with_one_small_file_stay() -> None:
+    sizes = {"a/1": 1, "a/2": SMALL, "a/3": 2, "b/1": 1, "b/2": SMALL, "c/1": SMALL, "c/2": SMALL}
+    listed = [Entry(uri, size, "") for uri, size in sizes.items()]
+    assert {directory: [entry.uri for entry in small] for directory, small in small_files(listed).items()} == {
+        "a": ["a/1", "a/3"]
+    }
