@@ -123,7 +123,7 @@ def test_the_commands_are_understood() -> None:
 def test_the_snippets_run(spark: SparkSession, topics: Topics, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Where ``127.0.0.1:9876`` is the cluster, ``./`` a directory, and the two topics have names of their own."""
     stands_for = {"127.0.0.1:9876": topics.namesrv, '"./': f'"{tmp_path}/'}
-    stands_for |= {"OrderCopies": topics.make(2), "Orders": topics.make(2)}
+    stands_for |= {"OrderCopies": topics.make(2), "BadOrders": topics.make(1), '"Orders"': f'"{topics.make(2)}"'}
     names: dict[str, Any] = {"__name__": "page"}
     blocks = [
         (page, text.count("\n", 0, found.start(2)), found[2])
