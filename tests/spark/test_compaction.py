@@ -3,13 +3,31 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
 pytest.importorskip("pyspark")
 
+from pyspark.errors import PySparkAttributeError
+
 from rmq_async.errors import ConfigError
 from rmq_async.spark.pipelines.compaction import SMALL, Entry, entries_of, log_text, names_after, newest_list, small_files
+from rmq_async.spark.pipelines.files import Files
+
+
+class Connected:
+    """A session of Spark Connect."""
+
+    @property
+    def _jvm(self) -> None:
+        raise PySparkAttributeError(errorClass="JVM_ATTRIBUTE_NOT_SUPPORTED", messageParameters={"attr_name": "_jvm"})
+
+
+def test_session_of_connect_is_refused_in_a_sentence() -> None:
+    session: Any = Connected()
+    with pytest.raises(ConfigError, match="this is one of Spark Connect; give the pipeline to spark-submit"):
+        Files(session)
 
 
 def line(path: str, size: int, **more: object) -> str:

@@ -6,16 +6,25 @@ from __future__ import annotations
 from typing import Any
 from uuid import uuid4
 
+from pyspark.errors import PySparkAttributeError
 from pyspark.sql import SparkSession
+
+from rmq_async.errors import ConfigError
 
 __all__ = ["Files"]
 
 
 class Files:
-    """The file systems of a session. Needs a classic one: a session of Spark Connect has no JVM to ask."""
+    """The file systems of a session. Raises ConfigError for a session of Spark Connect, which has no JVM here to ask."""
 
     def __init__(self, spark: SparkSession) -> None:
-        self._jvm: Any = spark._jvm
+        try:
+            self._jvm: Any = spark._jvm
+        except PySparkAttributeError:
+            raise ConfigError(
+                "this pipeline looks at files by the JVM of a classic session, and this is one of Spark Connect; give the pipeline "
+                "to spark-submit"
+            ) from None
         self._gateway: Any = spark.sparkContext._gateway
         self._settings: Any = spark._jsc.hadoopConfiguration()
 
