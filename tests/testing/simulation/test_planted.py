@@ -40,7 +40,7 @@ def test_thirty_plants_are_subtle_and_found() -> None:
         [cell.strip() for cell in line.split("|")[1:-1]] for line in TABLE.read_text().splitlines() if line.startswith("| ")
     ]
     at_once = TABLE.read_text().partition("found at once:")[2].partition(".\n")[0]
-    counted = [row for row in rows[1:] if row[2] not in ("groups", "arranged", "broadcast") and row[0] not in at_once]
+    counted = [row for row in rows[1:] if row[2] not in ("groups", "arranged", "broadcast", "pop") and row[0] not in at_once]
     firsts = [int(row[5]) for row in counted]
     assert len(counted) == 30
     assert sum(first <= 10 for first in firsts) <= 8
