@@ -17,7 +17,7 @@ from typing import Final, Literal
 import msgspec
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-from rmq_async import DeadLetter, MessageExt, Retry
+from rmq_async import Batch, DeadLetter, MessageExt, Retry
 from rmq_async.consumer import Consumer
 
 RAISES: Final = "raises"
@@ -27,7 +27,8 @@ DEAD: Final = "dead"
 
 class MemberSettings(msgspec.Struct):
     """``work``: the longest handler takes so many seconds, the mean one half. ``options``: of the Consumer. ``retry``: limit and
-    delays, None for the default. ``order``: of the subscription. ``fails``: this share of the attempts raises."""
+    delays, None for the default. ``order``: of the subscription. ``fails``: this share of the attempts raises. ``batch``: messages
+    of a call at most; None for one. ``by_hand``: reads with three iterators at a time, without handlers."""
 
     namesrv: str
     group: str
@@ -39,6 +40,8 @@ class MemberSettings(msgspec.Struct):
     retry: tuple[int, tuple[float, ...]] | None = None
     order: Literal["key", "queue"] | None = None
     fails: float = 0.0
+    batch: int | None = None
+    by_hand: bool = False
 
 
 async def main(settings: MemberSettings) -> None:
@@ -61,15 +64,34 @@ async def main(settings: MemberSettings) -> None:
             raise ConnectionError("fails now and then")
         note("ended", message)
 
+    async def handle_batch(batch: Batch) -> None:
+        for message in batch:
+            note("begun", message)
+        await asyncio.sleep(chance.uniform(0.0, settings.work))
+        for message in batch:
+            note("ended", message)
+
+    async def iterate() -> None:
+        async for message in consumer:
+            await handle(message)
+
     async def report() -> None:
         while not consumer.assignment:
             await asyncio.sleep(0.01)
         print("reads", flush=True)
 
-    consumer = Consumer(settings.group, namesrv=settings.namesrv, **settings.options)  # type: ignore[arg-type]
+    topics = [settings.topic] if settings.by_hand else []
+    consumer = Consumer(settings.group, namesrv=settings.namesrv, topics=topics, **settings.options)  # type: ignore[arg-type]
     retry = None if settings.retry is None else Retry(limit=settings.retry[0], delays=settings.retry[1])
-    consumer.subscribe(settings.topic, handle, retry=retry, order=settings.order)
     reporting = asyncio.get_running_loop().create_task(report())
+    if settings.by_hand:  # such members end by SIGKILL
+        async with consumer:
+            await asyncio.gather(iterate(), iterate(), iterate())
+        return
+    if settings.batch is None:
+        consumer.subscribe(settings.topic, handle, retry=retry, order=settings.order)
+    else:
+        consumer.subscribe(settings.topic, handle_batch, retry=retry, order=settings.order, batch_size=settings.batch)
     await consumer.run()
     reporting.cancel()
 

@@ -87,7 +87,8 @@ class Group:
 
     ``retry``: limit and delays of the members. ``java``: members join there; None for members in Python. ``tag_of``: the tag of a
     message, by its number; handlers raise at what has one. ``order``: of the members' subscriptions. ``fails``: this share of the
-    attempts raises. ``keys``: of the messages, by their numbers; 0 for none. ``sent``: number -> when its send was confirmed.
+    attempts raises. ``keys``: of the messages, by their numbers; 0 for none. ``batch``, ``by_hand``: of the members' settings.
+    ``sent``: number -> when its send was confirmed.
     """
 
     real: RealCluster
@@ -102,6 +103,8 @@ class Group:
     order: Literal["key", "queue"] | None = None
     fails: float = 0.0
     keys: int = 0
+    batch: int | None = None
+    by_hand: bool = False
     members: list[Member | JavaMember] = field(default_factory=list)
     sent: dict[int, float] = field(default_factory=dict)
     tagged: dict[int, str] = field(default_factory=dict)
@@ -134,6 +137,7 @@ class Group:
         settings = MemberSettings(
             namesrv=self.real.namesrv, group=self.name, topic=self.name, name=name, file=str(self.directory / name),
             work=self.work, options=dict(self.options), retry=self.retry, order=self.order, fails=self.fails,
+            batch=self.batch, by_hand=self.by_hand,
         )  # fmt: skip
         with (self.directory / f"{name}.log").open("wb") as log:
             process = await asyncio.create_subprocess_exec(

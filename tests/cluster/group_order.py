@@ -22,7 +22,7 @@ from .group_calls import Call
 from .group_members import Count, Group
 from .java_members import JavaMembers
 
-__all__ = ["Order", "Rates", "key_rates", "order_of", "ordered_changes"]
+__all__ = ["Order", "Rates", "key_rates", "kills", "order_of", "ordered_changes"]
 
 
 class Order(msgspec.Struct):
@@ -89,6 +89,21 @@ async def ordered_changes(
         mine = [member for member in group.members if member is not in_java and member.reading.done()]
         await group.leave(chance.choice(mine), signal.SIGKILL)
         await asyncio.sleep(every)
+    await group.settle()
+    return await group.count(), order_of(group.calls(), group.keys if group.order == "key" else 0)
+
+
+async def kills(group: Group, count: int, every: float, seed: int, *, members: int = 3) -> tuple[Count, Order]:
+    """Each ``every`` seconds a member ends by SIGKILL, and another one joins, ``count`` times."""
+    chance = random.Random(seed)
+    for _ in range(members):
+        await group.join()
+    await asyncio.gather(*(member.reading for member in group.members))
+    group.send()
+    for _ in range(count):
+        await asyncio.sleep(every)
+        await group.leave(chance.choice([member for member in group.members if member.reading.done()]), signal.SIGKILL)
+        await group.join()
     await group.settle()
     return await group.count(), order_of(group.calls(), group.keys if group.order == "key" else 0)
 
