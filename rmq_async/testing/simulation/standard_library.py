@@ -71,7 +71,13 @@ class StandardLibrary:
         by_id = {
             id(getattr(owner, name)): new for (owner, name), new in self._replaced.items() if isinstance(owner, ModuleType)
         }
-        bound = [(module, name, by_id[id(value)]) for module, name, value in _bindings() if id(value) in by_id]
+        bound = [
+            (module, name, by_id[id(value)])
+            for module in _modules()
+            if not by_id.keys().isdisjoint(map(id, vars(module).values()))  # few have any; without a step of Python per name
+            for name, value in list(vars(module).items())
+            if id(value) in by_id
+        ]
         for (owner, name), new in self._replaced.items():
             self._set(owner, name, new)
         for module, name, new in bound:
@@ -91,13 +97,12 @@ class StandardLibrary:
         setattr(owner, name, new)
 
 
-def _bindings() -> Iterator[tuple[ModuleType, str, object]]:
-    """Returns all global names of the modules that are not left alone."""
+def _modules() -> Iterator[ModuleType]:
+    """Returns the modules that are not left alone."""
     for full_name, module in list(sys.modules.items()):
         package = full_name.partition(".")[0]
         if isinstance(module, ModuleType) and package not in sys.stdlib_module_names and package not in _LEFT_ALONE:
-            for name, value in list(vars(module).items()):
-                yield module, name, value
+            yield module
 
 
 def _clock_functions(clocks: Clocks) -> dict[tuple[Any, str], Callable[..., Any]]:
