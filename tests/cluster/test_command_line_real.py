@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import signal
 import sys
 import uuid
 from typing import Any
@@ -12,7 +14,7 @@ import pytest
 from rmq_async.cli.app import run_command
 from rmq_async.testing.cluster import RealCluster
 
-from ..cli.support import rmq
+from ..cli.support import end, rmq, start
 
 
 def test_from_a_topics_creation_to_its_deletion(
@@ -82,3 +84,37 @@ async def test_a_pipe_copies_a_topic_and_a_group_consumes_the_copy(each_cluster:
     commanded = await rmq("consume", source, *arguments[2:-2], *where, "--exec", "exit 65", "--concurrency", "8")
     assert [each["outcome"] for each in commanded.records] == ["dead-letter"] * 50
     assert commanded.err.splitlines()[-1] == "rmq: 50 messages: 0 done, 0 to be tried again, 50 dead-lettered"
+    topped = await rmq("top", "--once", "--json", "--interval", "0.3", "--filter", copy, *where)
+    (figures,) = topped.records
+    (topic,), (group,), brokers = figures["topics"], figures["groups"], figures["brokers"]
+    assert (topic["topic"], topic["messages"], topic["queues"], topic["groups"]) == (copy, 50, 2, 1)
+    assert (group["group"], group["lag"], group["members"], group["oldest"]) == (copy, 0, 0, None)
+    assert [each["state"] for each in brokers] == ["up"] * len(each_cluster.brokers)
+    assert brokers[0]["version"].startswith("V5_5" if "5.5" in str(each_cluster.version) else "V4_9")
+
+
+async def test_top_shows_a_broker_that_is_away(two_brokers: RealCluster) -> None:
+    process = await start("top", "--json", "--interval", "0.5", "--timeout", "1", "--namesrv", two_brokers.namesrv)
+    gone = two_brokers.brokers[1]
+    assert process.stdout is not None
+
+    async def until(state: str) -> dict[str, Any]:
+        assert process.stdout is not None
+        async with asyncio.timeout(30):
+            while True:
+                figures = json.loads(await process.stdout.readline())
+                for broker in figures["brokers"]:
+                    if broker["broker"] == gone.name and broker["state"] == state:
+                        return dict(broker)
+
+    try:
+        assert (await until("up"))["problem"] is None
+        gone.pause()
+        assert (await until("away"))["problem"]
+        gone.resume()
+        await until("up")
+        await gone.kill()
+        assert (await until("away"))["problem"]
+    finally:
+        process.send_signal(signal.SIGTERM)
+        assert (await end(process)).code == 143
