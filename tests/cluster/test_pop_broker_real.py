@@ -23,6 +23,6 @@ def test_both_brokers_answer_pops_alike(feature_cluster: RealCluster) -> None:
         async with EmbeddedRocketMQ() as server:
             real, embedded = await asyncio.gather(held(feature_cluster.brokers[0].address), held(server.brokers["broker-a"]))
         assert embedded == real
-        assert len(real) > 120
+        assert len(real) > 100
 
     run(main())
