@@ -175,8 +175,10 @@ def test_mistakes_are_reported_in_a_sentence_before_there_are_tasks(
 @pytest.mark.parametrize(
     ("schema", "options", "text"),
     [
-        ("key string", {"topic": "t"}, "there is no column key to write, only body, topic, "),
-        ("value string, headers string", {"topic": "t"}, "there are no columns value, headers to write, only body"),
+        ("note string", {"topic": "t"}, "there is no column note to write, only body, topic, "),
+        ("note string, sum string", {"topic": "t"}, "there are no columns note, sum to write, only body"),
+        ("key string", {"topic": "t"}, "there is no column key to write, it is called keys"),
+        ("value string, headers string", {"topic": "t"}, "there is no column value to write, it is called body"),
         ("Body string", {"topic": "t"}, "there is no column Body to write, it is spelt body"),
         ("tags string", {"topic": "t"}, "column body is missing: what is written needs it, as binary or string; there are tags"),
         ("body int", {"topic": "t"}, "column body must be binary or string, not int; cast it, or to_json() what has parts"),
