@@ -30,6 +30,7 @@ final class Main {
         LitePullCases.add(cases);
         AdminCases.add(cases);
         GroupCases.add(cases);
+        PopCases.add(cases);
         InteropCases.add(cases);
         return cases;
     }

@@ -18,9 +18,9 @@ import org.apache.rocketmq.common.message.MessageExt;
  */
 final class Transcript {
     private static final long PATIENCE_MS = 60_000;
-    private static final Set<String> IDS = Set.of("UNIQ_KEY", "ORIGIN_MESSAGE_ID", "CORRELATION_ID", "DLQ_ORIGIN_MESSAGE_ID", "__transactionId__");
+    private static final Set<String> IDS = Set.of("UNIQ_KEY", "POP_CK", "ORIGIN_MESSAGE_ID", "CORRELATION_ID", "DLQ_ORIGIN_MESSAGE_ID", "__transactionId__");
     private static final Set<String> TIMES =
-        Set.of("CONSUME_START_TIME", "ARRIVE_TIME", "PUSH_REPLY_TIME", "TIMER_OUT_MS", "TIMER_ENQUEUE_MS", "TIMER_DEQUEUE_MS", "TIMER_DELIVER_MS");
+        Set.of("1ST_POP_TIME", "CONSUME_START_TIME", "ARRIVE_TIME", "PUSH_REPLY_TIME", "TIMER_OUT_MS", "TIMER_ENQUEUE_MS", "TIMER_DEQUEUE_MS", "TIMER_DELIVER_MS");
 
     private final String name;
     private final World world;

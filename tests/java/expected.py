@@ -86,6 +86,12 @@ KEY_LINES: Final[Mapping[str, Sequence[str]]] = {
         "consumers after failed: MQBrokerException 206",
     ),
     "admin-reset": ("set to 1: [java-reset/0 1 of 4]",),
+    "pop": (
+        "popped [java-pop/-1]",
+        "java-pop/3 3 of 3",
+        "waited for 10 s",
+        "body=body-5 tags=null keys=null flag=0 reconsumed=1",
+    ),
     "interop-receive": ("body=from Python ☕ 7 tags=Tag1 keys=key7 second flag=7", "body=batched 2 tags=Batch keys=batch2"),
     "interop-send": ("sent SEND_OK",),
 }
