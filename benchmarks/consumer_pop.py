@@ -317,7 +317,7 @@ async def member(given: dict[str, object]) -> None:
 async def measure(given: argparse.Namespace) -> int:
     good = True
     with tempfile.TemporaryDirectory() as place:
-        async with RealCluster(broker_conf=KV if given.kv else {}) as real:
+        async with RealCluster(broker_conf=KV if given.kv else {}, small=False) as real:
             for what in given.what.split(","):
                 try:
                     kept, record = await RUNS[what](real, Path(place), given)
