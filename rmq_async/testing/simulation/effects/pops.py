@@ -70,10 +70,14 @@ def lost_answers(chance: Random, machine: BrokerMachine) -> Effect:
 
 def late_revival(chance: Random, machine: BrokerMachine) -> Effect:
     """Messages come back late."""
-    popping = machine.broker.popping
+    faults = machine.broker.popping.faults
     before = machine.broker.requests[RequestCode.POP_MESSAGE]
-    popping.delay_revival(chance.choice(LATE))
-    return Done(lambda: popping.delay_revival(0.0), lambda: machine.broker.requests[RequestCode.POP_MESSAGE] != before)
+    faults.late_ms = round(1000 * chance.choice(LATE))  # the broker sets its own alarms, on its own loop
+
+    def end() -> None:
+        faults.late_ms = 0
+
+    return Done(end, lambda: machine.broker.requests[RequestCode.POP_MESSAGE] != before)
 
 
 def repeated_revival(chance: Random, machine: BrokerMachine) -> Effect:
