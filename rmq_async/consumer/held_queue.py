@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Hashable, Sequence
 from enum import Enum
+from itertools import accumulate, repeat
+from operator import mul
 
 from msgspec import Struct
 
@@ -16,6 +18,9 @@ from .progress import Progress
 from .subscription import Subscription
 
 __all__ = ["HeldQueue", "QueueState", "Waiting"]
+
+_KEPT = tuple(accumulate(repeat(0.875, 64), mul, initial=1.0))
+"""What is left of a running mean after so many messages: products, since pow() differs between C libraries."""
 
 
 class QueueState(Enum):
@@ -123,7 +128,8 @@ class HeldQueue:
     def count_sizes(self, sizes: Sequence[int]) -> None:
         """Adds the sizes of bodies, in bytes, to the running mean, of which the last eight are nearly two thirds."""
         mean, latest = self.mean_size, sum(sizes) / len(sizes)
-        self.mean_size = latest if mean is None else mean + (latest - mean) * (1 - 0.875 ** len(sizes))
+        kept = _KEPT[min(len(sizes), len(_KEPT) - 1)]
+        self.mean_size = latest if mean is None else mean + (latest - mean) * (1 - kept)
 
 
 class Waiting(Struct, eq=False):

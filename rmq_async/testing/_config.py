@@ -155,7 +155,7 @@ _MEMORY: Final = {
     # (main class, small) -> options. The minimum that worked: 24m / 96m with 128m direct; a 16m name server runs out of memory.
     (NAME_SERVER_CLASS, True): ("-Xmx32m", *_SMALL),
     (NAME_SERVER_CLASS, False): ("-Xms64m", "-Xmx192m"),
-    (BROKER_CLASS, True): ("-Xmx192m", "-XX:MaxDirectMemorySize=256m", *_SMALL),
+    (BROKER_CLASS, True): ("-Xmx192m", "-XX:MaxDirectMemorySize=1g", *_SMALL),
     (BROKER_CLASS, False): ("-Xms384m", "-Xmx768m", "-XX:MaxDirectMemorySize=1g"),
 }
 _LOGBACK_NAME: Final = "logback.xml"

@@ -164,22 +164,22 @@ async def test_the_view_in_a_terminal() -> None:
         assert [row[0] for row in terminal.table("Groups")] == ["audit", "billing"]
         assert [row[:2] for row in terminal.table("Brokers")] == [[f"broker-{name}", "up"] for name in "abc"]
         terminal.press("\tss")  # groups by members
-        await until(lambda: [row[0] for row in terminal.table("Groups")] == ["billing", "audit"])
+        await until(lambda: [row[0] for row in terminal.table("Groups")] == ["billing", "audit"], 20)
         terminal.press("/aud")
-        await until(lambda: "filter: aud_" in terminal.text)
+        await until(lambda: "filter: aud_" in terminal.text, 20)
         terminal.press("\r")
-        await until(lambda: [row[0] for row in terminal.table("Groups")] == ["audit"])
+        await until(lambda: [row[0] for row in terminal.table("Groups")] == ["audit"], 20)
         terminal.press("\x1b")
-        await until(lambda: len(terminal.table("Groups")) == 2)
+        await until(lambda: len(terminal.table("Groups")) == 2, 20)
         server.stall("broker-c")
         await until(lambda: ["broker-c", "away"] in [row[:2] for row in terminal.table("Brokers")], 10)
         assert "without broker-c, away" in terminal.text
         server.resume("broker-c")
         await until(lambda: ["broker-c", "up"] in [row[:2] for row in terminal.table("Brokers")], 10)
         terminal.resize(80, 15)
-        await until(lambda: "1 to 2 of 3" in terminal.text)
+        await until(lambda: "1 to 2 of 3" in terminal.text, 20)
         terminal.press("\t\tj")  # round to the topics, and a row down
-        await until(lambda: "2 to 3 of 3" in terminal.text)
+        await until(lambda: "2 to 3 of 3" in terminal.text, 20)
         terminal.press("q")
         assert await terminal.ended() == 0
         assert terminal.settings_now() == terminal.settings

@@ -72,7 +72,11 @@ async def end_by_any(namesrv: str) -> int:
     async with Admin(namesrv=namesrv) as admin:
         while (await admin.topic_route(TOPIC)).broker_datas[0].broker_addrs.keys() != {1}:
             await asyncio.sleep(0.1)
-        return await admin.max_offset(QUEUE)
+        before, end = -1, await admin.max_offset(QUEUE)
+        while end != before:  # of what it has copied, it may still have to enter some into the queue
+            await asyncio.sleep(0.5)
+            before, end = end, await admin.max_offset(QUEUE)
+        return end
 
 
 @pytest.fixture(scope="module")

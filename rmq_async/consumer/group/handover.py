@@ -198,7 +198,7 @@ class Takeover:
             and now >= max(since + self._patience, self._next_question(queue))
             and not self._locks.is_ordered(queue)
         ]
-        for queue in self._doubted.keys() - granted:
+        for queue in [queue for queue in self._doubted if queue not in granted]:
             del self._doubted[queue]
         if doubtful:
             await self._take_granted(doubtful)

@@ -14,6 +14,7 @@ import pytest
 from rmq_async import Consumer, MessageExt, MessageQueue, Retry
 from rmq_async.consumer import outcomes
 from rmq_async.consumer.assignment import Assignment
+from rmq_async.consumer.fetch import ReadMarks
 from rmq_async.consumer.held_queue import HeldQueue
 from rmq_async.consumer.supervisor import Supervisor
 from rmq_async.embedded import EmbeddedRocketMQ
@@ -70,10 +71,11 @@ async def test_pull_again_that_is_cancelled_leaves_the_queue_pulled(ticks: int) 
         await asyncio.Event().wait()
 
     unused: Any = None
+    intake: Any = SimpleNamespace(marks=ReadMarks())
     instance: Any = SimpleNamespace(names=SimpleNamespace(shown_queue=lambda queue: queue))
     pulling: Any = SimpleNamespace(run=pulls)
     supervisor = Supervisor()
-    assignment = Assignment(instance, {}, supervisor, pulling, unused, unused, unused)
+    assignment = Assignment(instance, {}, supervisor, pulling, unused, unused, intake)
     assignment.open(Q0, 0, None)
     await asyncio.sleep(0)
     again = asyncio.create_task(assignment.pull_again(assignment.held[Q0]))
