@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from functools import partial
 from types import MappingProxyType
 from typing import Final
@@ -198,12 +198,15 @@ class Takeover:
             and now >= max(since + self._patience, self._next_question(queue))
             and not self._locks.is_ordered(queue)
         ]
-        for queue in [queue for queue in self._doubted if queue not in granted]:
-            del self._doubted[queue]
+        self._forget_doubts(granted)
         if doubtful:
             await self._take_granted(doubtful)
         if late:
             await self._take_late(late)
+
+    def _forget_doubts(self, granted: Collection[MessageQueue]) -> None:
+        """Forgets what other members hold of queues whose lock is not granted now."""
+        self._doubted = {queue: times for queue, times in self._doubted.items() if queue in granted}
 
     def _begin(self, queue: MessageQueue) -> None:
         """Has the offset of a queue asked for that this member has now."""
