@@ -8,7 +8,7 @@ from rmq_async.testing.cluster import RealCluster
 
 from .group_failures import FAILURES, fails
 
-SECONDS = {"killed": 1.0, "paused": 5.0, "moved": 1.0, "names-paused": 6.0, "names-killed": 1.0}
+SECONDS = {"killed": 1.0, "paused": 5.0, "moved": 1.0, "names-paused": 12.0, "names-killed": 1.0}
 POLL = {"names-paused": 1.0, "names-killed": 0.5}
 
 
