@@ -161,7 +161,7 @@ async def test_the_view_in_a_terminal() -> None:
     ):
         await until(lambda: [row[:2] for row in terminal.table("Topics")][1:] == [["idle", "0"], ["mail", "0"]], 20)
         assert terminal.table("Topics")[0][0] == "orders"
-        assert [row[0] for row in terminal.table("Groups")] == ["audit", "billing"]
+        await until(lambda: [row[0] for row in terminal.table("Groups")] == ["audit", "billing"], 20)
         assert [row[:2] for row in terminal.table("Brokers")] == [[f"broker-{name}", "up"] for name in "abc"]
         terminal.press("\tss")  # groups by members
         await until(lambda: [row[0] for row in terminal.table("Groups")] == ["billing", "audit"], 20)
