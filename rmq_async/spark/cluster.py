@@ -15,16 +15,22 @@ from contextlib import suppress
 from time import monotonic
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
-from rmq_protocol.columns import STORE_TIME, StoredColumns, read_columns
 from rmq_protocol.constants import DLQ_TOPIC_PREFIX, MASTER_ID, RETRY_TOPIC_PREFIX
 from rmq_protocol.message import MessageQueue
 from rmq_protocol.validation import is_system_topic
 
 from .._asyncio import for_each
-from .._ordered import OrderedSet
 from .._text import printable
-from ..client import ClientInstance, TopicRoute, commit_offset, max_offset, min_offset, search_offset, until_readable
-from ..consumer import PullRequest, pull_body
+from ..client import (
+    ClientInstance,
+    TopicRoute,
+    commit_offset,
+    max_offset,
+    min_offset,
+    search_offset,
+    store_time_ms,
+    until_readable,
+)
 from ..errors import (
     AuthenticationError,
     BrokerNotFoundError,
@@ -147,14 +153,10 @@ class Cluster:
             found: dict[MessageQueue, int] = {}
 
             async def one(queue: MessageQueue) -> None:
-                wire = instance.names.wire_queue(queue)
-                request = PullRequest(instance.names.wire(self._options.group), wire, offsets[queue], 1, "*", 0.0, timeout)
                 with suppress(RocketMQError):
-                    pulled = await pull_body(instance, request, OrderedSet())
-                    columns = StoredColumns(topics=False, bodies=False, properties=False)
-                    read_columns(pulled.body, columns, wire, offset_delta=pulled.offset_delta)
-                    if columns:
-                        found[queue] = columns.int64(STORE_TIME)[0]
+                    moment = await store_time_ms(instance, instance.names.wire_queue(queue), offsets[queue], timeout)
+                    if moment > 0:
+                        found[queue] = moment
 
             await for_each(offsets, one)
             return found
@@ -281,7 +283,10 @@ class Cluster:
 
     async def _matching(self, reader: SparkReader, pattern: str, begun: bool) -> tuple[MessageQueue, ...]:
         """Queues of matching topics. Topics of the system never match; retry and dead-letter topics do if it has a "%"."""
-        known = await worker().topics(self._options.access)
+        from ..admin import Admin
+
+        async with Admin(client=reader.instance.config) as admin:
+            known = await admin.topics()
         matches = re.compile(pattern).fullmatch
         topics = [
             name

@@ -26,12 +26,12 @@ _OPTIONS: Final[Mapping[str, str]] = {
     "kafka.isolation.level": "half messages of transactions are never read; leave it out",
     "kafka.auto.offset.reset": "startingOffsets and failOnDataLoss say where reads begin and what a loss does",
     "kafka.enable.auto.commit": "it is called commitOffsets, and serves dashboards only",
-    "kafka.security.protocol": "it is called tls; accessKey and secretKey sign requests",
+    "kafka.security.protocol": "it is called tls; accessKey and secretKey, credentialsFile or credentialsProvider sign requests",
     "kafka.ssl.truststore.location": "it is called tlsCaFile and takes PEM",
     "kafka.ssl.keystore.location": "it is called tlsCertFile and tlsKeyFile, which take PEM",
 }
 _FAMILIES: Final[Mapping[str, str]] = {
-    "kafka.sasl.": "accessKey, secretKey and securityToken sign requests",
+    "kafka.sasl.": "accessKey, secretKey and securityToken, credentialsFile or credentialsProvider sign requests",
     "kafka.ssl.": "options of TLS begin with tls",
 }
 _READ_COLUMNS: Final[Mapping[str, str]] = {

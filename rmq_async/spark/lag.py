@@ -1,8 +1,8 @@
 """How far streaming queries are behind: gauges of OpenTelemetry and a log line, from the progress that Spark reports.
 
-Everything comes from the offsets in a progress, so nothing is asked of a broker, and a listener serves all queries of a session
-that read RocketMQ. A planner reports the ends of the queues at the last trigger, and when the oldest message that its micro-batch
-leaves unread was stored (``StreamReader``).
+Everything comes from the offsets in a progress, so a listener asks no broker, and serves all queries of a session that read
+RocketMQ. A planner reports the ends of the queues at the last trigger, and when the oldest message that its micro-batch leaves
+unread was stored; for that it reads a message of a few queues at each such trigger, with a listener or without (``StreamReader``).
 """
 
 from __future__ import annotations
@@ -48,9 +48,11 @@ class TopicLag:
     read: int
     oldest: float | None
 
-    def seconds_behind(self, now: float) -> float:
-        """The age of the oldest unread message at ``now``."""
-        return 0.0 if self.oldest is None else max(now - self.oldest, 0.0)
+    def seconds_behind(self, now: float) -> float | None:
+        """The age of the oldest unread message at ``now``; 0 if nothing is unread, None if the age is not known."""
+        if self.oldest is None:
+            return None if self.behind > 0 else 0.0
+        return max(now - self.oldest, 0.0)
 
 
 @dataclass(frozen=True)
@@ -71,11 +73,15 @@ class QueryLag:
     def text(self, now: float) -> str:
         """The log line. ``now``: seconds since 1970."""
         topics = "; ".join(
-            f"{printable(each.topic)}: {each.behind:,} offsets, {each.seconds_behind(now):,.1f} s behind, "
+            f"{printable(each.topic)}: {each.behind:,} offsets, {_age_text(each.seconds_behind(now))}, "
             f"{self.rate(each):,.0f} read per second"
             for each in self.topics
         )
         return f"query {printable(self.name)}, micro-batch {self.batch} of {self.duration:.3g} s: {topics}"
+
+
+def _age_text(seconds: float | None) -> str:
+    return "age unknown" if seconds is None else f"{seconds:,.1f} s behind"
 
 
 def lag_of(progress: StreamingQueryProgress, at: float = 0.0) -> QueryLag | None:
@@ -199,7 +205,7 @@ class LagListener(StreamingQueryListener):
     # -- gauges
 
     def _make_gauges(self, meter: Meter) -> None:
-        def by_topic(value: Callable[[QueryLag, TopicLag], float]) -> Callable[[CallbackOptions], Iterable[Observation]]:
+        def by_topic(value: Callable[[QueryLag, TopicLag], float | None]) -> Callable[[CallbackOptions], Iterable[Observation]]:
             return lambda options: self._by_topic(value)
 
         def by_query(value: Callable[[QueryLag], float]) -> Callable[[CallbackOptions], Iterable[Observation]]:
@@ -220,12 +226,13 @@ class LagListener(StreamingQueryListener):
         ):  # fmt: skip
             meter.create_observable_gauge(f"rmq.spark.{name}", [callback], unit=unit, description=text)
 
-    def _by_topic(self, value: Callable[[QueryLag, TopicLag], float]) -> Iterator[Observation]:
+    def _by_topic(self, value: Callable[[QueryLag, TopicLag], float | None]) -> Iterator[Observation]:
         from opentelemetry.metrics import Observation
 
         for lag in self.lags.values():
             for topic in lag.topics:
-                yield Observation(value(lag, topic), {"query": lag.name, "topic": topic.topic})
+                if (found := value(lag, topic)) is not None:
+                    yield Observation(found, {"query": lag.name, "topic": topic.topic})
 
     def _by_query(self, value: Callable[[QueryLag], float]) -> Iterator[Observation]:
         from opentelemetry.metrics import Observation

@@ -107,9 +107,10 @@ def _provided(name: str) -> Credentials:
     module, _, function = name.partition(":")
     try:
         provider = getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError):
+    except Exception as error:  # noqa: BLE001 - code of users, as below
         raise ConfigError(
-            f"option credentialsProvider: {name} cannot be imported on this machine; it must be on driver and executors"
+            f"option credentialsProvider: {name} cannot be imported on this machine ({type(error).__name__}); it must be on driver "
+            "and executors"
         ) from None
     try:
         found: Any = provider()

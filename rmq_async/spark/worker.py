@@ -107,13 +107,6 @@ class Worker:
         assert isinstance(client, SparkReader)
         return client
 
-    async def topics(self, access: Access) -> tuple[str, ...]:
-        """All topics that the name servers know. Runs on the loop, unlike the other methods."""
-        from ..admin import Admin
-
-        async with Admin(client=client_config(current(access))) as admin:
-            return await admin.topics()
-
     def producer(self, options: WriteOptions, *, fresh: bool = False) -> Producer:
         """The producer of a group and cluster, on connections of its own; timeouts are arguments of each send."""
         from ..producer import Producer

@@ -131,9 +131,10 @@ def check_topic(options: WriteOptions) -> None:
     if topic is None:
         return
 
+    name = f"spark-plan-{uuid.uuid4().hex[:12]}"  # its own connections, which are gone afterwards
+    client = replace(client_config(current(options.access)), instance_name=name)  # reads files: not on the loop
+
     async def ask() -> None:
-        name = f"spark-plan-{uuid.uuid4().hex[:12]}"  # its own connections, which are gone afterwards
-        client = replace(client_config(current(options.access)), instance_name=name)
         async with Producer(options.group, client=client, stop_timeout=1.0) as producer:
             await producer.fetch_publish_queues(topic)
 

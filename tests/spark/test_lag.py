@@ -164,6 +164,20 @@ def test_topics_of_query_are_apart_and_its_sources_together() -> None:
     assert lag.rate(lag.topics[0]) == 12.0
 
 
+def test_age_that_is_not_known(caplog: pytest.LogCaptureFixture) -> None:
+    """Not 0 seconds: a lag that is not known raises no false calm."""
+    caplog.set_level(logging.INFO, "rmq_async.spark.lag")
+    watched = Watched(interval=0)
+    watched.report(
+        (offset({"a/b/0": 5, "c/b/0": 5}), offset({"a/b/0": 6, "c/b/0": 6}, init={}), offset({"a/b/0": 9, "c/b/0": 6}))
+    )
+    gauges = watched.gauges()
+    assert gauges["rmq.spark.lag.offsets"] == {("orders", "a"): 3, ("orders", "c"): 0}
+    assert gauges["rmq.spark.lag.time"] == {("orders", "c"): 0.0}
+    assert "a: 3 offsets, age unknown, " in caplog.messages[0]
+    assert "c: 0 offsets, 0.0 s behind, " in caplog.messages[0]
+
+
 def test_first_micro_batch_new_queue_and_one_made_anew() -> None:
     """The end says where they begin."""
     first = progress_of((None, offset({"a/b/0": 7}, init={"a/b/0": 3}), offset({"a/b/0": 7})))

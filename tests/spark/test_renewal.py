@@ -12,12 +12,13 @@ import pytest
 
 pytest.importorskip("pyspark")
 
-from rmq_async import Credentials
-from rmq_async.errors import ConfigError
+from rmq_async import Credentials, MessageQueue
+from rmq_async.errors import AuthenticationError, ConfigError
 from rmq_async.spark import renewal
+from rmq_async.spark.cluster import Cluster
 from rmq_async.spark.connection import Access
 from rmq_async.spark.options import read_options
-from rmq_async.spark.worker import worker
+from rmq_async.spark.worker import SparkReader, worker
 from rmq_async.testing import ThreadedRocketMQ
 
 from .scripted import worker_of_its_own
@@ -35,6 +36,11 @@ def provide() -> Any:
 
 def wrong() -> Any:
     """Has never given any credentials."""
+    return provide()
+
+
+def renewed() -> Any:
+    """Used by one test: what it has given before is kept."""
     return provide()
 
 
@@ -115,8 +121,12 @@ def test_function_is_asked_each_half_minute(now: list[float], caplog: pytest.Log
 @pytest.mark.parametrize(
     ("name", "answer", "expected"),
     [
-        (f"{__name__}:nothing", None, "cannot be imported on this machine; it must be on driver and executors"),
-        ("no.such.module:function", None, "cannot be imported on this machine"),
+        (
+            f"{__name__}:nothing",
+            None,
+            "cannot be imported on this machine (AttributeError); it must be on driver and executors",
+        ),
+        ("no.such.module:function", None, "cannot be imported on this machine (ModuleNotFoundError)"),
         (f"{__name__}:wrong", {"accessKey": "a"}, "must return Credentials or a tuple of texts, not dict"),
         (f"{__name__}:wrong", ("a", ""), "option credentialsProvider: secret_key must be a non-empty text"),
         (f"{__name__}:wrong", ValueError("hush"), "raised ValueError"),
@@ -128,6 +138,16 @@ def test_wrong_function_is_named(name: str, answer: Any, expected: str) -> None:
         renewal.current(access(credentialsProvider=name))
     assert expected in str(caught.value)
     assert "hush" not in str(caught.value)
+
+
+def test_module_that_fails_is_named_and_its_text_not_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "failing_secrets.py").write_text('raise RuntimeError("hush")\n')
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError) as caught:
+        renewal.current(access(credentialsProvider="failing_secrets:current"))
+    assert "failing_secrets:current cannot be imported on this machine (RuntimeError)" in str(caught.value)
+    assert "hush" not in str(caught.value)
+    assert caught.value.__suppress_context__, "no traceback shows it either"
 
 
 @pytest.mark.parametrize(
@@ -148,6 +168,31 @@ def test_environment_does_not_join_in(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RMQ_ACCESS_KEY", "environment")
     monkeypatch.setenv("RMQ_SECRET_KEY", "hush")
     assert access(credentialsFile="k").access_key is None
+
+
+def test_planner_whose_credentials_are_refused_asks_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    async def queues(reader: SparkReader, topic: str) -> tuple[MessageQueue, ...]:
+        credentials = reader.instance.config.credentials
+        assert credentials is not None
+        asked.append(credentials.access_key)
+        if credentials.access_key != "dora":
+            raise AuthenticationError("the signature does not match")
+        return (MessageQueue(topic, "b", 0),)
+
+    monkeypatch.setattr(SparkReader, "queues", queues)
+    with worker_of_its_own(), ThreadedRocketMQ() as server:
+        options = {"nameserver": server.namesrv, "topic": "t", "credentialsProvider": f"{__name__}:renewed"}
+        cluster = Cluster(read_options(options, streaming=True))
+        GIVEN[:] = [("carl", "hush"), ("dora", "hush")]
+        assert cluster.queues() == cluster.queues() == (MessageQueue("t", "b", 0),)
+        assert asked == ["carl", "dora", "dora"]
+        GIVEN[:] = [("emil", "hush"), ("fred", "hush")]
+        renewal.forget(access(credentialsProvider=f"{__name__}:renewed"))
+        with pytest.raises(AuthenticationError):
+            cluster.queues()
+        assert asked[3:] == ["emil", "fred"], "no more than once"
 
 
 def test_new_credentials_are_another_client(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -202,13 +202,14 @@ def run_job(name: str, job: Job, arguments: Sequence[str] | None = None) -> int:
 def _quiet() -> Iterator[None]:
     """Silences PySpark's logs of errors that it also raises: the whole trace, as JSON."""
     names = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
-    warnings.filterwarnings("ignore", message=".*pandas.*")
     loggers = [logging.getLogger("py4j"), *map(PySparkLogger.getLogger, names)]
     before = [logger.disabled for logger in loggers]
     for logger in loggers:
         logger.disabled = True
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*pandas.*")
+            yield
     finally:
         for logger, disabled in zip(loggers, before, strict=True):
             logger.disabled = disabled
@@ -218,7 +219,8 @@ def _quiet() -> Iterator[None]:
 def silent_start(silent: bool) -> Iterator[None]:
     """Keeps from the terminal what a JVM that starts inside, and its children, ever write to stderr, unless the start fails.
 
-    Spark logs before its level can be set, and the JVM itself warns.
+    Spark logs before its level can be set, and the JVM itself warns. It is kept in a file without a name, which grows while the JVM
+    runs and is gone with it.
     """
     try:
         terminal = os.dup(STDERR) if silent else None
