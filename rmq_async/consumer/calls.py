@@ -13,10 +13,11 @@ import asyncio
 import inspect
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Coroutine
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import suppress
 from contextvars import Context, copy_context
+from functools import partial
 from types import TracebackType
 from typing import Any, Final
 
@@ -70,13 +71,27 @@ class HandlerCalls:
         """Starts the task of one call."""
         delivery = self._begun(subscription, taken)
         pace = None if self.hooks is not None else self._pace_of(subscription)
-        if pace is not None and pace.begins_run():
-            if pace.length > 1:
-                self.dispatcher.hold(subscription)
-            call = self._make_calls(delivery, taken[0], pace, holds=pace.length > 1)
-        else:
-            call = self._run(delivery, taken)
-        self._loop.create_task(call, name=subscription.task_name, context=self._context.copy())
+        if pace is None or not pace.begins_run():
+            self._create_task(subscription, self._run(delivery, taken))
+            return
+        holds = pace.length > 1
+        if holds:
+            self.dispatcher.hold(subscription)
+        task = self._create_task(subscription, self._make_calls(delivery, taken[0], pace, holds=holds))
+        if holds:
+            task.add_done_callback(partial(self._begin_again, delivery, taken))
+
+    def _create_task(self, subscription: Subscription, call: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        return self._loop.create_task(call, name=subscription.task_name, context=self._context.copy())
+
+    def _begin_again(self, delivery: Delivery, taken: tuple[Waiting, ...], _: object) -> None:
+        """Starts another task for a call whose task was cancelled before its first step, by code that cancels tasks of others: all
+        calls of the subscription wait for it."""
+        if delivery.task is not None or delivery not in self.running or self.ending():
+            return
+        self.dispatcher.let_go(delivery.subscription)
+        self._create_task(delivery.subscription, self._run(delivery, taken))
+        self.dispatcher.pump()
 
     def _begun(self, subscription: Subscription, taken: tuple[Waiting, ...], task: asyncio.Task[Any] | None = None) -> Delivery:
         began, timeout, deadlines = machine.monotonic(), subscription.timeout, self._deadlines

@@ -221,6 +221,39 @@ async def test_call_that_is_cut_off_before_its_first_step_gives_its_slot_back() 
             assert not session.calls.running
 
 
+async def test_shared_task_that_others_cancel_before_its_first_step_holds_up_nothing() -> None:
+    async with EmbeddedRocketMQ() as server:
+        await create(server.namesrv, queues=1)
+        handled: list[bytes] = []
+        cancelled: list[asyncio.Task[None]] = []
+
+        async def handler(message: MessageExt) -> None:
+            handled.append(message.body)
+
+        consumer = Consumer("g", namesrv=server.namesrv, concurrency=4)
+        consumer.subscribe("T", handler)
+        async with consumer:
+            session: Any = vars(consumer)["_session"]
+            begin = session.calls.begin
+
+            def begin_and_cancel(subscription: Any, taken: Any) -> None:
+                before = asyncio.all_tasks()
+                begin(subscription, taken)
+                (task,) = asyncio.all_tasks() - before
+                if len(cancelled) < 3 and session.calls._pace_of(subscription).length > 1:
+                    task.cancel()
+                    cancelled.append(task)
+
+            vars(session.dispatcher)["_begin"] = begin_and_cancel
+            for number in range(40):
+                await send(server.namesrv, b"%d" % number)
+            await consumer.wait_settled(40)
+            assert all(task.cancelled() for task in cancelled)
+            assert len(cancelled) == 3
+            assert sorted(handled) == sorted(b"%d" % number for number in range(40))
+            await until(lambda: not session.calls.running)
+
+
 def test_pace_grows_until_a_call_waits() -> None:
     pace = Pace()
     assert pace.begins_run()
