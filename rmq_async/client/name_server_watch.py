@@ -65,6 +65,7 @@ class NameServerWatch:
                     await self._ask()
                 except NameServerError as error:
                     logger.debug("still no name server: %s", printable(error, 1000))
+                if not self._name_servers.is_well:  # also where one has answered and was lost again
                     await asyncio.sleep(pauses.next())
         finally:
             self._asking = None

@@ -13,7 +13,7 @@ import asyncio
 import inspect
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Coroutine
+from collections.abc import Awaitable, Callable, Collection
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import suppress
 from contextvars import Context, copy_context
@@ -71,26 +71,25 @@ class HandlerCalls:
         """Starts the task of one call."""
         delivery = self._begun(subscription, taken)
         pace = None if self.hooks is not None else self._pace_of(subscription)
-        if pace is None or not pace.begins_run():
-            self._create_task(subscription, self._run(delivery, taken))
-            return
-        holds = pace.length > 1
-        if holds:
-            self.dispatcher.hold(subscription)
-        task = self._create_task(subscription, self._make_calls(delivery, taken[0], pace, holds=holds))
+        holds = False
+        if pace is not None and pace.begins_run():
+            if holds := pace.length > 1:
+                self.dispatcher.hold(subscription)
+            call = self._make_calls(delivery, taken[0], pace, holds=holds)
+        else:
+            call = self._run(delivery, taken)
+        task = self._loop.create_task(call, name=subscription.task_name, context=self._context.copy())
         if holds:
             task.add_done_callback(partial(self._begin_again, delivery, taken))
-
-    def _create_task(self, subscription: Subscription, call: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        return self._loop.create_task(call, name=subscription.task_name, context=self._context.copy())
 
     def _begin_again(self, delivery: Delivery, taken: tuple[Waiting, ...], _: object) -> None:
         """Starts another task for a call whose task was cancelled before its first step, by code that cancels tasks of others: all
         calls of the subscription wait for it."""
         if delivery.task is not None or delivery not in self.running or self.ending():
             return
-        self.dispatcher.let_go(delivery.subscription)
-        self._create_task(delivery.subscription, self._run(delivery, taken))
+        subscription = delivery.subscription
+        self.dispatcher.let_go(subscription)
+        self._loop.create_task(self._run(delivery, taken), name=subscription.task_name, context=self._context.copy())
         self.dispatcher.pump()
 
     def _begun(self, subscription: Subscription, taken: tuple[Waiting, ...], task: asyncio.Task[Any] | None = None) -> Delivery:
@@ -207,7 +206,7 @@ class HandlerCalls:
         until, running = clock() + LONGEST_RUN, self.running
         assert task is not None
         delivery.task = task
-        while not delivery.cut:
+        while not (delivery.cut or delivery.timed_out):
             context = copy()
             try:
                 started = context.run(first_step, handler, delivery)
@@ -240,7 +239,7 @@ class HandlerCalls:
         """``begun``: the rest of the handler's coroutine, where its first step has been made."""
         delivery.task = asyncio.current_task()
         CURRENT.set(delivery)
-        if delivery.cut and begun is None:
+        if begun is None and delivery.is_over:
             begun = cut_short(delivery)
         hooks = self.hooks
         error: BaseException | None = None

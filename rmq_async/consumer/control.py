@@ -68,7 +68,8 @@ class Control(LifeCycle):
     def resume(self, *topics_or_queues: str | MessageQueue) -> None:
         """Ends pauses: of topics with all their queues, of queues, or, with nothing given, all.
 
-        Raises as ``pause`` does, and ClientStateError for a part of what was paused as a whole.
+        Raises as ``pause`` does, and ClientStateError for a part of what was paused as a whole; with ``mode="pop"`` single topics
+        may go on then.
         """
         session = self._running_session()
         if isinstance(session, PopSession):

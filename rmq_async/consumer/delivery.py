@@ -68,6 +68,11 @@ class Delivery(Struct, eq=False, weakref=True):
         return self.subscription.topic
 
     @property
+    def is_over(self) -> bool:
+        """Whether the call was cut off, or its time is over: it is not begun then."""
+        return self.cut or self.timed_out
+
+    @property
     def age(self) -> float:
         """Seconds since the call began."""
         return machine.monotonic() - self.began

@@ -124,11 +124,20 @@ async def failed(error: BaseException) -> object:
         del error, frames  # it has this frame in its traceback
 
 
+class _Cancelled:
+    """Raises CancelledError when it is awaited. No coroutine: a call whose key could not be made does not await it."""
+
+    def __await__(self) -> Generator[Any, None, object]:
+        yield from ()
+        raise asyncio.CancelledError
+
+
 def cut_short(delivery: Delivery) -> Awaitable[object]:
-    """Ends a call that was cut off before its first step: cancels its task, and returns what stands for its coroutine."""
-    if delivery.task is not None:
+    """Ends a call that was cut off, or whose time was over, before its first step; returns what stands for its coroutine. The task
+    of one that was cut off is cancelled."""
+    if delivery.cut and delivery.task is not None:
         delivery.task.cancel()
-    return failed(asyncio.CancelledError())
+    return _Cancelled()
 
 
 async def returned() -> object:

@@ -53,7 +53,7 @@ def popped_again(log: GroupLog, troubles: Troubles) -> list[str]:
             continue
         life, ended = log.lives[first.life], inf if first.ended is None else first.ended
         killed = troubles.killed(life, first.began)
-        if killed <= ended + SETTLED:
+        if killed < inf and killed <= ended + SETTLED:
             continue
         what = "is handled" if ended > second.began else "was handled"
         found.append(

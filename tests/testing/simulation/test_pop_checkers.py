@@ -53,6 +53,7 @@ def dead(unique_id: str = "id") -> Stored:
     ("first", "troubles", "found"),
     [
         (delivery(), QUIET, True),
+        (delivery(how=""), QUIET, True),  # it is handled still
         (delivery(how="failed"), QUIET, False),
         (delivery(how="cancelled"), QUIET, False),
         (delivery(), Troubles([(25.0, 26.0)], {}, {}), False),
