@@ -145,11 +145,12 @@ class Control(LifeCycle):
 
     async def commit(self) -> None:
         """Commits the queues whose position has moved; returns when the brokers have answered. In broadcast it saves the positions.
-        With ``mode="pop"`` it sends the acknowledgements that are gathered, and returns when the brokers have answered or the
-        leases have ended.
+        With ``mode="pop"`` it sends the acknowledgements that are gathered, and returns when the brokers have answered those of
+        messages that were handled before the call, or their leases have ended.
 
-        Raises the error of the first request that failed; the others are made all the same. ClientStateError unless running. In
-        broadcast it raises what ``save`` raises.
+        Raises the error of the first request that failed; the others are made all the same. With ``mode="pop"``, where requests
+        are repeated, it raises one for which acknowledgements were given up. ClientStateError unless running. In broadcast it
+        raises what ``save`` raises.
         """
         session = self._running_session()
         if isinstance(session, PopSession):

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
-from contextlib import suppress
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, Final
 
 from rmq_protocol.pop_handles import can_be_gathered
@@ -39,16 +39,17 @@ MOST_PENDING: Final = 8192
 AFTER_EXPIRY: Final = 2.0
 """Seconds after the end of a lease in which an acknowledgement may still count."""
 
-Spawn = Callable[[str, Coroutine[Any, Any, None]], object]
+Run = Callable[[str, Callable[[], Coroutine[Any, Any, None]]], object]
 
 
 class Acks:
-    """``spawn``: starts a task that lives as long as the consumer. ``count``: messages that brokers have acknowledged. ``lost``:
-    those whose acknowledgement was not answered until their lease had expired, or was refused; they may be delivered again."""
+    """``run``: starts a task that lives as long as the consumer, and again whenever it fails. ``count``: messages that brokers have
+    acknowledged. ``lost``: those whose acknowledgement was not answered until their lease had expired, or was refused; they may be
+    delivered again."""
 
-    def __init__(self, requests: Requests, spawn: Spawn) -> None:
+    def __init__(self, requests: Requests, run: Run) -> None:
         self._requests = requests
-        self._spawn = spawn
+        self._run = run
         self._lines: dict[str, _Line] = {}
         self.count = 0
         self.lost = 0
@@ -61,7 +62,7 @@ class Acks:
         line = self._lines.get(broker)
         if line is None:
             line = self._lines[broker] = _Line(self, self._requests, broker)
-            self._spawn(f"acks to {broker}", line.run())
+            self._run(f"acks to {broker}", line.run)
         line.add(lease)
 
     def is_full(self, broker: str) -> bool:
@@ -75,13 +76,19 @@ class Acks:
         return sum(line.pending for line in self._lines.values())
 
     async def flush(self) -> None:
-        """Sends what is gathered, and returns when nothing waits any more."""
-        for line in [*self._lines.values()]:
-            await line.flush()
+        """Sends what is gathered, and returns when all that was added before has ended. Raises an error for which acknowledgements
+        were given up meanwhile."""
+        lines = [*self._lines.values()]
+        with ExitStack() as hurry:
+            added = [hurry.enter_context(line.hurried()) for line in lines]
+            errors = [await line.until_ended(number) for line, number in zip(lines, added, strict=True)]
+        for error in errors:
+            if error is not None:
+                raise error
 
 
 class _Line:
-    """The acknowledgements of one broker."""
+    """The acknowledgements of one broker, in the order in which they were added."""
 
     def __init__(self, acks: Acks, requests: Requests, broker: str) -> None:
         self._acks = acks
@@ -89,89 +96,123 @@ class _Line:
         self._broker = broker
         self._gathered: list[Lease] = []
         self._sending: list[Lease] = []
-        self._hurry = False
+        """Those of the request under way that have not ended."""
+        self._added = 0
+        self._flushes = 0
+        """Calls of ``flush`` that wait."""
+        self._losses = 0
+        """Requests after which acknowledgements were given up."""
+        self._lost_by: RocketMQError | None = None
+        """The error of the newest of these."""
         self._some = asyncio.Event()
         self._full = asyncio.Event()
-        self._empty = asyncio.Event()
+        self._moved = asyncio.Event()
+        """Set when acknowledgements have ended, or a request has failed."""
         self._pauses = Backoff(FIRST_PAUSE, LONGEST_PAUSE)
 
     @property
     def pending(self) -> int:
         return len(self._gathered) + len(self._sending)
 
+    @property
+    def _oldest(self) -> int:
+        """Number of the oldest acknowledgement that has not ended."""
+        first = self._sending or self._gathered
+        return first[0].ack_number if first else self._added + 1
+
     def add(self, lease: Lease) -> None:
+        self._added += 1
+        lease.ack_number = self._added
         gathered = self._gathered
         gathered.append(lease)
         if len(gathered) == 1:
             self._some.set()
-            self._empty.clear()
         elif len(gathered) == GATHER:
             self._full.set()
 
-    async def flush(self) -> None:
-        if self.pending:
-            self._hurry = True
-            self._full.set()
-            await self._empty.wait()
-            self._hurry = False
+    @contextmanager
+    def hurried(self) -> Iterator[int]:
+        """Sends without waiting for more; gives the number of the newest acknowledgement."""
+        self._flushes += 1
+        self._full.set()
+        try:
+            yield self._added
+        finally:
+            self._flushes -= 1
+
+    async def until_ended(self, number: int) -> RocketMQError | None:
+        """Waits until the acknowledgements up to ``number`` have ended; returns the newest error for which some were given up
+        meanwhile."""
+        losses = self._losses
+        while self._oldest <= number:
+            self._moved.clear()
+            await self._moved.wait()
+        return self._lost_by if self._losses > losses else None
 
     async def run(self) -> None:
         """Sends for ever."""
         while True:
             if not self._gathered:
                 self._some.clear()
-                self._empty.set()
                 self._acks.errors.pop(self._broker, None)  # what was given up is counted, and logged
                 await self._some.wait()
-            if len(self._gathered) < GATHER and not self._hurry:
+            if len(self._gathered) < GATHER and not self._flushes:
                 self._full.clear()
                 with suppress(TimeoutError):
                     async with asyncio.timeout(GATHER_TIME):
                         await self._full.wait()
-            leases = self._sending = self._gathered[:MOST_IN_REQUEST]
+            self._sending = self._gathered[:MOST_IN_REQUEST]
             del self._gathered[:MOST_IN_REQUEST]
             try:
-                pause = await self._send(leases)
+                pause = await self._send()
             finally:
+                self._gathered[:0] = self._sending
                 self._sending = []
+                self._moved.set()
             if pause:
                 await asyncio.sleep(pause)
 
-    async def _send(self, leases: list[Lease]) -> float:
-        """Sends once; returns the seconds until the next attempt, 0 where it was answered."""
+    async def _send(self) -> float:
+        """Sends once; returns the seconds until the next attempt, 0 where it was answered. Leaves in ``_sending`` what is to be
+        sent again."""
         acks = self._acks
-        together = [lease for lease in leases if can_be_gathered(lease.handle)]
-        alone = [lease for lease in leases if not can_be_gathered(lease.handle)]
-        left = leases
         try:
+            together = [lease for lease in self._sending if can_be_gathered(lease.handle)]
             if together:
                 handles = [(lease.topic, lease.handle) for lease in together]
                 await self._requests.acknowledge(self._broker, handles, ANSWER_WITHIN)
                 acks.count += len(together)
-                left = alone
-            while alone:
-                await self._requests.acknowledge_one(alone[0].topic, alone[0].handle, ANSWER_WITHIN)
+                self._sending = [lease for lease in self._sending if not can_be_gathered(lease.handle)]
+            while self._sending:
+                lease = self._sending[0]
+                await self._requests.acknowledge_one(lease.topic, lease.handle, ANSWER_WITHIN)
                 acks.count += 1
-                del alone[0]
+                del self._sending[0]
         except RocketMQError as error:
-            return self._failed(left, error)
+            self._failed(error)
+            return self._pauses.next()
+        except Exception as error:
+            text = f"acknowledgements to broker {printable(self._broker)} were not sent: {printable(repr(error), 300)}"
+            self._failed(RocketMQError(text, broker=self._broker))
+            raise
         self._pauses.reset()
         acks.errors.pop(self._broker, None)
         return 0.0
 
-    def _failed(self, leases: list[Lease], error: RocketMQError) -> float:
-        acks = self._acks
+    def _failed(self, error: RocketMQError) -> None:
+        """Gives up what is refused or too late; keeps the rest."""
+        acks, leases = self._acks, self._sending
         text = acks.errors[self._broker] = printable(error, 500)
         refused = isinstance(error, BrokerError) and not error.retriable
         now = machine.monotonic()
-        again = [] if refused else [lease for lease in leases if lease.expires + AFTER_EXPIRY > now]
-        if len(again) < len(leases):
-            acks.lost += len(leases) - len(again)
+        self._sending = [] if refused else [lease for lease in leases if lease.expires + AFTER_EXPIRY > now]
+        if given_up := len(leases) - len(self._sending):
+            acks.lost += given_up
+            self._losses += 1
+            self._lost_by = error
             logger.warning(
                 "%d messages of broker %s were handled and not acknowledged, they may be delivered again: %s",
-                len(leases) - len(again),
+                given_up,
                 self._broker,
                 text,
             )
-        self._gathered[:0] = again
-        return self._pauses.next()

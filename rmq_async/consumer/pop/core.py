@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Iterable
 from heapq import heappop, heappush
-from typing import Any, Final
+from typing import Final
 
 from rmq_protocol.errors import RemoteProtocolError
 
@@ -21,6 +21,7 @@ from ..._text import printable
 from ...errors import BrokerError, ConnectionLostError, RequestTimeoutError, RocketMQError
 from ..held_queue import HeldQueue
 from ..subscription import Subscription
+from ..supervisor import Supervisor
 from .acks import Acks
 from .clock import BrokerClock
 from .lease import Lease, LeaseState
@@ -47,23 +48,22 @@ FIRST_PAUSE: Final = 0.2
 LONGEST_PAUSE: Final = 5.0
 
 Group = dict[Lease, None]
-Spawn = Callable[[str, Coroutine[Any, Any, None]], asyncio.Task[None]]
 
 
 class PopCore:
-    """``spawn``: starts a task that lives as long as the consumer. ``invisible_time``, ``max_lease``: seconds.
+    """``supervisor``: of the consumer's tasks. ``invisible_time``, ``max_lease``: seconds.
 
     ``given_back``, ``extended``: changes that brokers have confirmed. ``unsure``: changes without an answer, after which a message
     may be delivered twice, or later than asked for. ``expired``: leases that ended while this member held them.
     """
 
-    def __init__(self, requests: Requests, spawn: Spawn, invisible_time: float, max_lease: float) -> None:
+    def __init__(self, requests: Requests, supervisor: Supervisor, invisible_time: float, max_lease: float) -> None:
         self._requests = requests
-        self.spawn = spawn
+        self.spawn = supervisor.once
         self._invisible_ms = round(invisible_time * 1000)
         self.invisible_time = invisible_time
         self._max_lease = max_lease
-        self.acks = Acks(requests, spawn)
+        self.acks = Acks(requests, supervisor.run)
         self._clocks: dict[str, BrokerClock] = {}
         self._far: dict[str, None] = {}
         """Brokers that found a pop too old that was dated ahead."""

@@ -37,7 +37,7 @@ class Lease(Waiting, eq=False):
     """``held``: the messages of its topic from its broker. ``topic``: on the wire, without the name of a retry topic. ``expires``:
     monotonic time at which the broker delivers the message again. ``since``: monotonic time of its arrival. ``changed``: resolved
     when the change that is under way has ended. ``is_done``: whether it is to be acknowledged then. ``group``: the leases that are
-    renewed together with it, itself included."""
+    renewed together with it, itself included. ``ack_number``: its place among the acknowledgements to its broker."""
 
     topic: str = ""
     handle: ExtraInfo = NO_HANDLE
@@ -46,6 +46,7 @@ class Lease(Waiting, eq=False):
     changed: asyncio.Future[None] | None = None
     is_done: bool = False
     group: dict[Lease, None] = field(default_factory=dict)
+    ack_number: int = 0
 
     def __repr__(self) -> str:
         return f"<Lease of {self.message.msg_id} from {self.handle.broker_name}, {self.state.value}>"

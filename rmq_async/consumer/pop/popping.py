@@ -161,6 +161,10 @@ class Popping:
             elif not self._core.knows_clock(source.broker):
                 await self._wait(source, early.next())
 
+    def _may(self, source: Source) -> bool:
+        """Returns whether a pop may be sent: what is handled of a broker that answers no acknowledgements stays within a bound."""
+        return self._may_pop(source) and not self._core.acks.is_full(source.broker)
+
     def _pop_beside(self, source: Source) -> None:
         """Makes more pops at a time while messages are left and may be held."""
         while (
@@ -168,7 +172,7 @@ class Popping:
             and not source.ends
             and source.beside < MOST_BESIDE
             and source.free() >= self._size
-            and self._may_pop(source)
+            and self._may(source)
         ):
             source.beside += 1
             source.credits.reserved += self._size
@@ -179,7 +183,7 @@ class Popping:
         try:
             while True:
                 source.credits.reserved -= self._size
-                if source.ends or not self._may_pop(source):
+                if source.ends or not self._may(source):
                     return
                 popped = await self._pop(source, self._size, BESIDE_POLL_TIME)
                 if not popped.messages:
@@ -204,7 +208,7 @@ class Popping:
         """Waits until the source may be popped; returns for how many messages. Few credits wait for more for a moment."""
         credits, gathered = source.credits, False
         while not source.ends:
-            if not self._may_pop(source) or self._core.acks.is_full(source.broker):
+            if not self._may(source):
                 await self._wait(source, PAUSED_FOR)
                 continue
             credits.measure(machine.monotonic())

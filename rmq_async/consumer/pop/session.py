@@ -20,6 +20,7 @@ from rmq_protocol.message import MessageQueue
 from ... import machine
 from ..._asyncio import StopScope, for_each
 from ...client import ClientInstance, TopicRoute, committed_offset, max_offset
+from ...errors import RocketMQError
 from ...hooks import request_hooks
 from ..blocking import Block, LoopWatch
 from ..broker_requests import MemberRequests
@@ -82,7 +83,7 @@ class PopSession:
         self.supervisor = Supervisor()
         self.member = PopMember(instance, group, subscriptions, config)
         self.requests = Requests(instance, group)
-        self.core = PopCore(self.requests, self.supervisor.once, config.invisible_time, config.max_lease)
+        self.core = PopCore(self.requests, self.supervisor, config.invisible_time, config.max_lease)
         self.outcomes = PopOutcomes(instance, group, self.core)
         settling = PopSettling(config.retry, self.outcomes, self.settled, self._message_ended, lambda: self.member.limit)
         self.calls = HandlerCalls(config.concurrency, settling, context)
@@ -200,7 +201,7 @@ class PopSession:
 
     async def _last_answers(self, end: float) -> None:
         """Waits for the answers to acknowledgements, and to messages that are given back."""
-        with suppress(TimeoutError):
+        with suppress(TimeoutError, RocketMQError):  # what was given up is logged
             async with asyncio.timeout(max(end - machine.monotonic(), 0.0)):
                 await self.arrivals.all_given_back()
                 await self.core.acks.flush()
@@ -277,7 +278,8 @@ class PopSession:
         self.dispatcher.look_again()
 
     async def commit(self) -> None:
-        """Sends the acknowledgements that are gathered, and returns when all were answered."""
+        """Sends the acknowledgements that are gathered, and returns when all were answered or given up. Raises the error of those
+        that were given up."""
         await self.core.acks.flush()
 
     async def until_idle(self) -> None:

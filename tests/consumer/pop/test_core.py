@@ -10,6 +10,7 @@ import pytest
 
 from rmq_async import machine
 from rmq_async.consumer.held_queue import HeldQueue
+from rmq_async.consumer.pop import acks
 from rmq_async.consumer.pop.core import PopCore
 from rmq_async.consumer.pop.lease import Lease, LeaseState
 from rmq_async.consumer.pop.requests import Changed, Popped, Wanted
@@ -38,6 +39,9 @@ class Broker:
         self.changes: list[tuple[ExtraInfo, int, bool]] = []
         self.answers: list[RocketMQError | None] = []
         self.refusals: list[RocketMQError] = []
+        self.bugs: list[Exception] = []
+        self.ack_takes = 0.0
+        self.with_each_ack: Callable[[], None] | None = None
         self.gate = asyncio.Event()
         self.gate.set()
         self.ahead = 1_000_000_000_000
@@ -55,8 +59,14 @@ class Broker:
         return Popped(messages, handles, (), 0, now if self.says_time else 0, wanted.invisible_ms, sent, machine.monotonic())
 
     async def acknowledge(self, broker: str, handles: Sequence[tuple[str, ExtraInfo]], timeout: float) -> None:
+        if self.bugs:
+            raise self.bugs.pop(0)
         if self.refusals:
             raise self.refusals.pop(0)
+        if self.ack_takes:
+            await asyncio.sleep(self.ack_takes)
+        if self.with_each_ack is not None:
+            self.with_each_ack()
         self.acks.append([handle.msg_queue_offset or 0 for _, handle in handles])
         self.acked += [handle for _, handle in handles]
 
@@ -84,7 +94,7 @@ class Core(PopCore):
 @asynccontextmanager
 async def core(invisible: float = 60.0, max_lease: float = 3600.0, *, renew: bool = False) -> AsyncIterator[Core]:
     supervisor, broker = Supervisor(), Broker()
-    found = Core(broker, supervisor.once, invisible, max_lease)  # type: ignore[arg-type]
+    found = Core(broker, supervisor, invisible, max_lease)  # type: ignore[arg-type]
     found.broker = broker
     if renew:
         supervisor.run("renewal", found.renew)
@@ -158,8 +168,53 @@ async def test_late_ack_is_sent_once_and_not_repeated_after_the_lease(monkeypatc
         assert c.broker.acks == [[0]]
         c.broker.refusals = [UNANSWERED]
         c.ack(later)
+        with pytest.raises(RequestTimeoutError):
+            await c.acks.flush()
+        assert (c.broker.acks, c.acks.lost) == ([[0]], 1)
+        await until(lambda: not c.acks.errors)  # nothing waits that the error could keep
+
+
+async def test_flush_ends_under_steady_load() -> None:
+    async with core() as c:
+        leases = await c.take(200)
+        c.broker.with_each_ack = lambda: c.ack(leases.pop())  # there is always something to send
+        c.ack(leases.pop())
+        async with asyncio.timeout(1):
+            await c.acks.flush()
+        assert c.acks.pending
+        c.broker.with_each_ack = None
+
+
+async def test_cancelled_flush_leaves_acks_to_be_gathered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(acks, "GATHER_TIME", 0.3)
+    async with core() as c:
+        first, second, third = await c.take(3)
+        c.broker.ack_takes = 0.02
+        c.ack(first)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.01):
+                await c.acks.flush()
+        await until(lambda: not c.acks.pending)
+        c.ack(second)
+        for _ in range(10):
+            await asyncio.sleep(0)
+        c.ack(third)
+        await until(lambda: not c.acks.pending)
+        assert c.broker.acks == [[0], [1, 2]]
+
+
+async def test_acks_go_on_after_an_error_that_none_expects(caplog: pytest.LogCaptureFixture) -> None:
+    async with core() as c:
+        c.broker.bugs = [KeyError("a bug")]
+        leases = await c.take(3)
+        for lease in leases:
+            c.ack(lease)
+        await until(lambda: c.acks.errors)
+        assert "a bug" in c.acks.errors["b"]
         await c.acks.flush()
-        assert (c.broker.acks, c.acks.lost, c.acks.errors) == ([[0]], 1, {})  # nothing waits that the error could keep
+        assert c.broker.acks == [[0, 1, 2]]
+        assert (c.acks.lost, c.acks.errors, c.acks.pending) == (0, {}, 0)
+        assert "acks to b failed and is restarted" in caplog.text
 
 
 async def test_ack_during_a_change_waits_for_the_new_handle() -> None:
