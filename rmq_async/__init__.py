@@ -210,7 +210,7 @@ _PLACES: Final = {
 }
 """Public names by module. They load lazily: loading all takes 0.2 s, too long for processes that need one, like Spark's planner."""
 
-_MODULES: Final = frozenset({"cli", "embedded", "otel", "outbox", "testing"})
+_MODULES: Final = frozenset({"cli", "embedded", "inbox", "otel", "outbox", "testing"})
 _places: Final = {name: module for module, names in _PLACES.items() for name in names.split()}
 
 

@@ -20,7 +20,10 @@ from rmq_async.outbox import OutboxStatus
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-PACKAGES = ["rmq_async", *(f"rmq_async.{part}" for part in ("embedded", "errors", "otel", "outbox", "inbox", "testing"))]
+PACKAGES = [
+    "rmq_async",
+    *(f"rmq_async.{part}" for part in ("admin", "consumer", "embedded", "errors", "otel", "outbox", "inbox", "testing")),
+]
 
 
 def test_every_page_is_in_the_navigation() -> None:

@@ -17,8 +17,8 @@ from typing import Any, Protocol
 
 FILE = Path(__file__).with_name("public_api.txt")
 PACKAGES = (
-    "rmq_async", "rmq_async.embedded", "rmq_async.errors", "rmq_async.inbox", "rmq_async.otel", "rmq_async.outbox",
-    "rmq_async.testing", "rmq_async.testing.simulation",
+    "rmq_async", "rmq_async.admin", "rmq_async.consumer", "rmq_async.embedded", "rmq_async.errors", "rmq_async.inbox",
+    "rmq_async.otel", "rmq_async.outbox", "rmq_async.testing", "rmq_async.testing.simulation",
 )  # fmt: skip
 INHERITED = frozenset(dir(object)) | frozenset(dir(Exception)) | frozenset(dir(enum.Enum)) | frozenset(dir(tuple))
 

@@ -382,4 +382,4 @@ except KeyboardInterrupt:
 
 def test_dir_lists_no_helpers() -> None:
     listed = {name for name in dir(rmq_async) if not name.startswith("__")}
-    assert listed == {*rmq_async.__all__, "cli", "embedded", "otel", "outbox", "testing"} - {"__version__"}
+    assert listed == {*rmq_async.__all__, "cli", "embedded", "inbox", "otel", "outbox", "testing"} - {"__version__"}

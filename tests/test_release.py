@@ -24,7 +24,7 @@ def release() -> ModuleType:
 
 def test_versions_agree_with_each_other_and_with_the_tag(release: ModuleType) -> None:
     found = release.versions(ROOT)
-    assert len(found) >= 2
+    assert {"pyproject.toml", "rmq_async/__init__.py", "CHANGELOG.md"} <= found.keys()
     assert not release.disagreements(found)
 
 

@@ -73,7 +73,7 @@ def main() -> int:
     if not any(place.startswith("tag ") for place in found):
         print(f"Next: git tag -a v{version}, and this command again")
     else:
-        print("Next: git push --tags; twine upload dist/*; mike deploy --push VERSION latest")
+        print(f"Next: git push --tags; twine upload dist/*; mike deploy --push --update-aliases {version} latest")
     return 0
 
 

@@ -40,7 +40,7 @@ UNANSWERED_LIMIT = 2
 RECONNECTS = 6
 """Attempts per heartbeat interval to reconnect to a broker, also while the client sends no messages."""
 FAREWELL = 1.0
-"""Seconds for the answers of brokers that a group leaves: what it had under way has ended, and they forget it without them."""
+"""Seconds for the answers of brokers that a group leaves. They forget a client's last group without them, as connections close."""
 UNREACHABLE_FOR = 5.0
 """Seconds for which no call waits for a broker that did not answer its first heartbeat."""
 

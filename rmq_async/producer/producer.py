@@ -49,6 +49,7 @@ class Producer(SendMethods):
         config: ProducerConfig | None = None,
         **options: Unpack[ProducerOptions],
     ) -> None:
+        # Here, so that the TypeError of a call without a group names this class, not a base that users do not know.
         super().__init__(group, namesrv=namesrv, client=client, config=config, **options)
 
     async def send_batch(

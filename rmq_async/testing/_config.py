@@ -152,7 +152,8 @@ _OPEN_MODULES: Final = (
 # medians of 4) and serves 23,000 sends a second in the first seconds, where the second compiler still competes (17,000).
 _SMALL: Final = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 _MEMORY: Final = {
-    # (main class, small) -> options. The minimum that worked: 24m / 96m with 128m direct; a 16m name server runs out of memory.
+    # (main class, small) -> options. Heaps of 24m and 96m still worked, a name server's of 16m did not. 256m of direct
+    # memory ran out while members popped.
     (NAME_SERVER_CLASS, True): ("-Xmx32m", *_SMALL),
     (NAME_SERVER_CLASS, False): ("-Xms64m", "-Xmx192m"),
     (BROKER_CLASS, True): ("-Xmx192m", "-XX:MaxDirectMemorySize=1g", *_SMALL),
@@ -192,7 +193,8 @@ def broker_keys(name: str, port: int, namesrv: str, directory: Path) -> dict[str
         # 5.5.0's TransactionMetricsFlushService spins one core from its start until this many ms (stock: 10 s) have passed.
         "transactionMetricFlushInterval": "500",
         # Default: 1 s. Each flush compares and writes all slots of the timer wheel, in 0.25 s of CPU: 13 % of a core in an idle
-        # small broker, 3 % with 5 s, 1 % with 30 s. After a crash the timer log is read again from the last flush.
+        # small broker, 3 % with 5 s, 1 % with 30 s; ten minutes take most of that off, too. After a crash the timer log is
+        # read again from the last flush.
         "timerFlushIntervalMs": "600000",
         # A full disk refuses writes instead of deleting messages that a test still wants to read.
         "cleanFileForciblyEnable": "false",

@@ -29,6 +29,8 @@ from rmq_async.testing.cluster import ExternalCluster, RealCluster, require
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from .scripted import Broker
+
 T = TypeVar("T")
 
 LOGGING = """\
@@ -117,6 +119,17 @@ def loop() -> Iterator[Loop]:
     running = Loop()
     yield running
     running.close()
+
+
+@pytest.fixture
+def broker(loop: Loop) -> Iterator[Broker]:
+    """Two brokers in memory, for reads without Spark, and a worker of their own."""
+    from .scripted import Broker, worker_of_its_own  # needs pyspark
+
+    with worker_of_its_own():
+        made = Broker(loop, brokers=2)
+        yield made
+        made.close()
 
 
 @pytest.fixture(scope="session")

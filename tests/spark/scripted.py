@@ -22,7 +22,7 @@ from rmq_async.spark.reading import BatchReader, PushingReader, Slice, StreamRea
 from ..embedded.inside import broker_of
 from .conftest import Loop
 
-__all__ = ["Broker", "Planner", "batch", "offsets", "ranges_of", "rows_of", "worker_of_its_own"]
+__all__ = ["Broker", "Planner", "batch", "everything", "offsets", "ranges_of", "rows_of", "worker_of_its_own"]
 
 
 @contextmanager
@@ -157,6 +157,14 @@ def rows_of(reader: BatchReader | StreamReader, slices: Sequence[InputPartition]
         for found in reader.read(each)
         for body in found.column(found.schema.get_field_index("body")).to_pylist()
     ]
+
+
+def everything(planner: Planner) -> list[str]:
+    """Makes micro-batches until there is nothing left; returns the bodies."""
+    found: list[str] = []
+    while (bodies := planner.step()) is not None:
+        found += bodies
+    return found
 
 
 def offsets(text: str) -> dict[str, int]:

@@ -10,7 +10,7 @@ from typing import Any
 from rmq_async import Admin, Consumer, Message, MessageExt, Producer
 from rmq_async.testing.simulation import Machine, Simulation
 
-__all__ = ["Seen", "create", "member", "send", "send_until", "serving", "until"]
+__all__ = ["Seen", "create", "member", "reader", "send", "send_until", "serving", "taken", "until"]
 
 
 class Seen:
@@ -55,6 +55,23 @@ def member(group: str, namesrv: str, name: str, handler: Callable[[MessageExt], 
     consumer = Consumer(group, namesrv=namesrv, instance_name=name, **options)
     consumer.subscribe("T", handler)
     return consumer
+
+
+def reader(namesrv: str, name: str = "one", **options: Any) -> Consumer:
+    """Returns a member that is read by hand."""
+    return Consumer("g", namesrv=namesrv, instance_name=name, topics="T", **options)
+
+
+async def taken(consumer: Consumer, count: int) -> list[bytes]:
+    """Returns the bodies of the next messages, all of them settled."""
+    bodies: list[bytes] = []
+    if count:
+        async for message in consumer:
+            bodies.append(message.body)
+            if len(bodies) == count:
+                assert consumer.done(message)
+                break
+    return bodies
 
 
 def serving(s: Simulation, name: str, handler: Callable[[MessageExt], Any], *, machine: str = "service") -> Machine:

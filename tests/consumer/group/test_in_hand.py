@@ -29,15 +29,11 @@ from rmq_async.consumer.settling import Settling
 from rmq_async.consumer.subscription import Subscription, by_hand
 from rmq_async.embedded import EmbeddedRocketMQ
 
-from .support import Seen, create, member, send
+from .support import Seen, create, member, reader, send
 
 Q0 = MessageQueue("T", "broker-a", 0)
 NOWHERE = "127.0.0.1:1"
 STEPS = ("arrive", "ask", "settle", "close")
-
-
-def reader(namesrv: str, name: str = "one", **options: Any) -> Consumer:
-    return Consumer("g", namesrv=namesrv, instance_name=name, topics="T", **options)
 
 
 def test_topics_to_read_by_hand() -> None:

@@ -317,6 +317,22 @@ async def test_old_broker_is_refused_by_its_version() -> None:
             await consumer.start()
 
 
+async def test_old_broker_that_comes_later_is_an_error_and_a_problem(caplog: pytest.LogCaptureFixture) -> None:
+    """The topic is made while the member runs, at a broker that cannot be popped."""
+    async with EmbeddedRocketMQ(version="4.9.7", auto_create_topics=False) as server:
+        seen = Seen()
+        async with popping(server, seen) as consumer:
+            await create(server.namesrv)
+            await send(server.namesrv, b"1")
+            await until(lambda: "queue_unreadable" in [each.code for each in consumer.health().problems])
+            (problem,) = [each for each in consumer.health().problems if each.code == "queue_unreadable"]
+            assert (problem.broker, "is RocketMQ 4.9.7; mode='pop' needs 5.3.2" in problem.text) == ("broker-a", True)
+            (error,) = [each for each in caplog.records if each.levelno == logging.ERROR]
+            assert "is not popped: broker broker-a" in error.getMessage()
+        assert not server.requests.keys() & {RequestCode.POP_MESSAGE, RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE}
+        assert seen.attempts == []
+
+
 async def test_broker_without_an_answer_is_looked_at_again() -> None:
     async with EmbeddedRocketMQ() as server:
         await create(server.namesrv)
