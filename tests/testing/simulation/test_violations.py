@@ -103,6 +103,8 @@ def test_an_attempt_returned_to_the_broker_that_had_refused_it() -> None:
     assert returned([*known, call(failed(a, b, b))], {}, [])
     assert not returned([*known, call(failed(a, b, a)), call(failed(a, a, a)), call(failed(b, b))], {}, [])
     assert not returned([*known, call(failed(a, b, b))], {"broker-a": [9.0]}, [])
+    assert not returned([*known, call(failed(a, b, b))], {"namesrv-0": [9.0]}, [])
+    assert returned([*known, call(failed(a, b, b))], {"main": [9.0]}, [])
     assert not returned([*known, call(failed(a, b, b))], {}, [Event(9.0, "namesrv-0", "forget", {"broker": "broker-a"})])
     assert not returned([*known, call(failed(a, b, b), ordered_by="queue")], {}, [])
     assert not returned(
