@@ -15,6 +15,7 @@ from math import inf
 from typing import Final
 
 from rmq_protocol.constants import ResponseCode
+from rmq_protocol.errors import RemoteProtocolError
 from rmq_protocol.pop_handles import MAX_POP_SIZE
 
 from ... import machine
@@ -23,6 +24,7 @@ from ..._text import printable
 from ...client import ClientInstance
 from ...errors import (
     BrokerError,
+    ConnectionLostError,
     FlowControlError,
     NoPermissionError,
     RequestCodeNotSupportedError,
@@ -46,6 +48,9 @@ BESIDE_POLL_TIME: Final = 0.2
 """Of the pops beside it: one that finds all queues in the hands of others waits for its turn."""
 MOST_BESIDE: Final = 7
 """Pops under way beside the one that may be held."""
+GROW_AFTER: Final = 16
+"""Full answers after which a pop asks for one message more, where an answer was too large before: one that is too large again
+costs each of its messages an attempt."""
 FIRST_PAUSE: Final = 0.05
 LONGEST_PAUSE: Final = 5.0
 LONGEST_EARLY_PAUSE: Final = 1.0
@@ -63,10 +68,17 @@ PAUSED_FOR: Final = 1.0
 
 class Source:
     """The messages of one topic at one broker. ``held``: their place in the consumer's buffer. ``slots``: returns how many messages
-    of the subscription are in calls at a time."""
+    of the subscription are in calls at a time. ``largest``: messages of one pop at most. ``size``: the same, after answers that
+    were too large."""
 
     def __init__(
-        self, held: HeldQueue, topic: str, subscription: Subscription, credits: Credits, slots: Callable[[], int]
+        self,
+        held: HeldQueue,
+        topic: str,
+        subscription: Subscription,
+        credits: Credits,
+        slots: Callable[[], int],
+        largest: int = MAX_POP_SIZE,
     ) -> None:
         self.held = held
         self.topic = topic
@@ -74,6 +86,9 @@ class Source:
         self.subscription = subscription
         self.credits = credits
         self.slots = slots
+        self._largest = self.size = min(largest, MAX_POP_SIZE)
+        self._full = 0
+        """Answers with ``size`` messages since that has changed."""
         self.rest = 0
         """Messages that the broker had left in its last answer."""
         self.is_caught_up = True
@@ -98,22 +113,32 @@ class Source:
         """Returns how many more messages it may hold, 0 or less for none."""
         return self.credits.free(self.slots(), self.subscription.rate)
 
+    def shrink(self, messages: int) -> None:
+        """Halves ``size`` after an answer for so many messages that could not be read. Pops under way together halve it once."""
+        self.size = min(self.size, max(messages // 2, 1))
+        self._full = 0
+
+    def grow(self, messages: int) -> None:
+        """Raises ``size`` by one after GROW_AFTER answers with as many messages. ``messages``: of an answer."""
+        if messages >= self.size < self._largest:
+            self._full += 1
+            if self._full >= GROW_AFTER:
+                self.size += 1
+                self._full = 0
+
 
 class Popping:
-    """``accept``: takes an answer with messages. ``may_pop``: whether a source is not paused, and the consumer does not stop.
-    ``size``: messages of one pop at most."""
+    """``accept``: takes an answer with messages. ``may_pop``: whether a source is not paused, and the consumer does not stop."""
 
     def __init__(
         self,
         instance: ClientInstance,
         core: PopCore,
-        size: int,
         accept: Callable[[Source, Popped], None],
         may_pop: Callable[[Source], bool],
     ) -> None:
         self._instance = instance
         self._core = core
-        self._size = min(size, MAX_POP_SIZE)
         self._accept = accept
         self._may_pop = may_pop
         self._waiting: dict[Credits, dict[Source, None]] = {}
@@ -171,27 +196,28 @@ class Popping:
             not source.is_caught_up
             and not source.ends
             and source.beside < MOST_BESIDE
-            and source.free() >= self._size
+            and source.free() >= source.size
             and self._may(source)
         ):
             source.beside += 1
-            source.credits.reserved += self._size
-            self._core.spawn(f"pop of {source.topic} at {source.broker}", self._beside(source))
+            source.credits.reserved += source.size
+            self._core.spawn(f"pop of {source.topic} at {source.broker}", self._beside(source, source.size))
 
-    async def _beside(self, source: Source) -> None:
-        """Pops as long as that brings messages and credits are left. The first pop's credits are reserved."""
+    async def _beside(self, source: Source, size: int) -> None:
+        """Pops as long as that brings messages and credits are left. ``size``: credits that are reserved for the first pop."""
         try:
             while True:
-                source.credits.reserved -= self._size
+                source.credits.reserved -= size
                 if source.ends or not self._may(source):
                     return
-                popped = await self._pop(source, self._size, BESIDE_POLL_TIME)
+                popped = await self._pop(source, min(size, source.size), BESIDE_POLL_TIME)
                 if not popped.messages:
                     return
                 self._pop_beside(source)
-                if source.is_caught_up or source.free() < self._size:
+                if source.is_caught_up or source.free() < source.size:
                     return
-                source.credits.reserved += self._size
+                size = source.size
+                source.credits.reserved += size
         except RocketMQError as error:
             logger.debug("a further pop of %s at %s failed: %s", source.topic, source.broker, printable(error, 300))
         finally:
@@ -214,9 +240,9 @@ class Popping:
             credits.measure(machine.monotonic())
             free = source.free()
             if source.is_caught_up:
-                return max(min(free // credits.sources, self._size), 1)
-            if free >= min(self._size, max(source.wanted() // 4, 1)) or (free > 0 and gathered):
-                return min(free, self._size)
+                return max(min(free // credits.sources, source.size), 1)
+            if free >= min(source.size, max(source.wanted() // 4, 1)) or (free > 0 and gathered):
+                return min(free, source.size)
             gathered = free > 0
             if gathered:
                 await self._wait(source, GATHER_TIME)
@@ -246,10 +272,22 @@ class Popping:
             source.popped_at = machine.monotonic()
         try:
             popped = await core.receive(source.topic, source.broker, source.subscription, messages, poll)
+        except ConnectionLostError as error:
+            if isinstance(error.__cause__, RemoteProtocolError):  # an answer above max_frame_size, perhaps this one
+                source.shrink(messages)
+                logger.info(
+                    "pops of topic %s at broker %s ask for %d messages at most: an answer for %d was above max_frame_size",
+                    source.held.shown.topic,
+                    source.broker,
+                    source.size,
+                    messages,
+                )
+            raise
         finally:
             source.credits.reserved -= reserved
             source.under_way -= 1
         source.rest = popped.rest
+        source.grow(len(popped.messages))
         if popped.messages or popped.corrupt:
             source.is_caught_up = len(popped.messages) < messages and not popped.rest
             self._accept(source, popped)

@@ -91,7 +91,7 @@ class PopSession:
         self.arrivals = Arrivals(
             self.core, self.outcomes, self.dispatcher, instance.names, settling.limit_of, self.free, self._may_pop
         )
-        self.popping = Popping(instance, self.core, config.pull_size, self.arrivals.accept, self._may_pop)
+        self.popping = Popping(instance, self.core, self.arrivals.accept, self._may_pop)
         self.tools = MemberRequests(instance, lambda: self.member.data, subscriptions, self.calls)
         self.sources: dict[tuple[str, str], Source] = {}
         """By topic on the wire and broker."""
@@ -335,7 +335,7 @@ class PopSession:
             calls = self.config.concurrency
             return min(subscription.concurrency or calls, calls) * (subscription.batch_size or 1)
 
-        source = Source(held, topic, subscription, self.credits[subscription], slots)
+        source = Source(held, topic, subscription, self.credits[subscription], slots, self.config.pull_size)
         self.sources[topic, broker] = source
         source.credits.sources += 1
 

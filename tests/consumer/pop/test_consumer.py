@@ -28,6 +28,7 @@ from rmq_async import (
     Retry,
     RetryLater,
     current_delivery,
+    machine,
 )
 from rmq_async.consumer.pop import acks, core, requests
 from rmq_async.consumer.pop import popping as popping_module
@@ -230,6 +231,18 @@ async def test_lost_answers_lose_nothing(monkeypatch: pytest.MonkeyPatch) -> Non
             await send(server.namesrv, b"1", b"2", b"3")
             await until(lambda: len(seen.bodies) == 3, 10)
             await consumer.commit()
+        assert server.in_flight("g") == []
+
+
+async def test_answers_above_max_frame_size_are_made_smaller() -> None:
+    async with EmbeddedRocketMQ(pop_revive_delay=0.0) as server:
+        await create(server.namesrv)
+        bodies = [machine.random.randbytes(20_000) for _ in range(24)]  # which compress to nothing smaller
+        await send(server.namesrv, *bodies)
+        seen = Seen()
+        async with popping(server, seen, invisible_time=1.0, max_frame_size=100_000, retry=Retry(limit=6)):
+            await until(lambda: len(seen.bodies) == 24, 20)
+        assert server.dead_letters("g") == []
         assert server.in_flight("g") == []
 
 

@@ -7,13 +7,17 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from rmq_async import machine
 from rmq_async.consumer.held_queue import HeldQueue
+from rmq_async.consumer.pop import popping as popping_module
 from rmq_async.consumer.pop.acks import MOST_PENDING
 from rmq_async.consumer.pop.credits import Credits
-from rmq_async.consumer.pop.popping import Popping, Source
+from rmq_async.consumer.pop.popping import GROW_AFTER, Popping, Source
 from rmq_async.consumer.pop.requests import Popped
 from rmq_async.consumer.subscription import Subscription
+from rmq_async.errors import ConnectionLostError, RemoteProtocolError
 from rmq_protocol.message import MessageExt, MessageQueue
 
 QUEUE = MessageQueue("T", "b", -1)
@@ -50,12 +54,18 @@ class Core:
         return Popped([MessageExt("T", b"x", queue=QUEUE)] * found, [None] * found, (), 1, 1, 60_000, now, now)
 
 
+def too_large() -> ConnectionLostError:
+    error = ConnectionLostError("lost", maybe_stored=True)
+    error.__cause__ = RemoteProtocolError("frame length is above the limit")
+    return error
+
+
 def popping(core: Core, accept: Callable[[Source, Popped], None]) -> tuple[Popping, Source]:
     credits = Credits(4096, 1 << 26)
     credits.sources = 1
     subscription = Subscription("T", handler)
     source = Source(HeldQueue(QUEUE, QUEUE, subscription, 0), "T", subscription, credits, lambda: 512)
-    return Popping(SimpleNamespace(), core, 32, accept, lambda source: True), source  # type: ignore[arg-type]
+    return Popping(SimpleNamespace(), core, accept, lambda source: True), source  # type: ignore[arg-type]
 
 
 async def end(task: asyncio.Task[None], source: Source, core: Core) -> None:
@@ -79,3 +89,62 @@ async def test_pops_end_while_acks_are_not_answered() -> None:
         await asyncio.sleep(0)
     assert core.pending == reached < MOST_PENDING + 10 * 32
     await end(task, source, core)
+
+
+async def test_pop_asks_for_half_after_an_answer_that_was_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(popping_module, "FIRST_PAUSE", 0.001)
+    done = asyncio.Event()
+
+    def answer(messages: int) -> int:
+        if messages > 9 and not done.is_set():
+            raise too_large()
+        return messages
+
+    def accept(source: Source, popped: Popped) -> None:
+        if source.size == 9 and len(core.asked) > 100:
+            done.set()
+
+    core = Core(answer)
+    pops, source = popping(core, accept)
+    task = asyncio.create_task(pops.run(source))
+    async with asyncio.timeout(5):
+        await done.wait()
+        while source.size < 32:
+            await asyncio.sleep(0)
+    await end(task, source, core)
+    assert [size for size in core.asked if size not in (8, 9)][:2] == [32, 16]
+    assert core.asked.count(10) >= GROW_AFTER  # the size that fits is found again, one by one
+    assert done.is_set()
+
+
+async def test_pops_under_way_together_halve_once() -> None:
+    core = Core(lambda messages: messages)
+    _, source = popping(core, lambda source, popped: None)
+    for _ in range(8):
+        source.shrink(32)
+    assert source.size == 16
+    source.shrink(1)
+    assert source.size == 1
+    for _ in range(GROW_AFTER):
+        source.grow(0)  # says nothing about larger ones
+        source.grow(1)
+    assert source.size == 2
+
+
+async def test_connection_that_was_lost_otherwise_leaves_the_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(popping_module, "FIRST_PAUSE", 0.001)
+    failures = [ConnectionLostError("lost", maybe_stored=True)]
+
+    def answer(messages: int) -> int:
+        if failures:
+            raise failures.pop()
+        return messages
+
+    core = Core(answer)
+    pops, source = popping(core, lambda source, popped: None)
+    task = asyncio.create_task(pops.run(source))
+    async with asyncio.timeout(5):
+        while len(core.asked) < 3:
+            await asyncio.sleep(0)
+    await end(task, source, core)
+    assert source.size == 32
