@@ -67,8 +67,9 @@ def returned(calls: Sequence[Call], ends: Mapping[str, Sequence[float]], events:
     """Attempts that went to the broker which had just answered with an error, while another one had answered, too.
 
     ``ends``: times at which processes ended. ``events``: of the machines. Where a broker was away, did not have the topic yet, or
-    had not registered again with a name server that lost its memory, the route may have named one broker only. An attempt that took its share of the time was still open when the next one began:
-    its broker gets no second request meanwhile, even if its late answer was an error.
+    had not registered again with a name server that lost its memory, the route may have named one broker only. An attempt that
+    took its share of the time was still open when the next one began: its broker gets no second request meanwhile, even if its
+    late answer was an error.
     """
     away = [(end, end) for name, times in ends.items() if name.startswith(("broker-", "namesrv-")) for end in times]
     away += [(event.time, event.details.get("until", event.time)) for event in events if event.what == "forget"]
