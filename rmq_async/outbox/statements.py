@@ -110,7 +110,7 @@ class Statements:
         self.failed = self._failed()
         self.released = self._released()
         self.stuck = self._stuck()
-        self.unsent_totals, self.sent_total = self._totals()
+        self.totals = self._totals()
         self.anything_to_send, self.behind_failed = self._left()
         self.retry, self.retry_all = self._retry()
         self.purge = self._purge(SENT)
@@ -270,15 +270,17 @@ class Statements:
         names = ("id", "topic", "keys", "attempts", "last_error", "state", "unique_id")
         return marked.returning(*(table.c[name] for name in names), seconds_since(table.c.created).label("age"))
 
-    def _totals(self) -> tuple[Select[*tuple[Any, ...]], Select[*tuple[Any, ...]]]:
+    def _totals(self) -> Select[*tuple[Any, ...]]:
+        """Selects all counts at once: between two statements a row would be sent, and counted twice."""
         table = self._table
+        sent = table.alias("sent")
         failed = table.c.state == _written(FAILED)
-        unsent: Select[*tuple[Any, ...]] = select(
+        return select(
             func.count().filter(~failed).label("pending"),
             func.max(seconds_since(table.c.created)).filter(~failed).label("oldest_age"),
             func.count().filter(failed).label("failed"),
+            select(func.count()).select_from(sent).where(sent.c.state == _written(SENT)).scalar_subquery().label("sent"),
         ).where(table.c.state != _written(SENT))
-        return unsent, select(func.count().label("sent")).where(table.c.state == _written(SENT))
 
     def _left(self) -> tuple[Select[*tuple[Any, ...]], Select[*tuple[Any, ...]]]:
         """Selects whether a row can be sent, and the number of rows behind a FAILED one."""

@@ -222,9 +222,8 @@ class Store:
 
     async def status(self) -> OutboxStatus:
         async with self._engine.connect() as connection:
-            unsent = (await connection.execute(self.statements.unsent_totals)).one()
-            sent = (await connection.execute(self.statements.sent_total)).scalar_one()
-        return OutboxStatus(unsent.pending, max(0.0, unsent.oldest_age or 0.0), sent, unsent.failed)
+            found = (await connection.execute(self.statements.totals)).one()
+        return OutboxStatus(found.pending, max(0.0, found.oldest_age or 0.0), found.sent, found.failed)
 
     async def anything_to_send(self) -> bool:
         """Whether an unsent row can be sent, now or by a later attempt: it is neither FAILED nor behind a FAILED one."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from sqlalchemy import text
+from typing import Any
+
+from sqlalchemy import event, text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from rmq_async import Message, Producer
@@ -33,6 +35,21 @@ async def test_an_outbox_counts_what_it_has_sent_and_not_what_others_have(
         await add(2)
         assert await other.relay_once() == 2
         assert (outbox.sent_here, other.sent_here) == (6, 2)
+
+
+async def test_status_is_counted_by_one_statement(engine: AsyncEngine, table: str) -> None:
+    """Between two of them the relay would mark a row, which were then both pending and sent."""
+    outbox = Outbox(engine, Producer("orders", namesrv="127.0.0.1:1"), table=table)
+    await outbox.create_table()
+    statements: list[str] = []
+
+    def note(connection: Any, cursor: Any, statement: str, *_: Any) -> None:
+        statements.append(statement)
+
+    event.listen(engine.sync_engine, "before_cursor_execute", note)
+    await outbox.status()
+    event.remove(engine.sync_engine, "before_cursor_execute", note)
+    assert [table in statement for statement in statements] == [True]
 
 
 async def test_what_is_behind_a_failed_message_of_its_key_cannot_be_sent(engine: AsyncEngine, table: str) -> None:

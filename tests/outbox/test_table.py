@@ -59,7 +59,7 @@ async def outbox(engine: AsyncEngine, table: str) -> Outbox:
     ("name", "index"),
     [
         ("claim_except", "unsent"), ("claim_except", "key"), ("claim_only", "unsent"), ("claim_only", "key"), ("blocked", "key"),
-        ("stuck", "unsent"), ("unsent_totals", "unsent"), ("sent_total", "sent"), ("purge", "sent"), ("purge_failed", "unsent"),
+        ("stuck", "unsent"), ("totals", "unsent"), ("totals", "sent"), ("purge", "sent"), ("purge_failed", "unsent"),
         ("retry_all", "unsent"),
     ],
 )  # fmt: skip

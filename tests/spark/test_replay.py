@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections import defaultdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -53,6 +54,7 @@ def archived(spark: SparkSession, topics: Topics, tmp_path_factory: pytest.TempP
                 await producer.send(message, queue=queues[n % 4])
 
     topics.loop.run(send(range(8)))
+    time.sleep(0.002)  # a message that is stored in the millisecond of ``middle`` would be archived, too
     middle = datetime.now(UTC)
     topics.loop.run(send(range(8, 8 + COUNT)))
     place = tmp_path_factory.mktemp("replay")
