@@ -19,7 +19,6 @@ from rmq_protocol.headers import GetSubscriptionGroupConfigRequestHeader, to_ext
 from ..._text import printable
 from ...client import ClientInstance
 from ...errors import ConfigError, RocketMQError
-from .outcomes import USUAL_LIMIT
 
 __all__ = ["Looked", "attempts_of", "check_broker", "version_name"]
 
@@ -93,8 +92,8 @@ def _is_pulled(modes: Mapping[str, object], group: str) -> bool:
     return getattr(modes.get(group), "mode", None) == "PULL"
 
 
-async def attempts_of(instance: ClientInstance, group: str, broker: str, topic: str, timeout: float) -> int:
-    """Returns ``retryMaxTimes`` of the group; USUAL_LIMIT where the broker does not say it."""
+async def attempts_of(instance: ClientInstance, group: str, broker: str, topic: str, timeout: float) -> int | None:
+    """Returns ``retryMaxTimes`` of the group; None where the broker does not say it."""
     header = GetSubscriptionGroupConfigRequestHeader(group=group)
     command = RemotingCommand(code=RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG, ext_fields={**to_ext(header)})
     try:
@@ -104,4 +103,4 @@ async def attempts_of(instance: ClientInstance, group: str, broker: str, topic: 
         logger.debug("settings of group %s at %s: %d %s", group, broker, response.code, printable(response.remark))
     except RocketMQError as error:
         logger.debug("settings of group %s at %s: %s", group, broker, printable(error))
-    return USUAL_LIMIT
+    return None

@@ -202,7 +202,7 @@ class PopCore:
             lease.handle = changed.handle
             clock = self._clocks[lease.handle.broker_name]
             clock.note(changed.handle.pop_time, changed.sent, changed.arrived)
-            lease.expires = clock.ends(changed.handle.pop_time, changed.handle.invisible_time, changed.sent, changed.arrived)
+            lease.expires = clock.ends(changed.handle.pop_time, changed.invisible_ms, changed.sent, changed.arrived)
         finally:
             lease.state = after
             self.unsure += after is LeaseState.ADRIFT

@@ -70,6 +70,8 @@ class PopMember:
             unit_mode=instance.config.unit_mode,
         )
         self.limit = USUAL_LIMIT
+        self._limits: dict[str, int] = {}
+        """Those that brokers have said last."""
         self._conflicts: dict[SubscriptionConflict, float] = {}
         """And when each was seen last."""
         self._checked: dict[str, None] = {}
@@ -217,5 +219,6 @@ class PopMember:
         topic = next(iter(self._subscriptions))
         ask = partial(attempts_of, self._instance, self._group, topic=topic, timeout=self._instance.config.request_timeout)
         answers = await for_each(brokers, lambda broker: ask(broker=broker), at_once=AT_ONCE)
-        if answers:
-            self.limit = min(answers.values())
+        newest = {broker: self._limits.get(broker) if limit is None else limit for broker, limit in answers.items()}
+        self._limits = {broker: limit for broker, limit in newest.items() if limit is not None}
+        self.limit = min(self._limits.values(), default=USUAL_LIMIT)

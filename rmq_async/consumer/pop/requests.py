@@ -65,7 +65,7 @@ class Wanted(NamedTuple):
 class Popped(NamedTuple):
     """The answer to one pop. ``messages``: as stored. ``handles``: one for each message, None where it has none. ``rest``: messages
     that the broker saw and did not give, a hint. ``popped_ms``: by the broker's clock, 0 where the answer does not say it.
-    ``sent``, ``arrived``: monotonic. ``refusal``: the remark of an answer without messages."""
+    ``invisible_ms``: for which no other member gets them, at most what was asked for. ``sent``, ``arrived``: monotonic. ``refusal``: the remark of an answer without messages."""
 
     messages: Sequence[MessageExt]
     handles: Sequence[ExtraInfo | None]
@@ -79,9 +79,11 @@ class Popped(NamedTuple):
 
 
 class Changed(NamedTuple):
-    """The answer to a change of the invisible time. ``handle``: valid from now on. ``sent``, ``arrived``: monotonic."""
+    """The answer to a change of the invisible time. ``handle``: valid from now on. ``invisible_ms``: for which it is, at most what
+    was asked for. ``sent``, ``arrived``: monotonic."""
 
     handle: ExtraInfo
+    invisible_ms: int
     sent: float
     arrived: float
 
@@ -172,6 +174,10 @@ class Requests:
             except TimeoutError:
                 text = f"{len(body)} bytes of popped messages were not decoded in time"
                 raise RequestTimeoutError(text, broker=wanted.broker, address=address) from None
+        if decoded.messages and answer.invisibleTime <= 0:
+            raise RemoteProtocolError(
+                f"a pop brought messages with invisibleTime {answer.invisibleTime}, which is over already"
+            )
         handles = find_handles(answer, decoded.messages, wanted.broker)
         return Popped(
             decoded.messages,
@@ -179,7 +185,7 @@ class Requests:
             decoded.corrupt,
             max(answer.restNum, 0),
             answer.popTime,
-            answer.invisibleTime,
+            min(answer.invisibleTime, wanted.invisible_ms),
             sent,
             arrived,
         )
@@ -207,8 +213,8 @@ class Requests:
     async def change(self, topic: str, handle: ExtraInfo, invisible_ms: int, timeout: float, *, suspend: bool) -> Changed:
         """Changes when a message is delivered again; ``handle`` is void afterwards. ``suspend``: without counting it as a try.
 
-        Raises BrokerError and the errors of a request. Never to be repeated where the error says that the request may have been
-        handled: two changes of a handle are two deliveries.
+        Raises BrokerError, RemoteProtocolError, and the errors of a request. Never to be repeated where the error says that the
+        request may have been handled: two changes of a handle are two deliveries.
         """
         header = ChangeInvisibleTimeRequestHeader(
             consumerGroup=self._group,
@@ -222,7 +228,12 @@ class Requests:
         command = RemotingCommand(code=RequestCode.CHANGE_MESSAGE_INVISIBLETIME, ext_fields={**to_ext(header)})
         response, sent = await self._succeed(handle.broker_name, topic, command, timeout)
         arrived = machine.monotonic()
-        return Changed(changed_handle(handle, from_ext(ChangeInvisibleTimeResponseHeader, response.ext_fields)), sent, arrived)
+        changed = changed_handle(handle, from_ext(ChangeInvisibleTimeResponseHeader, response.ext_fields))
+        if changed.invisible_time <= 0:
+            raise RemoteProtocolError(
+                f"a change of the invisible time to {invisible_ms} ms has made it {changed.invisible_time}"
+            )
+        return Changed(changed, min(changed.invisible_time, invisible_ms), sent, arrived)
 
     async def _succeed(
         self, broker: str, topic: str, command: RemotingCommand, timeout: float

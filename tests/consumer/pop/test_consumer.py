@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from datetime import UTC, datetime
 from time import monotonic
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -30,9 +31,10 @@ from rmq_async import (
     current_delivery,
     machine,
 )
-from rmq_async.consumer.pop import acks, core, requests
+from rmq_async.consumer.pop import acks, core, member, requests
 from rmq_async.consumer.pop import popping as popping_module
-from rmq_async.embedded import EmbeddedRocketMQ, ManualClock
+from rmq_async.embedded import EmbeddedRocketMQ, ManualClock, pops
+from rmq_async.embedded import acks as acks_module
 from rmq_protocol.constants import RequestCode
 
 from ..group.support import Seen, create, send, until
@@ -259,6 +261,75 @@ async def test_leases_of_long_calls_are_extended() -> None:
             await consumer.wait_settled(2, timeout=10)
             await consumer.wait_idle()
         assert (len(seen.attempts), seen.twice) == (2, 0)
+
+
+@pytest.mark.parametrize(
+    ("module", "header"), [(pops, "PopMessageResponseHeader"), (acks_module, "ChangeInvisibleTimeResponseHeader")]
+)
+async def test_invisible_time_in_an_answer_is_at_most_the_one_asked_for(
+    monkeypatch: pytest.MonkeyPatch, module: ModuleType, header: str
+) -> None:
+    answer = getattr(module, header)
+
+    def wrong(**fields: Any) -> Any:
+        return answer(**(fields | {"invisibleTime": 3_600_000}))
+
+    monkeypatch.setattr(module, header, wrong)
+
+    async def work(message: MessageExt) -> None:
+        await asyncio.sleep(2.5)
+
+    async with EmbeddedRocketMQ(pop_revive_delay=0.0) as server:
+        await create(server.namesrv)
+        seen = Seen(work)
+        async with popping(server, seen, invisible_time=1.0) as consumer:
+            await send(server.namesrv, b"1")
+            await consumer.wait_settled(1, timeout=10)
+        assert len(seen.attempts) == 1
+        assert server.requests[RequestCode.CHANGE_MESSAGE_INVISIBLETIME] >= 2
+
+
+async def test_messages_whose_time_is_over_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    header, times = pops.PopMessageResponseHeader, [0, -1]
+
+    def wrong(**fields: Any) -> Any:
+        if fields.get("msgOffsetInfo") and times:
+            fields["invisibleTime"] = times.pop()
+        return header(**fields)
+
+    monkeypatch.setattr(pops, "PopMessageResponseHeader", wrong)
+    async with EmbeddedRocketMQ(pop_revive_delay=0.0) as server:
+        await create(server.namesrv)
+        seen = Seen()
+        async with popping(server, seen, invisible_time=1.0) as consumer:
+            await send(server.namesrv, b"1")
+            await until(lambda: consumer.health().problems)
+            assert "invisibleTime -1, which is over already" in consumer.health().problems[0].text
+            await until(lambda: seen.bodies)
+        assert seen.attempts == [(b"1", 3)]
+
+
+async def test_limit_of_the_group_stays_while_a_broker_does_not_say_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(member, "CHECK_EVERY", 0.02)
+    refused = asyncio.Event()
+
+    async def work(message: MessageExt) -> None:
+        await refused.wait()
+        raise RuntimeError("always")
+
+    async with EmbeddedRocketMQ(pop_revive_delay=0.0) as server:
+        await create(server.namesrv)
+        async with Admin(namesrv=server.namesrv) as admin:
+            await admin.create_group("g", retry_max_times=20)
+        seen, code = Seen(work), RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG
+        async with popping(server, seen, retry=Retry(delays=[0.01])):
+            server.fail_next(1, 10_000, request=code)
+            asked = server.requests[code]
+            await send(server.namesrv, b"1")
+            await until(lambda: server.requests[code] > asked + 2)
+            refused.set()
+            await until(lambda: server.dead_letters("g"))
+        assert len(seen.attempts) == 21  # 17 are usual
 
 
 async def test_members_share_one_queue() -> None:

@@ -77,7 +77,8 @@ class Broker:
             raise error
         now = machine.monotonic()
         offset = handle.msg_queue_offset or 0
-        return Changed(handle._replace(ck_queue_offset=offset, pop_time=self.now(), invisible_time=invisible_ms), now, now)
+        new = handle._replace(ck_queue_offset=offset, pop_time=self.now(), invisible_time=invisible_ms)
+        return Changed(new, invisible_ms, now, now)
 
 
 class Core(PopCore):
