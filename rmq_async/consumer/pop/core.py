@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections.abc import Iterable
 from heapq import heappop, heappush
+from math import ceil
 from typing import Final
 
 from rmq_protocol.errors import RemoteProtocolError
@@ -38,10 +39,13 @@ AHEAD_MS: Final = 3_600_000, 100 * 365 * 86_400_000
 RENEW_AT: Final = 2 / 3
 """Share of a lease after which it is extended."""
 RENEW_SPREAD: Final = 0.1
+SLOTS: Final = 64
+"""Into which the invisible time is divided: leases are extended together with the others of their slot."""
 LEAST_PAUSE: Final = 0.2
 """Seconds between two attempts to extend a lease."""
 CHANGE_WITHIN: Final = 3.0
 AT_ONCE: Final = 16
+RENEW_AT_ONCE: Final = 64
 LONGER: Final = 0.1
 """Share by which a delay is lengthened at random: a broker falls behind where very many messages come back at one time."""
 FIRST_PAUSE: Final = 0.2
@@ -67,9 +71,12 @@ class PopCore:
         self._clocks: dict[str, BrokerClock] = {}
         self._far: dict[str, None] = {}
         """Brokers that found a pop too old that was dated ahead."""
-        self._renewals: list[tuple[float, int, Group]] = []
-        """A heap: when each group of leases is to be extended. The number keeps groups from being compared."""
-        self._count = 0
+        self._renewals: list[int] = []
+        """A heap: the slots in which leases are to be extended."""
+        self._groups: dict[int, Group] = {}
+        """The leases of each of these, in the order in which they were added."""
+        self._slot = invisible_time / SLOTS
+        """Seconds."""
         self._some = asyncio.Event()
         self.given_back = self.extended = self.unsure = self.expired = 0
 
@@ -108,7 +115,8 @@ class PopCore:
         """Returns a lease for each message of an answer, None for one without a handle; they are extended from now on."""
         clock = self._clocks[held.queue.broker_name]
         expires = clock.ends(popped.popped_ms, popped.invisible_ms, popped.sent, popped.arrived)
-        group: Group = {}
+        spread = 1 - RENEW_SPREAD * machine.random.random()
+        group = self._planned(popped.arrived + (expires - popped.arrived) * RENEW_AT * spread)
         found: list[Lease | None] = []
         for message, handle in zip(popped.messages, popped.handles, strict=True):
             if handle is None:
@@ -126,9 +134,6 @@ class PopCore:
             )
             group[lease] = None
             found.append(lease)
-        if group:
-            spread = 1 - RENEW_SPREAD * machine.random.random()
-            self._plan(popped.arrived + (expires - popped.arrived) * RENEW_AT * spread, group)
         return found
 
     # -- the ends of a lease
@@ -223,27 +228,29 @@ class PopCore:
 
     # -- renewals
 
-    def _plan(self, at: float, group: Group) -> None:
-        self._count += 1
-        heappush(self._renewals, (at, self._count, group))
-        if len(self._renewals) == 1:
+    def _planned(self, at: float) -> Group:
+        """Returns the leases that are to be extended about ``at`` (monotonic), or a slot later."""
+        slot = ceil(at / self._slot)
+        group = self._groups.get(slot)
+        if group is None:
+            group = self._groups[slot] = {}
+            heappush(self._renewals, slot)
             self._some.set()
+        return group
 
     async def renew(self) -> None:
         """Extends leases for ever."""
         while True:
-            while self._renewals and not self._renewals[0][2]:
-                heappop(self._renewals)
             if not self._renewals:
                 self._some.clear()
                 await self._some.wait()
-                continue
-            left = self._renewals[0][0] - machine.monotonic()
+            left = self._renewals[0] * self._slot - machine.monotonic()
             if left > 0:
                 await asyncio.sleep(min(left, self.invisible_time * RENEW_SPREAD))
                 continue
-            _, _, group = heappop(self._renewals)
-            self.spawn("renewal of leases", self._renew(group))
+            group = self._groups.pop(heappop(self._renewals))
+            if group:
+                self.spawn("renewal of leases", self._renew(group))
 
     async def _renew(self, group: Group) -> None:
         now = machine.monotonic()
@@ -257,13 +264,15 @@ class PopCore:
                 self._max_lease,
                 old[0].message.msg_id,
             )
-        await for_each([lease for lease in group if lease.state is LeaseState.HELD], self.extend, at_once=AT_ONCE)
+        await for_each([lease for lease in group if lease.state is LeaseState.HELD], self.extend, at_once=RENEW_AT_ONCE)
         now = machine.monotonic()
         for lease in [*group]:
             if lease.state is LeaseState.ADRIFT or lease.expires <= now:
                 del group[lease]
                 self.expired += lease.expires <= now
-        if group:
-            first = min(lease.expires for lease in group)
-            third = self.invisible_time * (1 - RENEW_AT) * (1 + RENEW_SPREAD * machine.random.random())
-            self._plan(max(first - third, now + LEAST_PAUSE), group)
+        if not group:
+            return
+        third = self.invisible_time * (1 - RENEW_AT) * (1 + RENEW_SPREAD * machine.random.random())
+        for lease in [*group]:
+            lease.group = self._planned(max(lease.expires - third, now + LEAST_PAUSE))
+            lease.group[lease] = None

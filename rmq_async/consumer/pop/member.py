@@ -156,7 +156,7 @@ class PopMember:
                 if str(error) != str(source.held.error):
                     logger.error("%s is not popped: %s", source.held.shown, printable(error, 500))  # noqa: TRY400
                 source.held.error = error
-                source.answered.set()
+                source.tried.set()
                 pause = LOOK_UP_EVERY if error.retriable else CHECK_AGAIN
                 try:
                     async with asyncio.timeout(pause):

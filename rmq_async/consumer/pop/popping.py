@@ -95,8 +95,9 @@ class Source:
         """Whether the last answer gave out all that the broker had."""
         self.ends = False
         """Whether no further pop is to be made."""
-        self.answered = asyncio.Event()
-        """Set after the first answer, an error included."""
+        self.tried = asyncio.Event()
+        """Set after the first answer or error."""
+        self.has_answered = False
         self.wake = asyncio.Event()
         """Set when credits are given back, or a pause ends."""
         self.under_way = 0
@@ -157,7 +158,7 @@ class Popping:
                 popped = await self._pop(source, messages, POLL_TIME)
             except RocketMQError as error:
                 held.error = error
-                source.answered.set()
+                source.tried.set()
                 pause = self._pause(source, error, pauses)
                 now = machine.monotonic()
                 if not source.ends and now - reported >= REPORT_EVERY and not isinstance(error, FlowControlError):
@@ -171,7 +172,7 @@ class Popping:
                     )
                 await self._wait(source, pause)
                 continue
-            source.answered.set()
+            source.tried.set()
             held.error = None
             pauses.reset()
             if popped.messages:
@@ -286,6 +287,7 @@ class Popping:
         finally:
             source.credits.reserved -= reserved
             source.under_way -= 1
+        source.has_answered = True
         source.rest = popped.rest
         source.grow(len(popped.messages))
         if popped.messages or popped.corrupt:

@@ -65,7 +65,8 @@ class Wanted(NamedTuple):
 class Popped(NamedTuple):
     """The answer to one pop. ``messages``: as stored. ``handles``: one for each message, None where it has none. ``rest``: messages
     that the broker saw and did not give, a hint. ``popped_ms``: by the broker's clock, 0 where the answer does not say it.
-    ``invisible_ms``: for which no other member gets them, at most what was asked for. ``sent``, ``arrived``: monotonic. ``refusal``: the remark of an answer without messages."""
+    ``invisible_ms``: for which no other member gets them, at most what was asked for. ``sent``, ``arrived``: monotonic.
+    ``refusal``: the remark of an answer without messages."""
 
     messages: Sequence[MessageExt]
     handles: Sequence[ExtraInfo | None]

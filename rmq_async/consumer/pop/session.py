@@ -101,8 +101,8 @@ class PopSession:
         """Topics on the wire."""
         self._joined = False
         self.closing = False
-        self.was_assigned = False
-        """Whether each broker of the start has answered a pop."""
+        self._first: tuple[Source, ...] | None = None
+        """The sources of the start."""
         self.settled_at = machine.monotonic()
         """Monotonic time of the newest outcome, or of the start."""
         self._margin = config.invisible_time / 10
@@ -148,11 +148,11 @@ class PopSession:
         self._find_sources()
 
     async def _first_answers(self) -> None:
-        """Waits until each broker has answered a pop, and found out that it is not to hold the first one."""
-        first = [self.supervisor.once("first answer", _wait(source.answered)) for source in self.sources.values()]
+        """Waits until each broker has answered a pop, or an error has come instead."""
+        self._first = tuple(self.sources.values())
+        first = [self.supervisor.once("first answer", _wait(source.tried)) for source in self._first]
         if first:
             await asyncio.wait(first, timeout=FIRST_ANSWERS)
-        self.was_assigned = True
 
     def quiesce(self) -> None:
         """Begins to stop: pops no more, and gives back what has not begun."""
@@ -256,6 +256,11 @@ class PopSession:
     def blocked(self) -> Block | None:
         """The newest function of the user that has blocked the event loop. From any thread."""
         return None if self._watch is None else self._watch.newest(self.blocking)
+
+    @property
+    def was_assigned(self) -> bool:
+        """Whether each broker of the start has answered a pop, or has the topic no more. From any thread."""
+        return self._first is not None and all(source.has_answered or source.ends for source in self._first)
 
     def members_changed(self) -> None:
         """Called for NOTIFY_CONSUMER_IDS_CHANGED (40), which changes nothing here."""

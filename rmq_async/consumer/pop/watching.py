@@ -19,7 +19,7 @@ def lag_of(session: PopSession) -> Lag:
     stored = [message.store_time_ms for delivery in list(session.calls.running) for message in delivery.messages]
     stored += session.dispatcher.oldest()
     age = max(machine.time() - min(stored) / 1000, 0.0) if stored else None
-    by_queue = {each.held.shown: each.rest if each.answered.is_set() else None for each in sources}
+    by_queue = {each.held.shown: each.rest if each.has_answered else None for each in sources}
     return Lag(held + sum(each.rest for each in sources), 0, age, by_queue)
 
 

@@ -428,6 +428,17 @@ async def test_broker_without_an_answer_is_looked_at_again() -> None:
         assert server.requests[RequestCode.GET_ALL_MESSAGE_REQUEST_MODE] == 2
 
 
+async def test_member_is_ready_when_each_broker_has_answered_a_pop() -> None:
+    async with EmbeddedRocketMQ(brokers=2) as server:
+        await create(server.namesrv)
+        server.fail_next(1, 40, request=RequestCode.POP_MESSAGE)
+        async with popping(server, Seen()) as consumer:
+            assert (consumer.health().ready, set(consumer.lag().by_queue.values())) == (False, {None})
+            server.fail_next(1, 0, request=RequestCode.POP_MESSAGE)
+            await until(lambda: consumer.health().ready)
+            assert set(consumer.lag().by_queue.values()) == {0}
+
+
 async def test_members_of_both_modes_are_named(caplog: pytest.LogCaptureFixture) -> None:
     async with EmbeddedRocketMQ() as server:
         await create(server.namesrv)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
@@ -315,6 +316,24 @@ async def test_held_leases_are_extended_again_and_again() -> None:
         await asyncio.sleep(0.4)
         assert len(c.broker.changes) == count
         assert (c.expired, c.unsure) == (0, 0)
+
+
+async def test_leases_of_many_pops_are_extended_together() -> None:
+    async with core(1.0, renew=True) as c:
+        spawn, started = c.spawn, list[str]()
+
+        def count(name: str, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+            started.append(name)
+            return spawn(name, work)
+
+        c.spawn = count  # type: ignore[method-assign]
+        leases = [lease for _ in range(300) for lease in await c.take()]
+        for lease in leases[:100]:
+            c.ack(lease)
+        await until(lambda: c.extended == 200)
+        assert 1 <= len(started) < 30
+        for lease in leases:
+            c.ack(lease)
 
 
 async def test_leases_are_extended_up_to_the_longest() -> None:
