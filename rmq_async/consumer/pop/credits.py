@@ -1,7 +1,8 @@
 """How many messages a subscription may hold at a time: those in calls, and as many more as its handlers soon begin. Pure.
 
 No other member gets a popped message for as long as it waits here, so a member takes no more than it begins within AHEAD seconds,
-by what it has handled lately, or as many as it has slots.
+by what it has handled lately, or as many as it has slots. How large messages are is known when they have come: the limit of bytes
+is passed by the answers of the pops that are under way, where large messages follow small ones.
 """
 
 from __future__ import annotations

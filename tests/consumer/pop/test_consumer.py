@@ -26,6 +26,7 @@ from rmq_async import (
     MessageQueue,
     Outcome,
     Producer,
+    RequestTimeoutError,
     Retry,
     RetryLater,
     current_delivery,
@@ -211,9 +212,17 @@ async def test_answers_that_come_early_never_spin() -> None:
             assert hook.pops - before < 20
             server.empty_pops(0)
             await send(server.namesrv, b"found")
+            await until(lambda: seen.bodies[b"found"], 5)
 
 
 async def test_lost_answers_lose_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Unanswered(Hook):
+        def __init__(self) -> None:
+            self.codes = Counter[int]()
+
+        def after_request(self, address: str, command: Any, response: Any, error: BaseException | None) -> None:
+            self.codes[command.code] += isinstance(error, RequestTimeoutError)
+
     monkeypatch.setattr(requests, "ANSWER_WITHIN", 0.2)
     monkeypatch.setattr(acks, "ANSWER_WITHIN", 0.3)
     monkeypatch.setattr(core, "CHANGE_WITHIN", 0.3)
@@ -225,8 +234,8 @@ async def test_lost_answers_lose_nothing(monkeypatch: pytest.MonkeyPatch) -> Non
 
     async with EmbeddedRocketMQ(pop_revive_delay=0.0) as server:
         await create(server.namesrv)
-        seen = Seen(work)
-        async with popping(server, seen, invisible_time=1.0) as consumer:
+        seen, hook = Seen(work), Unanswered()
+        async with popping(server, seen, invisible_time=1.0, hooks=[hook]) as consumer:
             server.lose_answers(1, request=RequestCode.POP_MESSAGE)
             server.lose_answers(1, request=RequestCode.BATCH_ACK_MESSAGE)
             server.lose_answers(1, request=RequestCode.CHANGE_MESSAGE_INVISIBLETIME)
@@ -234,6 +243,8 @@ async def test_lost_answers_lose_nothing(monkeypatch: pytest.MonkeyPatch) -> Non
             await until(lambda: len(seen.bodies) == 3, 10)
             await consumer.commit()
         assert server.in_flight("g") == []
+        lost = {RequestCode.POP_MESSAGE, RequestCode.BATCH_ACK_MESSAGE, RequestCode.CHANGE_MESSAGE_INVISIBLETIME}
+        assert {code for code, count in hook.codes.items() if count} == lost
 
 
 async def test_answers_above_max_frame_size_are_made_smaller() -> None:

@@ -14,7 +14,7 @@ from rmq_async.consumer.held_queue import HeldQueue
 from rmq_async.consumer.pop import popping as popping_module
 from rmq_async.consumer.pop.acks import MOST_PENDING
 from rmq_async.consumer.pop.credits import Credits
-from rmq_async.consumer.pop.popping import GROW_AFTER, Popping, Source
+from rmq_async.consumer.pop.popping import GROW_AFTER, MOST_BESIDE, Popping, Source
 from rmq_async.consumer.pop.requests import Popped
 from rmq_async.consumer.subscription import Subscription
 from rmq_async.errors import ConnectionLostError, RemoteProtocolError
@@ -34,6 +34,7 @@ class Core:
         self.acks = SimpleNamespace(is_full=lambda broker: self.pending >= MOST_PENDING)
         self.pending = 0
         self.asked: list[int] = []
+        self.body = b"x"
         self.tasks: list[asyncio.Task[Any]] = []
         self._answer = answer
 
@@ -51,7 +52,7 @@ class Core:
         self.asked.append(messages)
         await asyncio.sleep(0)
         found, now = self._answer(messages), machine.monotonic()
-        return Popped([MessageExt("T", b"x", queue=QUEUE)] * found, [None] * found, (), 1, 1, 60_000, now, now)
+        return Popped([MessageExt("T", self.body, queue=QUEUE)] * found, [None] * found, (), 1, 1, 60_000, now, now)
 
 
 def too_large() -> ConnectionLostError:
@@ -88,6 +89,33 @@ async def test_pops_end_while_acks_are_not_answered() -> None:
     for _ in range(1000):
         await asyncio.sleep(0)
     assert core.pending == reached < MOST_PENDING + 10 * 32
+    await end(task, source, core)
+
+
+async def test_bytes_held_pass_the_limit_by_what_pops_under_way_bring() -> None:
+    """Small bodies let pops ask for many; then large ones come, which stay."""
+    core = Core(lambda messages: messages)
+    limit, most = 20_000, (MOST_BESIDE + 1) * 32 * 1000
+
+    def accept(source: Source, popped: Popped) -> None:
+        source.credits.take([len(message.body) for message in popped.messages])
+        if len(core.asked) >= 200:
+            core.body = b"x" * 1000
+        if source.credits.size < limit // 2:
+            for message in popped.messages:
+                source.credits.give(len(message.body))
+
+    pops, source = popping(core, accept)
+    source.credits.size_limit = limit
+    task = asyncio.create_task(pops.run(source))
+    async with asyncio.timeout(5):
+        while source.credits.size < limit or source.under_way:
+            await asyncio.sleep(0)
+    reached, asked = source.credits.size, len(core.asked)
+    assert limit < reached <= limit + most
+    for _ in range(1000):
+        await asyncio.sleep(0)
+    assert (source.credits.size, len(core.asked)) == (reached, asked)
     await end(task, source, core)
 
 
