@@ -8,6 +8,7 @@ of the peer are checked here: what has no valid handle has none, and comes back 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from typing import Final
 
@@ -25,20 +26,13 @@ from .pop import (
     retry_flag,
 )
 
-__all__ = ["MAX_POP_SIZE", "can_be_gathered", "changed_handle", "find_handles", "gather_acks", "parse_handle", "plain_topic"]
+__all__ = ["MAX_POP_SIZE", "can_be_gathered", "changed_handle", "find_handles", "gather_acks", "left_handles", "plain_topic"]
 
 MAX_POP_SIZE: Final = 32
 """Messages that one pop may ask for; a broker refuses more."""
 _MAX_INT: Final = 0x7FFFFFFF
+_queue_id = re.compile(r"[0-9]{1,10}").fullmatch
 _RETRY_FLAGS: Final = frozenset({"0", "1", "2"})
-
-
-def parse_handle(text: str) -> ExtraInfo:
-    """Reads a whole handle. Raises RemoteProtocolError for one without a message's offset, and for values that none can have."""
-    handle = parse_extra_info(text)
-    if not _is_valid(handle):
-        raise RemoteProtocolError(f"handle {text[:120]!r} has a missing offset, a number out of range or an unknown retry flag")
-    return handle
 
 
 def find_handles(answer: PopMessageResponseHeader, messages: Sequence[MessageExt], broker_name: str) -> list[ExtraInfo | None]:
@@ -76,6 +70,34 @@ def find_handles(answer: PopMessageResponseHeader, messages: Sequence[MessageExt
                 seen.add(name)
         handles.append(handle)
     return handles
+
+
+def left_handles(answer: PopMessageResponseHeader, found: Iterable[ExtraInfo | None], broker_name: str) -> list[ExtraInfo]:
+    """Returns the handles of a pop's response that no message has, such as those of records that cannot be read.
+
+    ``found``: the handles of its messages. Raises RemoteProtocolError for infos that are broken.
+    """
+    seen = {(handle.retry, handle.queue_id, handle.msg_queue_offset) for handle in found if handle is not None}
+    starts = parse_start_offset_info(answer.startOffsetInfo)
+    left: list[ExtraInfo] = []
+    for key, offsets in parse_msg_offset_info(answer.msgOffsetInfo).items():
+        retry, _, queue_id = key.partition("@")
+        if key not in starts or not _queue_id(queue_id):
+            continue
+        for offset in dict.fromkeys(offsets):
+            handle = ExtraInfo(
+                starts[key],
+                answer.popTime,
+                answer.invisibleTime,
+                answer.reviveQid,
+                retry,
+                broker_name,
+                int(queue_id),
+                offset,
+            )
+            if _is_valid(handle) and (retry, handle.queue_id, offset) not in seen:
+                left.append(handle)
+    return left
 
 
 def _own_handle(answer: PopMessageResponseHeader, message: MessageExt, broker_name: str) -> ExtraInfo | None:

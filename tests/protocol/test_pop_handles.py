@@ -13,13 +13,13 @@ from rmq_protocol.bodies import MAX_ACK_SPAN, BatchAckMessageRequestBody, encode
 from rmq_protocol.errors import LocalProtocolError, RemoteProtocolError
 from rmq_protocol.headers import ChangeInvisibleTimeResponseHeader, PopMessageResponseHeader
 from rmq_protocol.message import MessageExt, MessageQueue
-from rmq_protocol.pop import ExtraInfo, build_extra_info
+from rmq_protocol.pop import ExtraInfo, build_extra_info, parse_extra_info
 from rmq_protocol.pop_handles import (
     can_be_gathered,
     changed_handle,
     find_handles,
     gather_acks,
-    parse_handle,
+    left_handles,
     plain_topic,
 )
 
@@ -109,6 +109,14 @@ def test_a_second_message_with_the_same_handle_has_none() -> None:
     assert (first is not None, second) == (True, None)
 
 
+def test_handles_that_no_message_has_are_left() -> None:
+    handles = find_handles(MIXED, [popped("TQ9", 0, 1), *RETRIED], "broker-a")
+    assert left_handles(MIXED, handles, "broker-a") == []
+    assert left_handles(MIXED, [*handles[1:3], None, handles[4]], "broker-a") == [handles[0], handles[3]]
+    odd = PopMessageResponseHeader(popTime=7, startOffsetInfo="0 0 1;0 x 1;7 1 1", msgOffsetInfo="0 0 1,1,0;0 x 1;7 1 1;0 2 1")
+    assert left_handles(odd, [], "b") == [ExtraInfo(1, 7, 0, 0, "0", "b", 0, 1)]
+
+
 @pytest.mark.parametrize(
     "infos", [("0 0 x", "0 0 1"), ("0 0 1", "0 0"), ("0 0 1;0 0 1", "0 0 1"), ("0 0 1", "0 0 " + "9" * 20), ("0 0 5", "0 0 1")]
 )
@@ -119,7 +127,7 @@ def test_infos_that_cannot_be_are_refused(infos: tuple[str, str]) -> None:
 
 
 def test_a_changed_handle_begins_at_the_messages_offset() -> None:
-    handle = parse_handle("1 1795367583753 5000 1 0 broker-a 3 4")
+    handle = parse_extra_info("1 1795367583753 5000 1 0 broker-a 3 4")
     answer = ChangeInvisibleTimeResponseHeader(popTime=1795367583964, invisibleTime=9000, reviveQid=1)
     changed = changed_handle(handle, answer)
     assert build_extra_info(changed) == "4 1795367583964 9000 1 0 broker-a 3 4"
@@ -143,9 +151,10 @@ def test_a_changed_handle_begins_at_the_messages_offset() -> None:
         "1 2 3 4 0 b 2147483648 1",
     ],
 )
-def test_a_handle_that_cannot_be_is_refused(text: str) -> None:
-    with pytest.raises(RemoteProtocolError, match="handle"):
-        parse_handle(text)
+def test_a_handle_that_cannot_be_is_none(text: str) -> None:
+    info = parse_extra_info(text)
+    answer = PopMessageResponseHeader(popTime=info.pop_time, reviveQid=info.revive_qid)
+    assert find_handles(answer, [popped("T", 0, 1, text)], info.broker_name) == [None]
 
 
 def test_acks_of_one_pop_and_queue_are_one() -> None:
@@ -191,6 +200,9 @@ def test_any_answer_gives_handles_that_can_be_or_is_refused(
         handles = find_handles(answer, messages, "b")
         assert len(handles) == len(messages)
         found = [handle for handle in handles if handle is not None]
-        assert [parse_handle(build_extra_info(handle)) for handle in found] == found
+        assert [parse_extra_info(build_extra_info(handle)) for handle in found] == found
         assert len({(each.retry, each.queue_id, each.msg_queue_offset) for each in found}) == len(found)
-        gather_acks("g", [("T", handle) for handle in found if can_be_gathered(handle)])
+        left = left_handles(answer, found, "b")
+        names = {(each.retry, each.queue_id, each.msg_queue_offset) for each in (*found, *left)}
+        assert len(names) == len(found) + len(left)
+        gather_acks("g", [("T", handle) for handle in (*found, *left) if can_be_gathered(handle)])

@@ -90,13 +90,23 @@ class Arrivals:
         shown = source.held.shown
         for corrupt in popped.corrupt:
             self.corrupt += 1
-            logger.error("a popped record of %s cannot be read: %s", shown, printable(corrupt, 300))
+            logger.error("a record of %s cannot be read and is left out: %s", shown, printable(corrupt, 300))
+        self._end_unread(source, popped)
         leases = self._core.leases(source.held, source.topic, popped)
         found = [lease for lease in leases if lease is not None]
         if missing := len(leases) - len(found):
             self.without_handle += missing
             logger.error("%d messages of %s came without a handle, and cannot be acknowledged", missing, shown)
         return found
+
+    def _end_unread(self, source: Source, popped: Popped) -> None:
+        """Acknowledges corrupt records, which would come again for ever, and gives back what there was no room for."""
+        unread = self._core.unread(source.held, source.topic, popped)
+        if popped.is_partial:
+            self.give_back(unread, BACK_WITHIN)
+            return
+        for lease in unread:
+            self._core.ack(lease)
 
     def give_back(self, leases: Collection[Lease], delay: float, *, suspend: bool = True) -> None:
         """Gives messages back for another member, each after a time of its own up to ``delay`` seconds. ``suspend``: without

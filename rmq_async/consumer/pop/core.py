@@ -14,6 +14,7 @@ from math import ceil
 from typing import Final
 
 from rmq_protocol.errors import RemoteProtocolError
+from rmq_protocol.message import MessageExt
 
 from ... import machine
 from ..._asyncio import for_each
@@ -135,6 +136,14 @@ class PopCore:
             group[lease] = None
             found.append(lease)
         return found
+
+    def unread(self, held: HeldQueue, topic: str, popped: Popped) -> list[Lease]:
+        """Returns a lease without a message for each record of an answer that was not read; they are not extended."""
+        expires = popped.arrived + popped.invisible_ms / 1000
+        empty = MessageExt(topic, b"")
+        return [
+            Lease(held, empty, 1, since=popped.arrived, topic=topic, handle=handle, expires=expires) for handle in popped.unread
+        ]
 
     # -- the ends of a lease
 

@@ -275,27 +275,34 @@ class Popping:
             popped = await core.receive(source.topic, source.broker, source.subscription, messages, poll)
         except ConnectionLostError as error:
             if isinstance(error.__cause__, RemoteProtocolError):  # an answer above max_frame_size, perhaps this one
-                source.shrink(messages)
-                logger.info(
-                    "pops of topic %s at broker %s ask for %d messages at most: an answer for %d was above max_frame_size",
-                    source.held.shown.topic,
-                    source.broker,
-                    source.size,
-                    messages,
-                )
+                self._shrink(source, messages, "max_frame_size")
             raise
         finally:
             source.credits.reserved -= reserved
             source.under_way -= 1
+        if popped.is_partial:
+            self._shrink(source, messages, "max_decompressed_size")
+        else:
+            source.grow(len(popped.messages))
         source.has_answered = True
         source.rest = popped.rest
-        source.grow(len(popped.messages))
-        if popped.messages or popped.corrupt:
+        if popped.messages or popped.corrupt or popped.is_partial:
             source.is_caught_up = len(popped.messages) < messages and not popped.rest
             self._accept(source, popped)
         elif poll:
             source.is_caught_up = True
         return popped
+
+    def _shrink(self, source: Source, messages: int, limit: str) -> None:
+        source.shrink(messages)
+        logger.info(
+            "pops of topic %s at broker %s ask for %d messages at most: an answer for %d was above %s",
+            source.held.shown.topic,
+            source.broker,
+            source.size,
+            messages,
+            limit,
+        )
 
     def _pause(self, source: Source, error: RocketMQError, pauses: Backoff) -> float:
         """Returns the seconds until the next pop after ``error``."""

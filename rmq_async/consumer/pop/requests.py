@@ -26,7 +26,7 @@ from rmq_protocol.headers import (
 )
 from rmq_protocol.message import MessageExt
 from rmq_protocol.pop import ExtraInfo, build_extra_info, real_topic
-from rmq_protocol.pop_handles import changed_handle, find_handles, gather_acks
+from rmq_protocol.pop_handles import changed_handle, find_handles, gather_acks, left_handles
 from rmq_protocol.stored import DecodedMessages, decode_messages
 from rmq_protocol.subscription import SQL92, TAG
 
@@ -63,14 +63,17 @@ class Wanted(NamedTuple):
 
 
 class Popped(NamedTuple):
-    """The answer to one pop. ``messages``: as stored. ``handles``: one for each message, None where it has none. ``rest``: messages
-    that the broker saw and did not give, a hint. ``popped_ms``: by the broker's clock, 0 where the answer does not say it.
+    """The answer to one pop. ``messages``: as stored. ``handles``: one for each message, None where it has none. ``unread``: handles
+    without a message, those of ``corrupt`` records, or, where the answer ``is_partial``, also of bodies that are together larger
+    than ``max_decompressed_size``; empty where they are not known for sure. ``rest``: messages that the broker saw and did not give, a hint. ``popped_ms``: by the broker's clock, 0 where the answer does not say it.
     ``invisible_ms``: for which no other member gets them, at most what was asked for. ``sent``, ``arrived``: monotonic.
     ``refusal``: the remark of an answer without messages."""
 
     messages: Sequence[MessageExt]
     handles: Sequence[ExtraInfo | None]
     corrupt: Sequence[CorruptMessageError]
+    unread: Sequence[ExtraInfo]
+    is_partial: bool
     rest: int
     popped_ms: int
     invisible_ms: int
@@ -152,7 +155,9 @@ class Requests:
                 return await self._read(wanted, response, address, sent, arrived)
             if response.code in _NOTHING:
                 answer = from_ext(PopMessageResponseHeader, response.ext_fields)
-                return Popped((), (), (), max(answer.restNum, 0), answer.popTime, 0, sent, arrived, response.remark or "")
+                return Popped(
+                    (), (), (), (), False, max(answer.restNum, 0), answer.popTime, 0, sent, arrived, response.remark or ""
+                )
         except RemoteProtocolError as error:
             error.broker, error.address = wanted.broker, address
             raise
@@ -166,6 +171,7 @@ class Requests:
             body,
             topic_queue_broker=wanted.broker,
             max_decompressed_size=instance.config.max_decompressed_size,
+            allow_partial=True,
         )
         if len(body) < DECODE_IN_THREAD:
             decoded: DecodedMessages = decode()
@@ -180,10 +186,17 @@ class Requests:
                 f"a pop brought messages with invisibleTime {answer.invisibleTime}, which is over already"
             )
         handles = find_handles(answer, decoded.messages, wanted.broker)
+        is_partial, unread = decoded.resume_at is not None, list[ExtraInfo]()
+        if (decoded.corrupt or is_partial) and None not in handles:
+            unread = left_handles(answer, handles, wanted.broker)
+        if not is_partial and len(unread) != len(decoded.corrupt):
+            unread = []  # it is not sure which handles are those of corrupt records
         return Popped(
             decoded.messages,
             handles,
             decoded.corrupt,
+            unread,
+            is_partial,
             max(answer.restNum, 0),
             answer.popTime,
             min(answer.invisibleTime, wanted.invisible_ms),

@@ -36,6 +36,7 @@ from rmq_async.consumer.pop import acks, core, member, requests
 from rmq_async.consumer.pop import popping as popping_module
 from rmq_async.embedded import EmbeddedRocketMQ, ManualClock, pops
 from rmq_async.embedded import acks as acks_module
+from rmq_async.embedded.pop_reading import PopReader
 from rmq_protocol.constants import RequestCode
 
 from ..group.support import Seen, create, send, until
@@ -257,6 +258,43 @@ async def test_answers_above_max_frame_size_are_made_smaller() -> None:
             await until(lambda: len(seen.bodies) == 24, 20)
         assert server.dead_letters("g") == []
         assert server.in_flight("g") == []
+
+
+async def test_bodies_above_max_decompressed_size_are_given_back_and_popped_by_fewer() -> None:
+    async with EmbeddedRocketMQ(pop_revive_delay=0.0) as server:
+        await create(server.namesrv)
+        await send(server.namesrv, *(b"%d" % number + bytes(300_000) for number in range(12)))
+        seen = Seen()
+        async with popping(server, seen, max_decompressed_size=1_000_000):
+            await until(lambda: len(seen.bodies) == 12)  # none waits for its lease of 60 s
+        assert {attempt for _, attempt in seen.attempts} == {1}
+        assert seen.twice == 0
+
+
+async def test_corrupt_record_is_left_out(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """As in pull mode; it would come again for ever otherwise, since nothing says how often it has come."""
+    take = PopReader.take
+
+    def damaged(self: PopReader, *arguments: Any) -> Any:
+        taken = take(self, *arguments)
+        taken.records = [record.replace(b"a sound body", b"a round body") for record in taken.records]
+        return taken
+
+    monkeypatch.setattr(PopReader, "take", damaged)
+    async with EmbeddedRocketMQ(pop_revive_delay=0.0) as server:
+        await create(server.namesrv, queues=1)
+        seen = Seen()
+        async with popping(server, seen, invisible_time=1.0) as consumer:
+            consumer.pause("T")
+            await send(server.namesrv, b"1", b"a sound body", b"3")
+            consumer.resume("T")
+            await until(lambda: len(seen.bodies) == 2)
+            await asyncio.sleep(1.3)  # its lease is over
+            await consumer.commit()
+            assert consumer.stats().commits == 3
+        assert server.in_flight("g") == []
+        (error,) = [each for each in caplog.records if each.levelno == logging.ERROR]
+        assert "cannot be read and is left out: " in error.getMessage()
 
 
 async def test_leases_of_long_calls_are_extended() -> None:

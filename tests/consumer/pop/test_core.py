@@ -57,7 +57,9 @@ class Broker:
         messages = [MessageExt("T", b"", queue=MessageQueue("T", "b", 0), queue_offset=at) for at in range(wanted.messages)]
         now = self.now()
         handles = [ExtraInfo(0, now, wanted.invisible_ms, 0, "0", "b", 0, at) for at in range(wanted.messages)]
-        return Popped(messages, handles, (), 0, now if self.says_time else 0, wanted.invisible_ms, sent, machine.monotonic())
+        return Popped(
+            messages, handles, (), (), False, 0, now if self.says_time else 0, wanted.invisible_ms, sent, machine.monotonic()
+        )
 
     async def acknowledge(self, broker: str, handles: Sequence[tuple[str, ExtraInfo]], timeout: float) -> None:
         if self.bugs:

@@ -52,7 +52,7 @@ class Core:
         self.asked.append(messages)
         await asyncio.sleep(0)
         found, now = self._answer(messages), machine.monotonic()
-        return Popped([MessageExt("T", self.body, queue=QUEUE)] * found, [None] * found, (), 1, 1, 60_000, now, now)
+        return Popped([MessageExt("T", self.body, queue=QUEUE)] * found, [None] * found, (), (), False, 1, 1, 60_000, now, now)
 
 
 def too_large() -> ConnectionLostError:
