@@ -15,6 +15,7 @@ from rmq_protocol.headers import (
     PopMessageRequestHeader,
     PopMessageResponseHeader,
 )
+from rmq_protocol.pop_handles import MAX_POP_SIZE
 from rmq_protocol.subscription import TAG
 
 from .check_points import MAX_IN_FLIGHT
@@ -30,8 +31,6 @@ from .topics import FAQ, Topic
 
 __all__ = ["PopProcessor"]
 
-MAX_COUNT: Final = 32
-"""Messages that a pop may ask for."""
 LATE_MS: Final = 500
 """A pop that comes so much after its own deadline is not looked at."""
 _FROM_OLDEST: Final = 0
@@ -75,8 +74,8 @@ class PopProcessor:
         if header.bornTime and now - header.bornTime - header.pollTime > LATE_MS:
             remark = f"the broker[{self._state.ip}] pop message is timeout too much"
             return make_response(command, ResponseCode.POLLING_TIMEOUT, remark, fields_of(PopMessageResponseHeader()))
-        if header.maxMsgNums > MAX_COUNT:
-            remark = f"the broker[{self._state.ip}] pop message's num is greater than {MAX_COUNT}"
+        if header.maxMsgNums > MAX_POP_SIZE:
+            remark = f"the broker[{self._state.ip}] pop message's num is greater than {MAX_POP_SIZE}"
             return make_response(command, ResponseCode.INVALID_PARAMETER, remark, fields_of(PopMessageResponseHeader()))
         pop.count, pop.invisible_time, pop.poll_time = header.maxMsgNums, header.invisibleTime, header.pollTime
         pop.deadline = (header.bornTime or now) + header.pollTime if header.pollTime > 0 else 0
@@ -155,7 +154,7 @@ class PopProcessor:
         now = self._clock.now_ms()
         if self._faults.take_empty():
             return self._answer(pop, ResponseCode.POLLING_TIMEOUT, self._reader.nothing(pop, now))
-        if self._state.check_points.messages > MAX_IN_FLIGHT - MAX_COUNT:
+        if self._state.check_points.messages > MAX_IN_FLIGHT - MAX_POP_SIZE:
             raise Refused(
                 ResponseCode.SYSTEM_BUSY, f"{MAX_IN_FLIGHT} popped messages of this broker have no ack, it gives no more"
             )

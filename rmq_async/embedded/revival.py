@@ -9,6 +9,7 @@ from typing import Final
 from rmq_protocol.constants import RETRY_TOPIC_PREFIX
 from rmq_protocol.errors import ProtocolError
 from rmq_protocol.pop import pop_retry_topic, pop_retry_topic_v1
+from rmq_protocol.pop_handles import plain_topic
 
 from .check_points import CheckPoint, Handle
 from .clock import Alarm, Clock
@@ -96,19 +97,10 @@ class Revival:
         except (Refused, ProtocolError) as error:
             logger.warning("%s: a popped message of %s is lost: %s", state.name, handle.topic, error)
             return
-        self._revived(handle.group, _plain_topic(handle))
+        self._revived(handle.group, plain_topic(handle.topic, handle.group))
 
     def _retry_topic(self, handle: Handle) -> str:
         if handle.topic.startswith(RETRY_TOPIC_PREFIX):
             return handle.topic
         name = pop_retry_topic if self._settings.retry_v2 else pop_retry_topic_v1
         return name(handle.topic, handle.group)
-
-
-def _plain_topic(handle: Handle) -> str:
-    """The topic of the pop that a message of ``handle`` came with."""
-    for mark in "_+":
-        prefix = f"{RETRY_TOPIC_PREFIX}{handle.group}{mark}"
-        if handle.topic.startswith(prefix):
-            return handle.topic.removeprefix(prefix)
-    return handle.topic

@@ -29,7 +29,7 @@ __all__ = ["Arrivals"]
 logger = logging.getLogger(__name__)
 
 BACK_WITHIN: Final = 0.5
-"""Seconds, at random, after which what was given back unseen is delivered again."""
+"""Seconds, at random, after which what no handler has had is delivered to another member."""
 
 
 class Arrivals:
@@ -71,7 +71,7 @@ class Arrivals:
         if not self._may_hold(source):
             for lease in found:
                 self._free(lease)
-            self.give_back(found, BACK_WITHIN)
+            self.give_back(found)
             return
         topic, limit = subscription.topic, self._limit_of(subscription)
         fresh: list[Lease] = []
@@ -103,12 +103,12 @@ class Arrivals:
         """Acknowledges corrupt records, which would come again for ever, and gives back what there was no room for."""
         unread = self._core.unread(source.held, source.topic, popped)
         if popped.is_partial:
-            self.give_back(unread, BACK_WITHIN)
+            self.give_back(unread)
             return
         for lease in unread:
             self._core.ack(lease)
 
-    def give_back(self, leases: Collection[Lease], delay: float, *, suspend: bool = True) -> None:
+    def give_back(self, leases: Collection[Lease], delay: float = BACK_WITHIN, *, suspend: bool = True) -> None:
         """Gives messages back for another member, each after a time of its own up to ``delay`` seconds. ``suspend``: without
         counting it as an attempt."""
         if leases:

@@ -275,10 +275,17 @@ class PopCore:
             )
         await for_each([lease for lease in group if lease.state is LeaseState.HELD], self.extend, at_once=RENEW_AT_ONCE)
         now = machine.monotonic()
+        ended = [lease for lease in group if lease.expires <= now]
+        if ended:
+            self.expired += len(ended)
+            logger.warning(
+                "the leases of %d messages ended before they were extended, %s is one; another member may have them",
+                len(ended),
+                ended[0].message.msg_id,
+            )
         for lease in [*group]:
             if lease.state is LeaseState.ADRIFT or lease.expires <= now:
                 del group[lease]
-                self.expired += lease.expires <= now
         if not group:
             return
         third = self.invisible_time * (1 - RENEW_AT) * (1 + RENEW_SPREAD * machine.random.random())

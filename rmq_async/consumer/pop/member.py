@@ -157,13 +157,7 @@ class PopMember:
                     logger.error("%s is not popped: %s", source.held.shown, printable(error, 500))  # noqa: TRY400
                 source.held.error = error
                 source.tried.set()
-                pause = LOOK_UP_EVERY if error.retriable else CHECK_AGAIN
-                try:
-                    async with asyncio.timeout(pause):
-                        await source.wake.wait()
-                except TimeoutError:
-                    pass
-                source.wake.clear()
+                await source.wait(LOOK_UP_EVERY if error.retriable else CHECK_AGAIN)
 
     async def _check_first(self, broker: str) -> None:
         """As ``_check``; a broker that does not answer is looked at again before it is popped."""

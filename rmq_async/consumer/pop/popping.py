@@ -114,6 +114,14 @@ class Source:
         """Returns how many more messages it may hold, 0 or less for none."""
         return self.credits.free(self.slots(), self.subscription.rate)
 
+    async def wait(self, seconds: float) -> None:
+        """Waits for ``wake``, up to ``seconds`` seconds; not at all where the source ends."""
+        self.wake.clear()
+        if not self.ends:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await self.wake.wait()
+
     def shrink(self, messages: int) -> None:
         """Halves ``size`` after an answer for so many messages that could not be read. Pops under way together halve it once."""
         self.size = min(self.size, max(messages // 2, 1))
@@ -170,7 +178,7 @@ class Popping:
                         pause,
                         printable(error, 500),
                     )
-                await self._wait(source, pause)
+                await source.wait(pause)
                 continue
             source.tried.set()
             held.error = None
@@ -181,11 +189,11 @@ class Popping:
             elif is_held and popped.arrived - popped.sent < POLL_TIME - EARLY:
                 logger.debug("broker %s answered a pop early: %s", source.broker, printable(popped.refusal, 200))
                 self._core.doubt_clock(source.broker)
-                await self._wait(source, early.next())
+                await source.wait(early.next())
             elif is_held:
                 early.reset()
             elif not self._core.knows_clock(source.broker):
-                await self._wait(source, early.next())
+                await source.wait(early.next())
 
     def _may(self, source: Source) -> bool:
         """Returns whether a pop may be sent: what is handled of a broker that answers no acknowledgements stays within a bound."""
@@ -236,7 +244,7 @@ class Popping:
         credits, gathered = source.credits, False
         while not source.ends:
             if not self._may(source):
-                await self._wait(source, PAUSED_FOR)
+                await source.wait(PAUSED_FOR)
                 continue
             credits.measure(machine.monotonic())
             free = source.free()
@@ -246,23 +254,15 @@ class Popping:
                 return min(free, source.size)
             gathered = free > 0
             if gathered:
-                await self._wait(source, GATHER_TIME)
+                await source.wait(GATHER_TIME)
                 continue
             waiting = self._waiting.setdefault(credits, {})
             waiting[source] = None
             try:
-                await self._wait(source, PAUSED_FOR)
+                await source.wait(PAUSED_FOR)
             finally:
                 del waiting[source]
         return 0
-
-    async def _wait(self, source: Source, seconds: float) -> None:
-        """Waits for ``source.wake``, up to ``seconds`` seconds."""
-        source.wake.clear()
-        if not source.ends:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(seconds):
-                    await source.wake.wait()
 
     async def _pop(self, source: Source, messages: int, poll: float) -> Popped:
         """Pops once, and hands the messages on."""

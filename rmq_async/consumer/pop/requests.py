@@ -63,11 +63,12 @@ class Wanted(NamedTuple):
 
 
 class Popped(NamedTuple):
-    """The answer to one pop. ``messages``: as stored. ``handles``: one for each message, None where it has none. ``unread``: handles
-    without a message, those of ``corrupt`` records, or, where the answer ``is_partial``, also of bodies that are together larger
-    than ``max_decompressed_size``; empty where they are not known for sure. ``rest``: messages that the broker saw and did not give, a hint. ``popped_ms``: by the broker's clock, 0 where the answer does not say it.
-    ``invisible_ms``: for which no other member gets them, at most what was asked for. ``sent``, ``arrived``: monotonic.
-    ``refusal``: the remark of an answer without messages."""
+    """The answer to one pop. ``messages``: as stored. ``handles``: one for each message, None where it has none. ``unread``:
+    handles without a message, those of ``corrupt`` records, or, where the answer ``is_partial``, also of bodies that are together
+    larger than ``max_decompressed_size``; empty where they are not known for sure. ``rest``: messages that the broker saw and did
+    not give, a hint. ``popped_ms``: by the broker's clock, 0 where the answer does not say it. ``invisible_ms``: for which no other
+    member gets them, at most what was asked for. ``sent``, ``arrived``: monotonic. ``refusal``: the remark of an answer without
+    messages."""
 
     messages: Sequence[MessageExt]
     handles: Sequence[ExtraInfo | None]
@@ -155,9 +156,8 @@ class Requests:
                 return await self._read(wanted, response, address, sent, arrived)
             if response.code in _NOTHING:
                 answer = from_ext(PopMessageResponseHeader, response.ext_fields)
-                return Popped(
-                    (), (), (), (), False, max(answer.restNum, 0), answer.popTime, 0, sent, arrived, response.remark or ""
-                )
+                rest, refusal = max(answer.restNum, 0), response.remark or ""
+                return Popped((), (), (), (), False, rest, answer.popTime, 0, sent, arrived, refusal)
         except RemoteProtocolError as error:
             error.broker, error.address = wanted.broker, address
             raise

@@ -54,8 +54,6 @@ LAST_STEPS: Final = 1.0
 LEAVE_TIME: Final = 1.0
 ANSWER_TIME: Final = 0.3
 """Seconds of a stop for pops that are answered at once, since messages are left; a pop that is held is not waited for."""
-BACK_WITHIN: Final = 0.5
-"""Seconds, at random, after which what a stop gives back is delivered to another member."""
 LOOK_EVERY: Final = 0.05
 IDLE_LOOK: Final = 0.02
 HELD_AFTER: Final = 0.1
@@ -236,6 +234,22 @@ class PopSession:
             instance.pool.hooks.remove(hook)
         for subscription in self.subscriptions.values():
             subscription.wake = _nothing
+        self._log_counts()
+
+    def _log_counts(self) -> None:
+        """Logs what became of leases from the start to the stop."""
+        core, arrivals = self.core, self.arrivals
+        counts = {
+            "leases extended": core.extended,
+            "messages given back": core.given_back,
+            "changes without an answer": core.unsure,
+            "leases that ended too early": core.expired,
+            "messages that were handled and not acknowledged": core.acks.lost,
+            "records that could not be read": arrivals.corrupt,
+            "messages without a handle": arrivals.without_handle,
+        }
+        if any(counts.values()):
+            logger.info("group %s: %s", self.group, ", ".join(f"{count} {what}" for what, count in counts.items() if count))
 
     def abort(self) -> None:
         """Ends the wait for running handlers, also a later one."""
@@ -363,7 +377,7 @@ class PopSession:
                 assert isinstance(item, Lease)
                 self.free(item)
                 leases.append(item)
-        self.arrivals.give_back(leases, BACK_WITHIN)
+        self.arrivals.give_back(leases)
 
     def _settings_changed(self) -> None:
         self.dispatcher.settings_changed()

@@ -292,7 +292,9 @@ async def test_corrupt_record_is_left_out(monkeypatch: pytest.MonkeyPatch, caplo
             await asyncio.sleep(1.3)  # its lease is over
             await consumer.commit()
             assert consumer.stats().commits == 3
+            caplog.set_level(logging.INFO)
         assert server.in_flight("g") == []
+        assert "1 records that could not be read" in caplog.text
         (error,) = [each for each in caplog.records if each.levelno == logging.ERROR]
         assert "cannot be read and is left out: " in error.getMessage()
 
