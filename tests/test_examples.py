@@ -45,6 +45,7 @@ SAYS = {
     "oneway.py": "2000 handed over, 2000 arrived",
     "ordered.py": "order-1 created > paid > sent\norder-2 created > paid > sent\norder-3 created > paid > sent",
     "pop_workers.py": "100 jobs, 5 workers, 0 done twice",
+    "priorities.py": "in order: True, the urgent one waited for fewer than 10: True",
     "read_back.py": "10 messages in 4 queues\n[b'order 10']\n[b'order 1', b'order 3', b'order 5', b'order 7', b'order 9']",
     "request_reply.py": "apple: 3\npear: 4\nplum: no answer\n",
     "send.py": "SEND_OK: ",

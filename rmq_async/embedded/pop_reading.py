@@ -90,12 +90,13 @@ class PopReader:
         taken = self.nothing(pop, now)
         number, self._number = self._number, self._number + 1
         # the first pop of all reads its queues first in the one way, and the retries first in the other
-        early = not pop.ordered and (number % RETRIES_FIRST == (0 if self._in_store else RETRIES_FIRST - 1))
+        by_priority = topic.is_by_priority and not pop.ordered
+        early = not pop.ordered and not by_priority and (number % RETRIES_FIRST == (0 if self._in_store else RETRIES_FIRST - 1))
         if early:
             self._take_retries(pop, taken, number)
         count, asked = topic.config.read_queue_nums, pop.key.queue_id
         for at in range(count) if asked < 0 else ():
-            self._take_queue(pop, topic, (number - at) % count, taken)
+            self._take_queue(pop, topic, count - 1 - at if by_priority else (number - at) % count, taken)
         if asked >= 0:
             self._take_queue(pop, topic, asked, taken)
         if not early and not pop.ordered and (asked < 0 or not self._in_store):

@@ -7,6 +7,7 @@ and Commands. Both paths store by ``_put``; ``fast`` leaves a send that is refus
 
 from __future__ import annotations
 
+import re
 import struct
 from datetime import datetime
 from typing import Final, NamedTuple
@@ -62,6 +63,8 @@ _REPLY_FIELDS: Final = {"TRACE_ON": "true", "MSG_REGION": REGION}
 _SPECIAL: Final = frozenset({*_ADDED, *DELAY_NAMES, "TRAN_MSG", "POP_CK"})
 _TRANSACTION: Final = int(TRANSACTION_MASK)
 _COMMITTED: Final = int(SysFlag.TRANSACTION_COMMIT)
+_priority = re.compile(r"\+?[0-9]{1,10}").fullmatch
+_MAX_INT: Final = 0x7FFFFFFF
 _MULTI_TAGS: Final = int(SysFlag.MULTI_TAGS)
 _WORDS = struct.Struct(">II").pack
 _REPLY_MIDDLE: Final = f'"TRACE_ON":"true","MSG_REGION":"{REGION}","queueOffset":"'
@@ -169,6 +172,8 @@ class SendMessageProcessor:
             raise Refused(ResponseCode.MESSAGE_ILLEGAL, ILLEGAL)
         text = header.i or ""
         properties = decode_properties(text)
+        if "_SYS_MSG_PRIORITY_" in properties:
+            queue_id = _queue_of_priority(topic, properties["_SYS_MSG_PRIORITY_"], queue_id)
         sys_flag = header.f
         if topic.config.topic_filter_type == "MULTI_TAG":
             sys_flag |= _MULTI_TAGS
@@ -292,3 +297,10 @@ def _reply(opaque: int, stored: _Stored) -> bytes:
         f',"opaque":{opaque}{_REPLY_END}'
     ).encode()
     return _WORDS(len(header) + 4, len(header)) + header
+
+
+def _queue_of_priority(topic: Topic, priority: str, queue_id: int) -> int:
+    """The queue of a message with a priority, in a topic of any type; ``queue_id`` where the text is no priority."""
+    if not _priority(priority) or int(priority) > _MAX_INT:
+        return queue_id
+    return min(int(priority), topic.config.write_queue_nums - 1)

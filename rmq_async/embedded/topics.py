@@ -100,6 +100,11 @@ class Topic:
             queue = self._queues[queue_id] = Queue(self.config.topic_name, table.broker_name, queue_id)
         return queue
 
+    @property
+    def is_by_priority(self) -> bool:
+        """Whether pops begin with the queue of the highest number, the priority of its messages."""
+        return self.config.attributes.get("message.type") == "PRIORITY"
+
     def find(self, queue_id: int) -> Queue | None:
         return self._queues.get(queue_id)
 

@@ -6,12 +6,25 @@ import asyncio
 import logging
 import uuid
 from collections import Counter
-from time import monotonic
+from time import monotonic, time
 from typing import Any
 
 import pytest
 
-from rmq_async import Admin, ConfigError, Consumer, DeadLetter, Message, MessageExt, MessageQueue, Outcome, Producer, RetryLater
+from rmq_async import (
+    Admin,
+    ConfigError,
+    Consumer,
+    DeadLetter,
+    Hook,
+    Message,
+    MessageExt,
+    MessageQueue,
+    Outcome,
+    Producer,
+    RetryLater,
+    machine,
+)
 from rmq_async.client import ClientInstance
 from rmq_async.config import ClientConfig
 from rmq_async.testing.cluster import RealCluster
@@ -210,6 +223,78 @@ async def test_pop_modes_that_disagree_are_named(feature_cluster: RealCluster, c
                 (problem,) = [each for each in popping.health().problems if each.code == "subscription_conflict"]
                 assert "this member has mode='pop', another one mode='pull'" in problem.text
         assert f"group G_{topic} pulls topic {topic} (setConsumeMode)" in caplog.text
+
+
+@pytest.mark.parametrize("years", [-1, 1])
+async def test_pop_clock_of_a_client_does_not_matter(
+    feature_cluster: RealCluster, years: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Counting(Hook):
+        def __init__(self) -> None:
+            self.codes = Counter[int]()
+
+        def before_request(self, address: str, command: Any) -> None:
+            self.codes[command.code] += 1
+
+    monkeypatch.setattr(machine, "time", lambda: time() + years * 365 * 86_400)
+    topic, seen, hook = await new_topic(feature_cluster), Counter[bytes](), Counting()
+
+    async def handle(message: MessageExt) -> None:
+        seen[message.body] += 1
+        await asyncio.sleep(1.6 if message.body == b"slow" else 0.0)
+
+    async with member(feature_cluster, topic, handle, invisible_time=1.0, hooks=[hook]) as consumer:
+        await send(feature_cluster, topic, b"slow")
+        for number in range(5):
+            began = monotonic()
+            await send(feature_cluster, topic, b"%d" % number)
+            await until(lambda number=number: seen[b"%d" % number])
+            assert monotonic() - began < 2.0  # held pops are answered when a message comes
+        await consumer.wait_idle(timeout=5)
+    assert set(seen.values()) == {1}
+    assert hook.codes[RequestCode.CHANGE_MESSAGE_INVISIBLETIME] >= 1
+    assert hook.codes[RequestCode.POP_MESSAGE] < 40
+
+
+async def test_pop_that_is_held_for_a_member_that_is_gone_takes_nothing(feature_cluster: RealCluster) -> None:
+    topic, seen = await new_topic(feature_cluster), dict[bytes, int]()
+
+    async def handle(message: MessageExt) -> None:
+        seen[message.body] = message.reconsume_times
+
+    first = member(feature_cluster, topic, handle, "first")
+    await first.start()
+    await asyncio.sleep(0.5)  # the broker holds a pop of 5 s now
+    began = monotonic()
+    await first.stop()
+    assert monotonic() - began < 1.0
+    await send(feature_cluster, topic, *(b"%d" % number for number in range(8)))
+    async with member(feature_cluster, topic, handle, "second"):
+        await until(lambda: len(seen) == 8, 4)  # none waits for a lease of 60 s
+    assert set(seen.values()) == {0}
+
+
+async def test_pop_takes_the_highest_priority_first(feature_cluster: RealCluster) -> None:
+    """The number of a queue is the priority of its messages."""
+    topic, order = f"Pop_{uuid.uuid4().hex}", list[bytes]()
+    async with Admin(namesrv=feature_cluster.namesrv) as admin:
+        await admin.create_topic(topic, queues=4, attributes={"message.type": "PRIORITY"})
+
+    async def handle(message: MessageExt) -> None:
+        order.append(b"%d" % message.queue.queue_id + b" " + message.body)
+        await asyncio.sleep(0.03)
+
+    async with Producer("p", namesrv=feature_cluster.namesrv) as producer:
+        queues = {queue.queue_id: queue for queue in await producer.fetch_publish_queues(topic)}
+        for number in range(40):
+            await producer.send(Message(topic, b"early"), queue=queues[number % 4])
+        async with member(feature_cluster, topic, handle, concurrency=1) as consumer:
+            await consumer.wait_settled(22)
+            await producer.send(Message(topic, b"urgent"), queue=queues[3])
+            await consumer.wait_settled(19, timeout=10)
+    early = [each for each in order if each.endswith(b"early")]
+    assert early == sorted(early, reverse=True)
+    assert order.index(b"3 urgent") < 35
 
 
 async def test_pop_refuses_an_old_broker(old_cluster: RealCluster) -> None:

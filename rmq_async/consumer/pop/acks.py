@@ -2,7 +2,7 @@
 
 A broker keeps one record for each queue of a request, in place of one for each message. An acknowledgement that is late still
 counts until the broker has delivered the message again, some 2 s after the lease, so the first attempt is made in any case. One
-without an answer is sent again, which is harmless, until the lease has expired.
+without an answer is sent again, which is harmless, until these 2 s are over.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ Run = Callable[[str, Callable[[], Coroutine[Any, Any, None]]], object]
 
 class Acks:
     """``run``: starts a task that lives as long as the consumer, and again whenever it fails. ``count``: messages that brokers have
-    acknowledged. ``lost``: those whose acknowledgement was not answered until their lease had expired, or was refused; they may be
-    delivered again."""
+    acknowledged. ``lost``: those whose acknowledgement was not answered until AFTER_EXPIRY seconds after their lease, or was
+    refused; they may be delivered again."""
 
     def __init__(self, requests: Requests, run: Run) -> None:
         self._requests = requests

@@ -43,7 +43,7 @@ class Dialogue:
 
     async def run(self) -> list[str]:
         parts: list[Callable[[], Awaitable[None]]] = [
-            self.refusals, self.answers, self.acks, self.filters, self.order, self.modes,
+            self.refusals, self.answers, self.acks, self.filters, self.order, self.priorities, self.modes,
         ]  # fmt: skip
         for part in parts:
             self.lines.append(f"-- {part.__name__}")
@@ -199,6 +199,7 @@ class Dialogue:
         group = {"consumerGroup": client.group, "order": "true"}
         first = await self.pop("three in order", topic, maxMsgNums=3, invisibleTime=1500, attemptId="1", **group)
         await self.pop("blocked", topic, attemptId="2", **group)
+        await asyncio.sleep(0.01)  # another pop has another time
         again = await self.pop("same attempt", topic, maxMsgNums=3, invisibleTime=1500, attemptId="1", **group)
         self.say("ack of the first answer", await client.ack(topic, first[0]))
         self.say("ack of the second message", await client.ack(topic, again[1]))
@@ -209,6 +210,23 @@ class Dialogue:
         self.say("batch ack", await client.ack_batch(topic, repeated))
         await self.pop("all done", topic, attemptId="5", **group)
         self.say("old ack", await client.ack(topic, repeated[0]))
+
+    async def priorities(self) -> None:
+        topic = self.topic(6)
+        await self.client.create_topic(topic, 4, attributes="+message.type=PRIORITY")
+        await self.client.create_topic(self.topic(7), 4)
+        for name in (topic, self.topic(7)):
+            answered: list[str] = []
+            for number, text in enumerate(["0", "3", "1", "9", "2", "-1", "+2", " 2", "99999999999", "x", ""]):
+                properties = {"UNIQ_KEY": f"p{number}", "_SYS_MSG_PRIORITY_": text}
+                response = await self.client.send(name, text.encode() or b"none", queue=1, properties=properties)
+                answered.append(f"{text}: {response.code} {(response.ext_fields or {}).get('queueId')}")
+            self.lines.append(f"queues of priorities: {answered}")
+        await self.send(topic, "plain 2", queue=2)
+        await self.send(topic, "plain 0", queue=0)
+        await asyncio.sleep(0.1)  # a broker enters what it has stored into its queues a moment later
+        for _ in range(6):
+            await self.pop("two of the highest", topic, maxMsgNums=2)
 
     async def modes(self) -> None:
         client, topic = self.client, self.topic(2)
