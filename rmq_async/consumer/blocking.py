@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple
 from .. import machine
 from .._text import printable
 
-__all__ = ["Block", "LoopWatch"]
+__all__ = ["Block", "Find", "LoopWatch"]
 
 logger = logging.getLogger(__name__)
 

@@ -17,21 +17,19 @@ from rmq_protocol.subscription import TAG, build_subscription
 from .. import machine
 from .._asyncio import StopScope, for_each
 from ..client import ClientInstance, TopicRoute
-from ..errors import SubscriptionConflictError
-from ..hooks import request_hooks
 from .assignment import Assignment
-from .blocking import Block, LoopWatch
+from .attached import Attached
+from .blocking import Block
 from .broadcast import Broadcasting
 from .broker_requests import BrokerRequests
 from .by_hand import ByHand, HandDispatcher
-from .call_hooks import CallHooks
 from .callbacks import AssignmentCallbacks
 from .calls import HandlerCalls
 from .config import ConsumerConfig
 from .decision import Decision
 from .dispatch import Dispatcher
 from .fetch import Budget, Pulling, PullLimits
-from .group import SubscriptionConflict, check_filter, find_holders, group_view
+from .group import Conflicts, check_filter, find_holders
 from .held_queue import HeldQueue, Waiting
 from .intake import Intake
 from .membership import Clustering
@@ -40,7 +38,6 @@ from .settled import SettledLog
 from .settling import Settling
 from .subscription import Subscription
 from .supervisor import Supervisor
-from .tracer import ConsumeTracer
 
 __all__ = ["Session"]
 
@@ -117,11 +114,9 @@ class Session:
         self.takeover = self.member.takeover(self.rebalance, self.assignment.open)
         self.requests = BrokerRequests(instance, lambda: self.data, subscriptions, self.assignment, self.calls, self.supervisor)
         self.data = self._heartbeat_data(round(machine.time() * 1000))
-        self.conflicts: tuple[SubscriptionConflict, ...] = ()
-        """With the subscriptions of other members, by the last look."""
+        self.conflicts = Conflicts(instance, self.data)
+        self.attached = Attached(instance, group, config, self.topics, self.blocking, self._route_changed)
         self._connect_rooms(context)
-        self._watch: LoopWatch | None = None
-        self._request_hooks = request_hooks(config.hooks)
         self._registered = False
         self._assigned = asyncio.Event()
         """Set after the first round."""
@@ -145,12 +140,10 @@ class Session:
             self.supervisor.once,
             assignment.callback_limit,
         )
-        self.tracer = ConsumeTracer(instance, self.group, config.trace) if config.trace else None
-        hooks = config.hooks if self.tracer is None else (*config.hooks, self.tracer)
         if isinstance(self.calls, HandlerCalls):
             self.calls.ending = self.supervisor.is_ending
             self.calls.dispatcher = self.dispatcher
-            self.calls.hooks = CallHooks(hooks) or None
+            self.calls.hooks = self.attached.call_hooks
         self.intake.dispatcher = self.assignment.dispatcher = self.dispatcher
         self.intake.spawn = self.supervisor.once
         self.intake.pull_again = self.assignment.pull_again
@@ -185,18 +178,11 @@ class Session:
     @property
     def blocked(self) -> Block | None:
         """The newest function of the user that has blocked the event loop. From any thread."""
-        return None if self._watch is None else self._watch.newest(self.blocking)
+        return self.attached.blocked
 
     async def open(self, starting: StopScope) -> None:
         """Joins the group. Raises the errors of the brokers that keep positions; nothing is left behind then."""
-        instance = self.instance
-        instance.group_requests.add(self.group, self)
-        self._watch = LoopWatch.join(self.blocking, instance.loop_monitor.late)
-        for hook in self._request_hooks:
-            instance.pool.hooks.add(hook)
-        for topic in self.topics:
-            instance.routes.use.hold(topic)
-        instance.routes.on_change.append(self._route_changed)
+        self.attached.begin(self)
         try:
             await starting.run(self._join())
         except BaseException:
@@ -225,8 +211,7 @@ class Session:
     async def close(self, deadline: float) -> None:
         """Leaves the group, drains all queues, commits and unlocks them, by ``deadline`` (monotonic), or in LAST_STEPS seconds."""
         self.quiesce()
-        if self.tracer is not None:
-            self.tracer.hurry()
+        self.attached.hurry()
         now = machine.monotonic()
         end = max(deadline, now + LAST_STEPS)
         leaving = self.supervisor.once(f"leave of {self.group}", self._leave_in_turn(end))
@@ -265,29 +250,17 @@ class Session:
             unit_mode=self.instance.config.unit_mode,
         )
 
-    async def _check_conflicts(self, *, joined: bool = True) -> None:
-        """Looks at the subscriptions of the other members, and logs what is new among the conflicts."""
-        view = await group_view(self.instance, self.data, self.instance.config.request_timeout, joined=joined)
-        if not view.listed_by:
-            return  # no broker has had this member's heartbeat
-        for conflict in view.conflicts:
-            if conflict not in self.conflicts:
-                logger.warning("group %s: %s; each member takes messages away from the other", self.group, conflict)
-        self.conflicts = view.conflicts
-
     async def _watch_conflicts(self) -> None:
         while True:
             await asyncio.sleep(CHECK_EVERY)
-            await self._check_conflicts()
+            await self.conflicts.look()
 
     async def _join(self) -> None:
-        instance, config = self.instance, self.config
+        instance = self.instance
         filtered = [each for each in self.data.subscription_data_set if each.expression_type != TAG]
         await for_each(filtered, lambda each: check_filter(instance, self.group, each), at_once=AT_ONCE)
         await for_each(self.subscriptions, self.member.prepare, at_once=AT_ONCE)
-        await self._check_conflicts(joined=False)
-        if self.conflicts and config.on_conflict == "raise":
-            raise SubscriptionConflictError(f"group {self.group}: {self.conflicts[0]}")
+        await self.conflicts.look_first(self.config.on_conflict)
         instance.register_consumer(self.data)
         self._registered = True
         await instance.heartbeats.send_first(instance.config.request_timeout)
@@ -328,30 +301,17 @@ class Session:
 
     async def _abandon(self, end: float) -> None:
         """Ends everything that is left, by ``end`` (monotonic)."""
-        instance = self.instance
-        instance.group_requests.remove(self.group)
-        if self._route_changed in instance.routes.on_change:
-            instance.routes.on_change.remove(self._route_changed)
+        self.attached.hear_no_more()
         await self.supervisor.close()
         with suppress(TimeoutError):
             async with asyncio.timeout(max(end - machine.monotonic(), 0.0)):
                 await self.locks.unlock_all()
         await self.calls.cut_off(max(end - machine.monotonic(), 0.0))
-        if self.tracer is not None:
-            await self.tracer.flush(end)
-            self.tracer.end()
-            await self.tracer.ended()
+        await self.attached.end_traces(end)
         await self._leave(0.0)
-        for topic in self.topics:
-            instance.routes.use.release(topic)
         self.calls.close()
         self.dispatcher.close()
-        if self._watch is not None:
-            self._watch.leave(self.blocking)
-        for hook in self._request_hooks:
-            instance.pool.hooks.remove(hook)
-        for subscription in self.subscriptions.values():
-            subscription.wake = _nothing
+        self.attached.end(self.subscriptions.values())
 
     def _owned(self) -> list[HeldQueue]:
         return self.assignment.owned()
@@ -432,7 +392,3 @@ class Session:
 def most_ahead(config: ConsumerConfig, subscriptions: Iterable[Subscription]) -> int:
     """Returns how many messages of a queue are to wait for slots: those of two pulls, and enough for all slots and two batches."""
     return max(2 * config.pull_size, config.concurrency, *[2 * (each.batch_size or 1) for each in subscriptions])
-
-
-def _nothing() -> None:
-    """The consumer does not run."""

@@ -256,9 +256,6 @@ def _group_problems(session: Session) -> list[Problem]:
                 f"{count} messages of topic {topic} were to be delivered again, and no handler here subscribes to it",
             )
         )
-    found += [
-        Problem("subscription_conflict", f"{conflict}; each member takes messages away from the other")
-        for conflict in session.conflicts
-    ]
+    found += [Problem("subscription_conflict", str(conflict)) for conflict in session.conflicts.found]
     found += [Problem("restarted", text) for text in session.supervisor.recent()]
     return found

@@ -54,13 +54,14 @@ def test_every_difference_is_a_conflict_with_both_sides() -> None:
         SubscriptionConflict("C", "a", "SQL92: a"),
         SubscriptionConflict("E", None, "e"),
     )
-    assert [str(each) for each in found] == [
+    texts = [
         "this member is CLUSTERING, another one BROADCASTING",
         "topic A: this member subscribes to 'x', another one to nothing",
         "topic B: this member subscribes to '*', another one to 'y || z'",
         "topic C: this member subscribes to 'a', another one to 'SQL92: a'",
         "topic E: this member subscribes to nothing, another one to 'e'",
     ]
+    assert [str(each) for each in found] == [f"{text}; each member takes messages away from the other" for text in texts]
 
 
 @asynccontextmanager

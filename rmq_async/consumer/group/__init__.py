@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .allocation import merged_members, share_of
+from .conflicts import Conflicts
 from .filter_check import check_filter
 from .handover import Takeover
 from .holders import Holders, find_holders
@@ -16,6 +17,7 @@ from .subscription_check import MODE, MODEL, GroupView, SubscriptionConflict, co
 __all__ = [
     "MODE",
     "MODEL",
+    "Conflicts",
     "GroupView",
     "Holders",
     "MemberLocks",

@@ -34,6 +34,9 @@ MODE: Final = "\x00mode"
 """``topic`` of a conflict between members that pull and members that pop."""
 
 
+TAKEN: Final = "each member takes messages away from the other"
+
+
 class SubscriptionConflict(NamedTuple):
     """``ours``, ``theirs``: expressions, as the members wrote them; None for a topic that one side does not subscribe to."""
 
@@ -43,14 +46,14 @@ class SubscriptionConflict(NamedTuple):
 
     def __str__(self) -> str:
         if self.topic == MODEL:
-            return f"this member is {self.ours}, another one {self.theirs}"
+            return f"this member is {self.ours}, another one {self.theirs}; {TAKEN}"
         if self.topic == MODE:
             return (
                 f"this member has {self.ours}, another one {self.theirs}: they repeat each other's messages, all members need the "
                 "same mode"
             )
         ours, theirs = (repr(printable(each)) if each is not None else "nothing" for each in (self.ours, self.theirs))
-        return f"topic {printable(self.topic)}: this member subscribes to {ours}, another one to {theirs}"
+        return f"topic {printable(self.topic)}: this member subscribes to {ours}, another one to {theirs}; {TAKEN}"
 
 
 class GroupView(NamedTuple):

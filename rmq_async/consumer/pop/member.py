@@ -17,9 +17,9 @@ from ... import machine
 from ..._asyncio import for_each
 from ..._text import printable
 from ...client import ClientInstance, committed_offset
-from ...errors import ConfigError, RocketMQError, SubscriptionConflictError, TopicNotFoundError
+from ...errors import ConfigError, RocketMQError, TopicNotFoundError
 from ..config import ConsumerConfig
-from ..group import SubscriptionConflict, check_filter, first_positions, group_view, store_positions
+from ..group import Conflicts, check_filter, first_positions, store_positions
 from ..subscription import Subscription
 from .checks import attempts_of, check_broker
 from .outcomes import USUAL_LIMIT
@@ -72,18 +72,11 @@ class PopMember:
         self.limit = USUAL_LIMIT
         self._limits: dict[str, int] = {}
         """Those that brokers have said last."""
-        self._conflicts: dict[SubscriptionConflict, float] = {}
-        """And when each was seen last."""
+        self.conflicts = Conflicts(instance, self.data, KEPT_FOR)
         self._checked: dict[str, None] = {}
         """Brokers that can be popped."""
         self._first: dict[str, dict[MessageQueue, int]] = {}
         self._registered = False
-
-    @property
-    def conflicts(self) -> list[SubscriptionConflict]:
-        """Conflicts with other members that were seen lately; from any thread."""
-        since = machine.monotonic() - KEPT_FOR
-        return [conflict for conflict, at in [*self._conflicts.items()] if at > since]
 
     @property
     def unknown(self) -> list[str]:
@@ -104,9 +97,7 @@ class PopMember:
         filtered = [each for each in self.data.subscription_data_set if each.expression_type != TAG]
         await for_each(filtered, lambda each: check_filter(instance, self._group, each), at_once=AT_ONCE)
         await for_each(self.known, self._prepare, at_once=AT_ONCE)
-        await self._check_conflicts(joined=False)
-        if self._conflicts and self._config.on_conflict == "raise":
-            raise SubscriptionConflictError(f"group {self._group}: {next(iter(self._conflicts))}")
+        await self.conflicts.look_first(self._config.on_conflict)
         instance.register_consumer(self.data)
         self._registered = True
         await instance.heartbeats.send_first(instance.config.request_timeout)
@@ -122,7 +113,7 @@ class PopMember:
         """Looks at the other members and at the group's settings for ever."""
         while True:
             await asyncio.sleep(CHECK_EVERY * machine.random.uniform(1 - CHECK_SPREAD, 1 + CHECK_SPREAD))
-            await self._check_conflicts()
+            await self.conflicts.look()
             await self._read_limit()
 
     def brokers(self) -> list[tuple[str, str]]:
@@ -197,16 +188,6 @@ class PopMember:
             stored = await for_each(positions, lambda queue: committed_offset(self._instance, self._group, queue))
             left = {queue: offset for queue, offset in positions.items() if stored[queue] is None}
             await store_positions(self._instance, self._group, left)
-
-    async def _check_conflicts(self, *, joined: bool = True) -> None:
-        """Looks at the subscriptions and the mode of the other members, and logs what is new."""
-        view = await group_view(self._instance, self.data, self._instance.config.request_timeout, joined=joined)
-        now = machine.monotonic()
-        self._conflicts = {each: at for each, at in self._conflicts.items() if now - at < KEPT_FOR}
-        for conflict in view.conflicts:
-            if conflict not in self._conflicts:
-                logger.warning("group %s: %s", self._group, conflict)
-            self._conflicts[conflict] = now
 
     async def _read_limit(self) -> None:
         brokers = [*dict.fromkeys(broker for _, broker in self.brokers())]

@@ -21,10 +21,9 @@ from ... import machine
 from ..._asyncio import StopScope, for_each
 from ...client import ClientInstance, TopicRoute, committed_offset, max_offset
 from ...errors import RocketMQError
-from ...hooks import request_hooks
-from ..blocking import Block, LoopWatch
+from ..attached import Attached
+from ..blocking import Block
 from ..broker_requests import MemberRequests
-from ..call_hooks import CallHooks
 from ..calls import HandlerCalls
 from ..config import ConsumerConfig
 from ..dispatch import Dispatcher
@@ -33,7 +32,6 @@ from ..outcome import Outcome
 from ..settled import SettledLog
 from ..subscription import Subscription
 from ..supervisor import Supervisor
-from ..tracer import ConsumeTracer
 from .arrivals import Arrivals
 from .core import PopCore
 from .credits import Credits
@@ -107,10 +105,8 @@ class PopSession:
         self._changed = asyncio.Event()
         """Set when a message has its outcome while the consumer stops."""
         self._drain_until = inf
-        self._watch: LoopWatch | None = None
-        self._request_hooks = request_hooks(config.hooks)
-        self.tracer = ConsumeTracer(instance, group, config.trace) if config.trace else None
-        self.calls.hooks = CallHooks(config.hooks if self.tracer is None else (*config.hooks, self.tracer)) or None
+        self.attached = Attached(instance, group, config, self.member.topics, self.blocking, self._route_changed)
+        self.calls.hooks = self.attached.call_hooks
         self.calls.ending = self.supervisor.is_ending
         self.calls.dispatcher = self.dispatcher
         for subscription in subscriptions.values():
@@ -121,14 +117,7 @@ class PopSession:
     async def open(self, starting: StopScope) -> None:
         """Joins the group and begins to pop. Raises ConfigError for brokers that cannot be popped, and the errors of the requests;
         nothing is left behind then."""
-        instance = self.instance
-        instance.group_requests.add(self.group, self)
-        self._watch = LoopWatch.join(self.blocking, instance.loop_monitor.late)
-        for hook in self._request_hooks:
-            instance.pool.hooks.add(hook)
-        for topic in self.member.topics:
-            instance.routes.use.hold(topic)
-        instance.routes.on_change.append(self._route_changed)
+        self.attached.begin(self)
         try:
             await starting.run(self._join())
             self.supervisor.run("renewal of leases", self.core.renew)
@@ -140,7 +129,7 @@ class PopSession:
             raise
 
     async def _join(self) -> None:
-        await self.requests.open(self._request_hooks)
+        await self.requests.open(self.attached.request_hooks)
         await self.member.join()
         self._joined = True
         self._find_sources()
@@ -167,8 +156,7 @@ class PopSession:
         """Leaves the group, lets running calls end, acknowledges, and gives the rest back, by ``deadline`` (monotonic), or in
         LAST_STEPS seconds."""
         self.quiesce()
-        if self.tracer is not None:
-            self.tracer.hurry()
+        self.attached.hurry()
         now = machine.monotonic()
         end = max(deadline, now + LAST_STEPS)
         self._drain_until = min(self._drain_until, now + self.config.handover_timeout, end - LAST_STEPS)
@@ -210,30 +198,17 @@ class PopSession:
 
     async def _abandon(self, end: float) -> None:
         """Ends everything that is left, by ``end`` (monotonic)."""
-        instance = self.instance
-        instance.group_requests.remove(self.group)
-        if self._route_changed in instance.routes.on_change:
-            instance.routes.on_change.remove(self._route_changed)
+        self.attached.hear_no_more()
         for source in self.sources.values():
             source.held.state = QueueState.RELEASED  # ends what is repeated for its messages
         await self.supervisor.close()
         await self.calls.cut_off(max(end - machine.monotonic(), 0.0))
         await self.requests.close()
-        if self.tracer is not None:
-            await self.tracer.flush(end)
-            self.tracer.end()
-            await self.tracer.ended()
+        await self.attached.end_traces(end)
         await self.member.leave(0.0)
-        for topic in self.member.topics:
-            instance.routes.use.release(topic)
         self.calls.close()
         self.dispatcher.close()
-        if self._watch is not None:
-            self._watch.leave(self.blocking)
-        for hook in self._request_hooks:
-            instance.pool.hooks.remove(hook)
-        for subscription in self.subscriptions.values():
-            subscription.wake = _nothing
+        self.attached.end(self.subscriptions.values())
         self._log_counts()
 
     def _log_counts(self) -> None:
@@ -269,7 +244,7 @@ class PopSession:
     @property
     def blocked(self) -> Block | None:
         """The newest function of the user that has blocked the event loop. From any thread."""
-        return None if self._watch is None else self._watch.newest(self.blocking)
+        return self.attached.blocked
 
     @property
     def was_assigned(self) -> bool:
@@ -432,7 +407,3 @@ class PopSession:
 
 async def _wait(event: asyncio.Event) -> None:
     await event.wait()
-
-
-def _nothing() -> None:
-    """The consumer does not run."""

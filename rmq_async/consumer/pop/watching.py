@@ -81,6 +81,6 @@ def _broker_problems(session: PopSession) -> list[Problem]:
 def _group_problems(session: PopSession) -> list[Problem]:
     member = session.member
     found = [Problem("group_unknown", f"the name servers know no route of topic {topic}") for topic in member.unknown]
-    found += [Problem("subscription_conflict", str(conflict)) for conflict in member.conflicts]
+    found += [Problem("subscription_conflict", str(conflict)) for conflict in member.conflicts.found]
     found += [Problem("restarted", text) for text in session.supervisor.recent()]
     return found

@@ -1,0 +1,90 @@
+"""What a consumer has at its client instance and at its loop from its start to its stop, in either mode."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from ..client import ClientInstance, GroupListener, TopicRoute
+from ..hooks import request_hooks
+from .blocking import Block, Find, LoopWatch
+from .call_hooks import CallHooks
+from .config import ConsumerConfig
+from .subscription import Subscription
+from .tracer import ConsumeTracer
+
+__all__ = ["Attached"]
+
+
+class Attached:
+    """Requests of brokers for the group, routes in use, hooks, the tracer, and the watch for functions that block the loop.
+
+    ``group``, ``topics``: on the wire. ``blocking``: returns the name of the user's function that a task calls.
+    """
+
+    def __init__(
+        self,
+        instance: ClientInstance,
+        group: str,
+        config: ConsumerConfig,
+        topics: Sequence[str],
+        blocking: Find,
+        route_changed: Callable[[TopicRoute], None],
+    ) -> None:
+        self._instance = instance
+        self._group = group
+        self._topics = topics
+        self._blocking = blocking
+        self._route_changed = route_changed
+        self._watch: LoopWatch | None = None
+        self.tracer = ConsumeTracer(instance, group, config.trace) if config.trace else None
+        self.request_hooks = request_hooks(config.hooks)
+        self.call_hooks = CallHooks(config.hooks if self.tracer is None else (*config.hooks, self.tracer)) or None
+
+    @property
+    def blocked(self) -> Block | None:
+        """The newest function of the user that has blocked the event loop. From any thread."""
+        return None if self._watch is None else self._watch.newest(self._blocking)
+
+    def begin(self, listener: GroupListener) -> None:
+        """Raises ConfigError where the client has a consumer of the group already; nothing has begun then."""
+        instance = self._instance
+        instance.group_requests.add(self._group, listener)
+        self._watch = LoopWatch.join(self._blocking, instance.loop_monitor.late)
+        for hook in self.request_hooks:
+            instance.pool.hooks.add(hook)
+        for topic in self._topics:
+            instance.routes.use.hold(topic)
+        instance.routes.on_change.append(self._route_changed)
+
+    def hurry(self) -> None:
+        """Sends traces without waiting for more."""
+        if self.tracer is not None:
+            self.tracer.hurry()
+
+    def hear_no_more(self) -> None:
+        """Ends what brokers and routes bring."""
+        self._instance.group_requests.remove(self._group)
+        if self._route_changed in self._instance.routes.on_change:
+            self._instance.routes.on_change.remove(self._route_changed)
+
+    async def end_traces(self, end: float) -> None:
+        """Sends the traces that are left by ``end`` (monotonic), and drops the rest."""
+        if self.tracer is not None:
+            await self.tracer.flush(end)
+            self.tracer.end()
+            await self.tracer.ended()
+
+    def end(self, subscriptions: Iterable[Subscription]) -> None:
+        """Gives everything back. ``subscriptions``: of the consumer, which wake nothing from now on."""
+        for topic in self._topics:
+            self._instance.routes.use.release(topic)
+        if self._watch is not None:
+            self._watch.leave(self._blocking)
+        for hook in self.request_hooks:
+            self._instance.pool.hooks.remove(hook)
+        for subscription in subscriptions:
+            subscription.wake = _nothing
+
+
+def _nothing() -> None:
+    """The consumer does not run."""
