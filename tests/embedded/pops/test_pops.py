@@ -40,6 +40,19 @@ async def test_pop_an_unacknowledged_message_comes_back_with_its_handle(
     assert server.in_flight("G") == []
 
 
+async def test_pops_of_a_topic_with_priorities_begin_with_the_highest(broker: PopClient, clock: ManualClock) -> None:
+    await broker.create_topic("P", 3, attributes="+message.type=PRIORITY")
+    for text in ("0", "7", "1", "2", "x"):
+        properties = {"UNIQ_KEY": text, "_SYS_MSG_PRIORITY_": text}
+        assert (await broker.send("P", text.encode(), queue=0, properties=properties)).code == 0
+    assert bodies(await broker.popped("P", maxMsgNums=3, invisibleTime=1000)) == [b"7", b"2", b"1"]
+    await clock.advance(3)
+    for expected in (b"0", b"x"):  # what comes again is looked for last
+        assert bodies(await broker.popped("P", maxMsgNums=1)) == [expected]
+    again = [body for _ in range(3) for body in bodies(await broker.popped("P", maxMsgNums=1))]
+    assert sorted(again) == [b"1", b"2", b"7"]
+
+
 async def test_a_late_ack_counts_until_the_message_comes_back(broker: PopClient, clock: ManualClock) -> None:
     await broker.stored("a")
     (popped,) = await broker.popped(invisibleTime=1000)
