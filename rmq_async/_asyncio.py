@@ -246,7 +246,7 @@ class SingleFlight(Generic[T]):
         return 0 if flight is None else len(flight.waiting)
 
     async def join(self, key: Hashable, make: Callable[[], Coroutine[Any, Any, T]], deadline: float) -> T:
-        """``start``, then ``Flight.wait``."""
+        """Joins the work of a key, or starts it: ``start``, then ``Flight.wait``."""
         return await self.start(key, make).wait(deadline)
 
     def close(self) -> list[asyncio.Task[T]]:

@@ -220,7 +220,7 @@ def client_options(
     options: Mapping[str, object],
     others: Collection[str] = (),
 ) -> ClientConfig:
-    """``client`` with the keyword options that are its fields. ``others``: names that belong to another config.
+    """Returns ``client`` with the keyword options that are its fields. ``others``: names that belong to another config.
 
     An option that is neither, or a config of another type, is a TypeError that says so.
     """
@@ -256,7 +256,7 @@ def name_servers(given: str | Sequence[str] | None) -> list[str]:
 
 
 def host_and_port(address: str) -> tuple[str, int] | None:
-    """Of "host:port" or "[v6]:port"; None for anything else."""
+    """Returns the parts of "host:port" or "[v6]:port"; None for anything else."""
     host, _, port = address.rpartition(":")
     if not port.isascii() or not port.isdigit() or len(port) > 5 or not 0 < int(port) < 65536:
         return None

@@ -263,7 +263,7 @@ class TopicNotExistError(BrokerError, TopicNotFoundError):
 
 
 class QueryNotFoundError(BrokerError):
-    """There is no such message, offset or value (22)."""
+    """No such message, offset or value (22)."""
 
     response_code = ResponseCode.QUERY_NOT_FOUND
 
@@ -410,7 +410,7 @@ class HandlerTimeoutError(RocketMQError, TimeoutError):
 
 
 class QueueLostError(RocketMQError):
-    """Another member of the group has taken the queue over, so this one may not commit for it any more."""
+    """A loss of the queue: another member of the group has taken the queue over, so this one may not commit for it any more."""
 
 
 class Attempt(NamedTuple):

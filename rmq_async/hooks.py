@@ -88,29 +88,30 @@ class Hook:
     """
 
     def before_send(self, context: SendContext) -> None:
-        """Called before each attempt (``SendMessageHook.sendMessageBefore``).
+        """Runs before each attempt (``SendMessageHook.sendMessageBefore``).
 
         Properties that it adds to ``context.properties`` are sent with this attempt, beside the message's own.
         """
 
     def after_send(self, context: SendContext) -> None:
-        """Called once after each attempt that was stored, failed or was abandoned (``sendMessageAfter``)."""
+        """Runs once after each attempt that was stored, failed or was abandoned (``sendMessageAfter``)."""
 
     def check_forbidden(self, context: SendContext) -> None:
-        """Called before ``before_send``; raise ForbiddenError to refuse the message and end the call (``CheckForbiddenHook``)."""
+        """Runs before ``before_send``; raise ForbiddenError to refuse the message and end the call (``CheckForbiddenHook``)."""
 
     def before_consume(self, delivery: Any) -> None:
-        """Called before each call of a handler, with its ``Delivery``, in the call's own context (of ``contextvars``).
+        """Runs before each call of a handler, with its ``Delivery``, in the call's own context (of ``contextvars``).
 
         What it sets there, the handler sees (``ConsumeMessageHook.consumeMessageBefore``).
         """
 
     def after_consume(self, delivery: Any) -> None:
-        """Called once for each call of a handler, with its ``Delivery``, when its messages have their outcomes
-        (``consumeMessageAfter``)."""
+        """Runs once for each call of a handler, with its ``Delivery``, when its messages have their outcomes
+        (``consumeMessageAfter``).
+        """
 
     def before_request(self, address: str, command: RemotingCommand) -> None:
-        """Called before each request is signed and written (``RPCHook.doBeforeRequest``).
+        """Runs before each request is signed and written (``RPCHook.doBeforeRequest``).
 
         It may add strings to ``command.ext_fields``; any other change is reported and undone.
         """
@@ -118,7 +119,7 @@ class Hook:
     def after_request(
         self, address: str, command: RemotingCommand, response: RemotingCommand | None, error: BaseException | None
     ) -> None:
-        """Called once per request, with its response, its error, or neither for a one-way request (``doAfterResponse``)."""
+        """Runs once per request, with its response, its error, or neither for a one-way request (``doAfterResponse``)."""
 
 
 def checked_hooks(hooks: object) -> tuple[Any, ...]:

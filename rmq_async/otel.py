@@ -167,7 +167,8 @@ class OpenTelemetryHook(Hook):
 
 
 class OutboxGauges:
-    """``on_status`` of an outbox: how many messages are pending, sent (and kept) and failed, and how old the oldest pending one is.
+    """Gauges of an outbox, to be its ``on_status`` of an outbox: how many messages are pending, sent (and kept) and failed, and
+    how old the oldest pending one is.
 
     ``attributes``: of each value, such as the service's or the table's name where there are several.
     """

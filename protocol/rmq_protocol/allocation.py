@@ -32,14 +32,14 @@ def allocate_averagely(client_id: str, queues: Sequence[MessageQueue], client_id
 
 
 def allocate_by_circle(client_id: str, queues: Sequence[MessageQueue], client_ids: Sequence[str]) -> tuple[MessageQueue, ...]:
-    """Dealt out one by one (``AVG_BY_CIRCLE``)."""
+    """Deals the queues out one by one (``AVG_BY_CIRCLE``)."""
     return tuple(queues[client_ids.index(client_id) :: len(client_ids)]) if client_id in client_ids else ()
 
 
 def allocate_by_consistent_hash(
     client_id: str, queues: Sequence[MessageQueue], client_ids: Sequence[str]
 ) -> tuple[MessageQueue, ...]:
-    """Each queue goes to the member that follows it on a ring (``CONSISTENT_HASH``): few move when a member comes or goes."""
+    """Gives each queue to the member that follows it on a ring (``CONSISTENT_HASH``): few move when a member comes or goes."""
     if client_id not in client_ids:
         return ()
     ring = {_place(f"{member}-{number}"): member for member in client_ids for number in range(VIRTUAL_NODES)}

@@ -230,7 +230,8 @@ def decode_batch(data: bytes, max_records: int | None = None) -> list[BatchRecor
 
 
 def check_batch(messages: Sequence[Message]) -> None:
-    """The rules of ``MessageBatch.generateFromList``: messages of one topic and ``wait_store``, no delay, no retry topic.
+    """Checks the rules of ``MessageBatch.generateFromList``: messages of one topic and ``wait_store``, no delay, no retry
+    topic.
 
     Timers (``delay``, ``deliver_at``) count as delays too: brokers would ignore them silently. Raises ``InvalidMessageError``.
     """

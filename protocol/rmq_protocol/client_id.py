@@ -6,7 +6,9 @@ __all__ = ["build_client_id", "build_instance_name"]
 
 
 def build_client_id(ip: str, instance_name: str, unit_name: str | None = None, *, stream: bool = False) -> str:
-    """``ip@instance``, then ``@unit`` unless blank, then ``@STREAM`` for a client that asks for stream proxies."""
+    """Returns the id of a client: ``ip@instance``, then ``@unit`` unless blank, then ``@STREAM`` for a client that asks for
+    stream proxies.
+    """
     parts = [ip, instance_name]
     if unit_name and not unit_name.isspace():
         parts.append(unit_name)

@@ -11,7 +11,10 @@ __all__ = ["ClusterInfo", "decode_cluster_info", "encode_cluster_info"]
 
 
 class ClusterInfo(msgspec.Struct, frozen=True, rename="camel"):
-    """``broker_addr_table``: broker name -> its addresses. ``cluster_addr_table``: cluster -> names of its brokers."""
+    """The brokers of a cluster.
+
+    ``broker_addr_table``: broker name -> its addresses. ``cluster_addr_table``: cluster -> names of its brokers.
+    """
 
     broker_addr_table: dict[str, BrokerData] = {}
     cluster_addr_table: dict[str, tuple[str, ...]] = {}

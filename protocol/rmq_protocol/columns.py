@@ -181,7 +181,7 @@ class StoredColumns(_Heads):
 
 
 class ColumnsRead(NamedTuple):
-    """``resume``: the byte to go on at; None at the end."""
+    """The end of a read: what was corrupt, and where to go on. ``resume``: the byte to go on at; None at the end."""
 
     corrupt: tuple[CorruptMessageError, ...]
     resume: int | None

@@ -30,7 +30,8 @@ _LANGUAGE_NAMES = {member.name: member for member in LanguageCode}
 
 
 class RemotingCommand(msgspec.Struct, kw_only=True):
-    """``code`` is a RequestCode in a request and a ResponseCode in a response; unknown numbers stay plain ints.
+    """A request or a response. ``code`` is a RequestCode in a request and a ResponseCode in a response; unknown numbers stay
+    plain ints.
 
     ``opaque``: 32-bit number that pairs a response with its request. ``ext_fields``: the custom header's fields as text, or
     None when the peer sent none. ``language`` is None when the peer named one this library does not know.
@@ -73,7 +74,7 @@ class _JsonHeader(msgspec.Struct, gc=False):
 
 
 def plain_text(value: object) -> str:
-    """For encoders: the text of a subclass of str (a NumPy string, say), which msgspec does not take by itself."""
+    """Returns, for encoders, the text of a subclass of str (a NumPy string, say), which msgspec does not take by itself."""
     if isinstance(value, str):
         return str.__str__(value)
     raise TypeError(f"{type(value).__name__} is not text")

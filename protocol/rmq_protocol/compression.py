@@ -67,7 +67,7 @@ class CompressionType(IntEnum):
 
     @classmethod
     def from_name(cls, name: str) -> CompressionType:
-        """By name in any case, spaces around it ignored. Raises ``LocalProtocolError`` for an unknown one."""
+        """Returns the type by its name in any case, spaces around it ignored. Raises ``LocalProtocolError`` for an unknown one."""
         try:
             return cls[name.strip().upper()]
         except KeyError:
@@ -105,7 +105,7 @@ _contexts = _ZstdContexts()
 
 
 def compress(data: bytes, kind: CompressionType, level: int = 5) -> bytes:
-    """``data`` as a zlib stream, an lz4 frame or a zstd frame that the Java client reads.
+    """Returns ``data`` as a zlib stream, an lz4 frame or a zstd frame that the Java client reads.
 
     ``level``: 0 to 9 for zlib, up to 22 for zstd, ignored by lz4. With isal, zlib levels 1 to 6 give isal's level 2: five
     times faster at 3.1 instead of 3.3 to one. Raises ``LocalProtocolError`` for a level or type that does not exist and when
@@ -181,7 +181,10 @@ def decompress(data: bytes, kind: CompressionType, max_size: int = MAX_DECOMPRES
 
 
 class UnreadableBodyError(CorruptMessageError):
-    """``produced``: bytes decompressed before that was known, at most. ``too_large``: nothing else was wrong so far."""
+    """The error of a body that cannot be decompressed.
+
+    ``produced``: bytes decompressed before that was known, at most. ``too_large``: nothing else was wrong so far.
+    """
 
     def __init__(self, message: str, produced: int, *, too_large: bool = False) -> None:
         super().__init__(message)

@@ -276,7 +276,7 @@ class LanguageCode(IntEnum):
 
 
 class SysFlag(IntFlag):
-    """``sysFlag`` of a message (``MessageSysFlag``)."""
+    """Bits of the ``sysFlag`` of a message (``MessageSysFlag``)."""
 
     COMPRESSED = 0x1
     MULTI_TAGS = 0x2

@@ -117,7 +117,7 @@ def _head(body: bytes, position: int, queue: MessageQueue) -> tuple[int, int, bo
 
 
 def ranges_text(ranges: Iterable[range], most: int = 5) -> str:
-    """``17, 20 to 31``; beyond ``most`` ranges their number."""
+    """Returns ranges as a text: ``17, 20 to 31``; beyond ``most`` ranges their number."""
     texts = [str(each.start) if each.stop - each.start == 1 else f"{each.start} to {each.stop - 1}" for each in ranges]
     more = len(texts) - most
     return ", ".join(texts[:most]) + (f" and {more} ranges more" if more > 0 else "")

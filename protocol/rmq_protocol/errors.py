@@ -57,7 +57,7 @@ class RocketMQError(Exception):
 
 
 def shown(value: object) -> str:
-    """``repr``, cut, for an error message; of a number that is too long to be written, that it is."""
+    """Returns the ``repr``, cut, for an error message; of a number that is too long to be written, that it is."""
     try:
         return repr(value)[:200]
     except ValueError:  # beyond 4300 digits
@@ -65,7 +65,8 @@ def shown(value: object) -> str:
 
 
 def printable(text: object, limit: int = 200) -> str:
-    """``text`` on one line and at most about ``limit`` characters, for text that peers chose on its way into logs and errors.
+    """Returns ``text`` on one line and at most about ``limit`` characters, for text that peers chose on its way into logs and
+    errors.
 
     Line breaks and tabs become blanks, other control characters are escaped, the rest is cut off.
     """

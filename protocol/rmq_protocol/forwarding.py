@@ -35,7 +35,9 @@ _MOST_MOVES: Final = 4
 
 
 def user_properties(properties: Mapping[str, str]) -> dict[str, str]:
-    """Those that the sender gave: no name of the protocol's, and none that brokers add on the way to a consumer."""
+    """Returns those properties that the sender gave: no name of the protocol's, and none that brokers add on the way to a
+    consumer.
+    """
     return {
         name: value for name, value in properties.items() if name not in SYSTEM_NAMES and not name.startswith(TRANSIENT_PREFIX)
     }
@@ -53,13 +55,13 @@ def holdable(text: str | None) -> str | None:
 
 
 def holdable_properties(properties: Mapping[str, str]) -> dict[str, str]:
-    """Those that the sender gave and a Message may hold."""
+    """Returns those properties that the sender gave and a Message may hold."""
     given = user_properties(properties)
     return {name: value for name, value in given.items() if holdable(name) and holdable(value)}
 
 
 def original_topic(topic: str, properties: Mapping[str, str]) -> str:
-    """Where a message of ``topic`` was first sent to; ``topic`` itself where nothing names another one."""
+    """Returns where a message of ``topic`` was first sent to; ``topic`` itself where nothing names another one."""
     for _ in range(_MOST_MOVES):
         earlier = _earlier(topic, properties)
         if not earlier or earlier == topic:

@@ -72,7 +72,8 @@ class FrameDecoder:
         return frames
 
     def cut(self, data: bytes) -> list[Frame | bytes | RemoteProtocolError]:
-        """``feed``, but a frame with a JSON header and no body, as in nearly every answer to a send, is returned as its header.
+        """Does as ``feed``, but a frame with a JSON header and no body, as in nearly every answer to a send, is returned as its
+        header.
 
         Where good frames precede a broken one, the list ends with its error.
         """

@@ -38,7 +38,7 @@ IS_SUB_CHANGE: Final = "IS_SUB_CHANGE"
 
 
 class ConsumeType(StrEnum):
-    """By pulling, by pushing (which pulls underneath), by popping."""
+    """The way to consume: by pulling, by pushing (which pulls underneath), by popping."""
 
     CONSUME_ACTIVELY = "CONSUME_ACTIVELY"
     CONSUME_PASSIVELY = "CONSUME_PASSIVELY"
@@ -62,7 +62,10 @@ class ProducerData(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class SubscriptionData(msgspec.Struct, frozen=True, rename="camel"):
-    """``sub_string``: ``*``, ``A || B`` or SQL92. ``code_set``: ``java_hash`` of each tag. ``sub_version``: epoch ms."""
+    """A subscription of a consumer.
+
+    ``sub_string``: ``*``, ``A || B`` or SQL92. ``code_set``: ``java_hash`` of each tag. ``sub_version``: epoch ms.
+    """
 
     topic: str
     sub_string: str = "*"
@@ -74,7 +77,10 @@ class SubscriptionData(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class ConsumerData(msgspec.Struct, frozen=True, rename="camel"):
-    """``consume_type``, ``message_model``, ``consume_from_where``: names of the enums above; a peer may send newer ones."""
+    """The consumer's part of a heartbeat.
+
+    ``consume_type``, ``message_model``, ``consume_from_where``: names of the enums above; a peer may send newer ones.
+    """
 
     group_name: str
     consume_type: str = ConsumeType.CONSUME_ACTIVELY
@@ -85,7 +91,10 @@ class ConsumerData(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class HeartbeatData(msgspec.Struct, frozen=True, rename="camel"):
-    """``heartbeat_fingerprint``: 0 asks the broker not to compare. ``without_sub``: subscriptions are left out this time."""
+    """The body of a heartbeat.
+
+    ``heartbeat_fingerprint``: 0 asks the broker not to compare. ``without_sub``: subscriptions are left out this time.
+    """
 
     client_id: str = msgspec.field(name="clientID")
     producer_data_set: tuple[ProducerData, ...] = ()
@@ -135,7 +144,7 @@ def _text(value: object) -> bytes:
 
 
 def java_hash(text: str) -> int:
-    """``String.hashCode``: 31 * h + unit over the UTF-16 units, 32 bits, signed."""
+    """Returns Java's ``String.hashCode``: 31 * h + unit over the UTF-16 units, 32 bits, signed."""
     units = text.encode("utf-16-be", "surrogatepass")
     value = 0
     for high, low in zip(units[::2], units[1::2], strict=True):

@@ -33,14 +33,17 @@ _UNIQUE_TAIL: Final = struct.Struct(">HIIH")
 
 
 class OffsetId(NamedTuple):
-    """``host``: "ip:port", an IPv6 address in brackets. ``offset``: in that broker's commit log, bytes."""
+    """The parts of an offset message id.
+
+    ``host``: "ip:port", an IPv6 address in brackets. ``offset``: in that broker's commit log, bytes.
+    """
 
     host: str
     offset: int
 
 
 class UniqueId(NamedTuple):
-    """``elapsed_ms``: milliseconds since the month began where the id was made, 32 bits."""
+    """The parts of a unique message id. ``elapsed_ms``: milliseconds since the month began where the id was made, 32 bits."""
 
     ip: str
     pid: int
@@ -55,7 +58,7 @@ class UniqueId(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def format_host(ip: bytes, port: int) -> str:
-    """4 or 16 address bytes and a port as "ip:port"; IPv6 in brackets, an IPv4-mapped address as IPv4 (as Java does)."""
+    """Returns 4 or 16 address bytes and a port as "ip:port"; IPv6 in brackets, an IPv4-mapped address as IPv4 (as Java does)."""
     if len(ip) == 4:
         return f"{ip[0]}.{ip[1]}.{ip[2]}.{ip[3]}:{port}"
     if ip.startswith(_MAPPED_PREFIX):

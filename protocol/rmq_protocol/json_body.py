@@ -42,7 +42,10 @@ class _Queue(msgspec.Struct, rename="camel"):
 
 
 def decode_body(cls: type[T], body: bytes) -> T:
-    """Raises RemoteProtocolError, naming the class and the place, for a body that is not a ``cls``."""
+    """Decodes a JSON body as a ``cls``.
+
+    Raises RemoteProtocolError, naming the class and the place, for a body that is not a ``cls``.
+    """
     if len(body) > MAX_JSON_BODY_SIZE:
         raise RemoteProtocolError(f"{cls.__name__}: body of {len(body)} bytes is above the limit of {MAX_JSON_BODY_SIZE}")
     decoder, find_queues = _readers.get(cls) or _reader(cls)

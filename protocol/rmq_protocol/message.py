@@ -42,7 +42,8 @@ BLANKS: Final = "".join(map(chr, range(33)))
 
 
 class Keys(tuple[str, ...]):
-    """No keys, of a message with anything else to write into its properties: never NO_KEYS. Keys that there are are a plain tuple.
+    """The keys of a message that has none, and has something else to write into its properties: never NO_KEYS. Keys that there
+    are are a plain tuple.
 
     Messages for a producer's general path have a subclass.
     """
@@ -210,7 +211,7 @@ class MessageExt(Struct, frozen=True, gc=False):
 
     @property
     def user_properties(self) -> dict[str, str]:
-        """Those that the sender gave, without the system's; a new dict each time."""
+        """Properties that the sender gave, without the system's; a new dict each time."""
         return user_properties(self.properties)
 
     @property
@@ -249,7 +250,7 @@ class MessageExt(Struct, frozen=True, gc=False):
 
 
 def is_blank(text: str) -> bool:
-    """Nothing left by Java's ``String.trim``."""
+    """Whether nothing is left by Java's ``String.trim``."""
     return not text.strip(BLANKS)
 
 

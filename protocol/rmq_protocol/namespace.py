@@ -27,7 +27,7 @@ _SYSTEM_GROUP_PREFIX: Final = "CID_RMQ_SYS_"
 
 
 def with_namespace(namespace: str, resource: str) -> str:
-    """``resource`` in ``namespace``: unchanged when either is empty, or it is there already, or belongs to the brokers."""
+    """Returns ``resource`` in ``namespace``: unchanged when either is empty, or it is there already, or belongs to the brokers."""
     if not namespace or not resource or _is_system(resource) or has_namespace(resource, namespace):
         return resource
     prefix, name = _split(resource)
@@ -40,7 +40,7 @@ def with_namespace_and_retry(namespace: str, group: str) -> str:
 
 
 def without_namespace(resource: str, namespace: str | None = None) -> str:
-    """``resource`` without its namespace: whichever it has, or only ``namespace`` where given."""
+    """Returns ``resource`` without its namespace: whichever it has, or only ``namespace`` where given."""
     if _is_system(resource) or (namespace is not None and not has_namespace(resource, namespace)):
         return resource
     prefix, name = _split(resource)
@@ -55,7 +55,7 @@ def has_namespace(resource: str, namespace: str) -> bool:
 
 
 def namespace_of(resource: str) -> str:
-    """Empty for none."""
+    """Returns the namespace of a name; empty for none."""
     name = "" if _is_system(resource) else without_retry_and_dlq(resource)
     return name[: max(name.find(_SEPARATOR), 0)]
 

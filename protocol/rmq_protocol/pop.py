@@ -37,7 +37,10 @@ _LONG: Final = range(-0x8000000000000000, 0x8000000000000000)
 
 
 class ExtraInfo(NamedTuple):
-    """``ck_queue_offset``: queue offset the pop began at. Times in epoch ms and ms. ``retry``: "0", "1" or "2"."""
+    """The parts of the property POP_CK.
+
+    ``ck_queue_offset``: queue offset the pop began at. Times in epoch ms and ms. ``retry``: "0", "1" or "2".
+    """
 
     ck_queue_offset: int
     pop_time: int

@@ -15,7 +15,7 @@ _base64 = re.compile(r"[A-Za-z0-9_-]+={0,2}").fullmatch
 
 
 class RecallHandle(NamedTuple):
-    """``timestamp``: when the message is due, epoch ms in text. ``message_id``: its unique id."""
+    """The parts of a recall handle. ``timestamp``: when the message is due, epoch ms in text. ``message_id``: its unique id."""
 
     topic: str
     broker_name: str
@@ -35,7 +35,10 @@ def encode_recall_handle(handle: RecallHandle) -> str:
 
 
 def decode_recall_handle(text: str | None) -> RecallHandle:
-    """Padding may be missing, and more parts may follow. Raises RemoteProtocolError for what is no handle."""
+    """Reads a recall handle.
+
+    Padding may be missing, and more parts may follow. Raises RemoteProtocolError for what is no handle.
+    """
     if isinstance(text, str) and _base64(text):
         digits = text.rstrip("=")
         try:

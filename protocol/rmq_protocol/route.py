@@ -84,7 +84,10 @@ class TopicQueueMapping(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class TopicRouteData(msgspec.Struct, frozen=True, rename="camel"):
-    """``order_topic_conf``: ``broker-a:4;broker-b:4`` for topics with a fixed number of queues, else None."""
+    """The route of a topic.
+
+    ``order_topic_conf``: ``broker-a:4;broker-b:4`` for topics with a fixed number of queues, else None.
+    """
 
     queue_datas: tuple[QueueData, ...] = ()
     broker_datas: tuple[BrokerData, ...] = ()
@@ -105,7 +108,10 @@ def decode_route(body: bytes) -> TopicRouteData:
 
 
 def encode_route(route: TopicRouteData, *, standard: bool = True) -> bytes:
-    """``standard=False``: broker ids without quotes, as name servers answer requests of a version below 401."""
+    """Returns the JSON of a route.
+
+    ``standard=False``: broker ids without quotes, as name servers answer requests of a version below 401.
+    """
     return encode_body(route, standard=standard)
 
 
@@ -189,7 +195,7 @@ def master_addresses(route: TopicRouteData) -> dict[str, str]:
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """``host:port``, ``[v6]:port`` or ``v6:port`` (the last colon counts) in its parts.
+    """Splits ``host:port``, ``[v6]:port`` or ``v6:port`` (the last colon counts) in its parts.
 
     Raises RemoteProtocolError for anything else, a port outside 1..65535 included.
     """
@@ -213,7 +219,9 @@ def is_address(text: str) -> bool:
 
 
 def route_fingerprint(route: TopicRouteData) -> bytes:
-    """Equal for routes that say the same: what they list, in any order (``TopicRouteData.topicRouteDataChanged``)."""
+    """Returns a text that is equal for routes that say the same: what they list, in any order
+    (``TopicRouteData.topicRouteDataChanged``).
+    """
     plain = msgspec.to_builtins(route, str_keys=True)
     del plain["filterServerTable"]
     for name in ("queueDatas", "brokerDatas"):

@@ -170,7 +170,7 @@ class SendTemplate:
             raise LocalProtocolError(f"header cannot be encoded: {error}") from None
 
     def plain(self, opaque: int, born_ms: bytes, unique_id: str, body: bytes) -> bytes | list[bytes]:
-        """``parts`` for a message whose only properties are UNIQ_KEY (hexadecimal digits) and WAIT=true."""
+        """Returns ``parts`` for a message whose only properties are UNIQ_KEY (hexadecimal digits) and WAIT=true."""
         size = len(body)
         if size >= self.plain_below or len(unique_id) != self._id_length:
             return self.parts(opaque, born_ms, f"{BEFORE_ID}{unique_id}{AFTER_ID}", body)

@@ -34,7 +34,10 @@ HIDDEN: Final = "***"
 
 
 class SessionCredentials(msgspec.Struct, frozen=True):
-    """``access_key``: the user's name, ``secret_key``: the password, where brokers have users. Never shown."""
+    """The keys that requests are signed with.
+
+    ``access_key``: the user's name, ``secret_key``: the password, where brokers have users. Never shown.
+    """
 
     access_key: str
     secret_key: str

@@ -31,7 +31,10 @@ _UNIQUE_ID: Final = b"UNIQ_KEY\x01"
 
 
 class DecodedMessages(NamedTuple):
-    """``resume_at``: queue offset of the first record that did not fit; None if all were decoded."""
+    """The messages of a pull's body.
+
+    ``resume_at``: queue offset of the first record that did not fit; None if all were decoded.
+    """
 
     messages: tuple[MessageExt, ...]
     corrupt: tuple[CorruptMessageError, ...]
@@ -90,7 +93,7 @@ class MessageBlock(RecordBlock):
     __slots__ = ("_added", "_messages", "_queues", "_shapes")
 
     def decode(self, added: dict[str, str] | None = None) -> DecodedMessages:
-        """``added``: properties that each message gets."""
+        """Returns the decoded messages. ``added``: properties that each message gets."""
         self._added = added
         self._messages: list[MessageExt] = []
         self._shapes: dict[bytes, dict[str, str]] = {}

@@ -35,7 +35,8 @@ def parse_tags(expression: str | None) -> frozenset[str] | None:
 def build_subscription(
     topic: str, expression: str | None = SUB_ALL, expression_type: str = TAG, *, sub_version: int = 0
 ) -> SubscriptionData:
-    """``expression``: for TAG ``A || B``, or ``*``, nothing or None for all; for SQL92 a condition over properties, sent as it is.
+    """Returns the subscription of a topic. ``expression``: for TAG ``A || B``, or ``*``, nothing or None for all; for SQL92 a
+    condition over properties, sent as it is.
 
     ``sub_version``: epoch ms; brokers refuse pulls of an older version than the heartbeat's. Raises LocalProtocolError for
     a TAG expression of separators only, and for an empty one of another type.

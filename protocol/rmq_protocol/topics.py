@@ -19,7 +19,10 @@ __all__ = [
 
 
 class TopicConfig(msgspec.Struct, frozen=True, rename="camel"):
-    """``topic_filter_type``: SINGLE_TAG or MULTI_TAG. ``attributes``: with a leading ``+``, as brokers keep them."""
+    """The settings of a topic.
+
+    ``topic_filter_type``: SINGLE_TAG or MULTI_TAG. ``attributes``: with a leading ``+``, as brokers keep them.
+    """
 
     topic_name: str
     read_queue_nums: Int = 16
@@ -52,7 +55,7 @@ class LogicQueueMappingItem(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class TopicQueueMappingDetail(msgspec.Struct, frozen=True, rename="camel"):
-    """``hosted_queues``: global queue id -> its parts, oldest first."""
+    """The queues of a static topic on one broker. ``hosted_queues``: global queue id -> its parts, oldest first."""
 
     topic: str | None = None
     scope: str | None = None

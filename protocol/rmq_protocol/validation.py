@@ -153,7 +153,7 @@ def _refuse_body(body: object, max_size: int) -> None:
 
 
 def broker_topic_remark(topic: str | None) -> str | None:
-    """Why a broker refuses the topic (code 29, INVALID_PARAMETER), or None where it does not.
+    """Returns why a broker refuses the topic (code 29, INVALID_PARAMETER), or None where it does not.
 
     Unlike clients, brokers allow 255 characters to retry and dead-letter topics.
     """
@@ -169,7 +169,7 @@ def broker_topic_remark(topic: str | None) -> str | None:
 
 
 def broker_group_remark(group: str | None) -> str | None:
-    """Why a broker refuses the group, or None where it does not."""
+    """Returns why a broker refuses the group, or None where it does not."""
     if group is None or is_blank(group):
         return "the group is blank"
     if _LEGAL_NAME.fullmatch(group) is None:

@@ -54,7 +54,8 @@ _MEMBER_TIME: Final = 11.0
 
 @lists_options(ClientConfig)
 class Admin(ClientUser):
-    """``options``: any field of ClientConfig; an unknown one is a TypeError.
+    """A client that looks after topics, groups and messages of a cluster. ``options``: any field of ClientConfig; an unknown
+    one is a TypeError.
 
     No request takes longer than ``request_timeout`` seconds; most calls make one or two. When the admin is stopped each call ends
     at once, with ClientStateError. Besides what a method says it may raise NameServerError, and what asking a broker raises:

@@ -28,8 +28,11 @@ __all__ = [
 
 
 class QueueStats(msgspec.Struct, frozen=True):
-    """``min_offset``: of the first message there is; ``max_offset``: after the last one. ``last_store_time_ms``: when the last
-    one was stored, 0 for a queue that never had one."""
+    """The offsets of one queue.
+
+    ``min_offset``: of the first message there is; ``max_offset``: after the last one. ``last_store_time_ms``: when the last one
+    was stored, 0 for a queue that never had one.
+    """
 
     min_offset: int
     max_offset: int
@@ -37,7 +40,10 @@ class QueueStats(msgspec.Struct, frozen=True):
 
 
 class TopicStats(msgspec.Struct, frozen=True):
-    """``queues``: by broker name, then id. ``put_tps``: messages a second over the last minute, of all brokers."""
+    """The queues of a topic and its rate.
+
+    ``queues``: by broker name, then id. ``put_tps``: messages a second over the last minute, of all brokers.
+    """
 
     queues: Mapping[MessageQueue, QueueStats]
     put_tps: float = 0.0

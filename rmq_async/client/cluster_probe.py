@@ -40,7 +40,7 @@ LOCAL_ADDRESS_TIMEOUT: Final = 1.0
 
 
 class ClusterProbe:
-    """``timeout``: seconds for one attempt."""
+    """The wait for the first answer of a cluster. ``timeout``: seconds for one attempt."""
 
     def __init__(self, name_servers: NameServers, timeout: float) -> None:
         self._name_servers = name_servers

@@ -31,7 +31,10 @@ _SILENT: Final = frozenset({CloseReason.DEAD, CloseReason.RESET, CloseReason.NOT
 
 
 class FormerConnections:
-    """``forgotten(address)``: called when the broker may have forgotten the client."""
+    """The former connections of brokers, whose end makes them forget the client.
+
+    ``forgotten(address)``: called when the broker may have forgotten the client.
+    """
 
     def __init__(self, forgotten: Callable[[str], None]) -> None:
         self._forgotten = forgotten

@@ -34,7 +34,7 @@ class GroupListener(Protocol):
     """One member of a group. Plain functions, called between other reads of the connection: they must return at once."""
 
     def members_changed(self) -> None:
-        """Called for NOTIFY_CONSUMER_IDS_CHANGED: the members of the group are others now."""
+        """Hears NOTIFY_CONSUMER_IDS_CHANGED: the members of the group are others now."""
 
     def serve(self, command: RemotingCommand) -> RemotingCommand | Awaitable[RemotingCommand | None] | None:
         """Returns the response to RESET_CONSUMER_CLIENT_OFFSET, GET_CONSUMER_STATUS_FROM_CLIENT, GET_CONSUMER_RUNNING_INFO or

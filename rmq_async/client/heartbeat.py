@@ -137,7 +137,7 @@ class Heartbeats:
             await self._unregister(UnregisterClientRequestHeader(clientID=self._client_id, producerGroup=group), timeout)
 
     async def remove_consumer(self, group: str, timeout: float) -> None:
-        """As ``remove_producer``."""
+        """Does as ``remove_producer``."""
         if self._consumers.pop(group, None) is not None:
             self._groups_changed(announce=False)
             await self._unregister(UnregisterClientRequestHeader(clientID=self._client_id, consumerGroup=group), timeout)

@@ -76,7 +76,8 @@ class _State(Enum):
 
 
 class ClientInstance:
-    """Made by ``acquire`` and given back by ``release``; other methods are for the time between.
+    """The connections, routes and heartbeats of one client, shared by all with an equal config. Made by ``acquire`` and given
+    back by ``release``; other methods are for the time between.
 
     ``handlers``: request code -> plain function that makes the response to a server's request, or an awaitable of it (None: no
     response). ``group_requests``: those for consumer groups.
@@ -186,7 +187,7 @@ class ClientInstance:
         self.heartbeats.add_consumer(data)
 
     async def unregister_consumer(self, group: str, timeout: float) -> None:
-        """As ``unregister_producer``."""
+        """Does as ``unregister_producer``."""
         await self.heartbeats.remove_consumer(group, timeout)
 
     # -- requests to brokers

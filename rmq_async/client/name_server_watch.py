@@ -28,7 +28,10 @@ LONGEST: Final = 8.0
 
 
 class NameServerWatch:
-    """``ask``: sends one request to the name servers, and raises NameServerError where none answers."""
+    """The watch over the connections to name servers.
+
+    ``ask``: sends one request to the name servers, and raises NameServerError where none answers.
+    """
 
     def __init__(self, name_servers: NameServers, ask: Callable[[], Awaitable[object]]) -> None:
         self._loop = asyncio.get_running_loop()
@@ -39,7 +42,7 @@ class NameServerWatch:
         name_servers.on_failure = self.begin
 
     def lost(self, address: str) -> None:
-        """Called when a connection was lost that this client has not closed."""
+        """Hears that a connection was lost that this client has not closed."""
         if address in self._name_servers.addresses:
             self.begin()
 

@@ -33,7 +33,10 @@ class NoUsableAnswerError(NameServerError):
 
 
 class NameServers:
-    """``addresses``: "host:port" of each server. Raises NameServerError when there are none."""
+    """The name servers of a cluster, and the requests to them.
+
+    ``addresses``: "host:port" of each server. Raises NameServerError when there are none.
+    """
 
     def __init__(self, pool: ConnectionPool, addresses: Sequence[str]) -> None:
         if not addresses:
@@ -81,7 +84,7 @@ class NameServers:
         return await self._ask(command, deadline - machine.monotonic(), read)
 
     async def probe(self, command: RemotingCommand, timeout: float) -> tuple[RemotingCommand, str]:
-        """``request`` without the wait for a first answer."""
+        """Sends ``request`` without the wait for a first answer."""
         return await self._ask(command, timeout, lambda response, _: response)
 
     async def _ask(self, command: RemotingCommand, timeout: float, read: Callable[[RemotingCommand, str], T]) -> tuple[T, str]:

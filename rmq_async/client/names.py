@@ -17,7 +17,10 @@ __all__ = ["Names"]
 
 
 class Names:
-    """``namespace``: None or empty for none; then names are not changed."""
+    """The names of topics and groups as users and as brokers write them.
+
+    ``namespace``: None or empty for none; then names are not changed.
+    """
 
     __slots__ = ("namespace",)
 

@@ -60,7 +60,8 @@ class _Answer(NamedTuple):
 
 
 class RouteTable:
-    """``request_timeout``, ``poll_interval``: seconds. ``display_name``: a topic's name in errors.
+    """The routes of the topics that the client uses. ``request_timeout``, ``poll_interval``: seconds. ``display_name``: a
+    topic's name in errors.
 
     ``cluster_found``: look-ups wait for this event, if it is given.
     """

@@ -49,8 +49,11 @@ class Record(NamedTuple):
 
 
 class TraceRecords:
-    """``topic``: as users name it. ``deliver``: sends one trace message by a monotonic deadline, and raises RocketMQError where it
-    was not stored. ``owner``: "producer" or "consumer". ``lost``: number of records that were dropped or not sent."""
+    """The records of a message trace that wait to be sent.
+
+    ``topic``: as users name it. ``deliver``: sends one trace message by a monotonic deadline, and raises RocketMQError where it
+    was not stored. ``owner``: "producer" or "consumer". ``lost``: number of records that were dropped or not sent.
+    """
 
     def __init__(
         self, topic: str, deliver: Callable[[Message, float], Awaitable[None]], logger: logging.Logger, owner: str

@@ -26,7 +26,7 @@ _HEX: Final = tuple(f"{number:02X}" for number in range(256))
 
 
 class UniqueIds:
-    """``ip``: the client's address, 4 or 16 bytes. Belongs to one thread."""
+    """A maker of unique message ids. ``ip``: the client's address, 4 or 16 bytes. Belongs to one thread."""
 
     __slots__ = (
         "__weakref__", "_begins", "_ends", "_from", "_ip", "_millisecond", "_month_begins", "_month_ends", "_number", "_page",

@@ -53,7 +53,10 @@ GATHER_TIME: Final = 0.05
 
 
 class Assignment:
-    """``subscriptions``: by topic on the wire; the retry topic is not among them. ``held``: by queue on the wire."""
+    """The queues that this member holds, and those that it should.
+
+    ``subscriptions``: by topic on the wire; the retry topic is not among them. ``held``: by queue on the wire.
+    """
 
     def __init__(
         self,

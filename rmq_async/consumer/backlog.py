@@ -18,8 +18,11 @@ __all__ = ["Backlog"]
 
 
 class Backlog:
-    """``turns``: queues with messages that may begin, the next one first. ``running``: calls of the handler. ``size``: messages of
-    a call. ``wait``: seconds for which a batch waits until it is full."""
+    """The messages of a subscription that wait for a call.
+
+    ``turns``: queues with messages that may begin, the next one first. ``running``: calls of the handler. ``size``: messages of
+    a call. ``wait``: seconds for which a batch waits until it is full.
+    """
 
     __slots__ = ("_bucket", "has_lines", "is_held", "is_ordered", "lines", "rate", "running", "size", "turns", "wait")
 

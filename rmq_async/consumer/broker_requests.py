@@ -51,7 +51,10 @@ MEBIBYTE: Final = 1024 * 1024
 
 
 class MemberRequests:
-    """Of a member that keeps no offsets. ``data``: its part of the heartbeat. ``subscriptions``: by topic on the wire."""
+    """The requests of a member that keeps no offsets.
+
+    ``data``: its part of the heartbeat. ``subscriptions``: by topic on the wire.
+    """
 
     def __init__(
         self,
@@ -154,7 +157,7 @@ class MemberRequests:
 
 
 class BrokerRequests(MemberRequests):
-    """Of a member that holds queues. ``data``, ``subscriptions``: as for MemberRequests."""
+    """The requests of a member that holds queues. ``data``, ``subscriptions``: as for MemberRequests."""
 
     def __init__(
         self,

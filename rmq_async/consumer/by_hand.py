@@ -79,7 +79,10 @@ class InHand:
 
 
 class ByHand:
-    """``running``: what is in hand, or being given back. ``owns``: whether this member may write the offset of a queue."""
+    """The messages that a user takes by hand.
+
+    ``running``: what is in hand, or being given back. ``owns``: whether this member may write the offset of a queue.
+    """
 
     concurrency: Final = 1
 
@@ -239,7 +242,7 @@ class ByHand:
         return RuntimeError("this member reads by hand, it has no handler that could be called")
 
     def quiesce(self) -> None:
-        """Called when the consumer begins to stop."""
+        """Hears that the consumer begins to stop."""
         self.closing = True
         self.arrived()
 

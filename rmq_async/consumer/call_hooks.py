@@ -18,7 +18,7 @@ _Method = Callable[[Delivery], object]
 
 
 class CallHooks:
-    """``before_consume`` and ``after_consume`` of hooks, in the order of the hooks.
+    """The calls of ``before_consume`` and ``after_consume`` of hooks, in the order of the hooks.
 
     They run in the context (of ``contextvars``) of the call, so a handler sees what ``before_consume`` sets there. What they raise
     goes to the loop's exception handler; of each method the first error, and those with which their number has doubled.
@@ -43,7 +43,10 @@ class CallHooks:
                 self._report(before, error)
 
     def end(self, delivery: Delivery, error: BaseException | None, frames: TracebackType | None) -> None:
-        """``error``: of the call, ``frames`` the traceback that it had then; hooks see both, and nothing keeps the frames."""
+        """Calls the hooks after a handler.
+
+        ``error``: of the call, ``frames`` the traceback that it had then; hooks see both, and nothing keeps the frames.
+        """
         if error is not None:
             delivery.error = error.with_traceback(frames)
         for after in self._after:

@@ -48,9 +48,12 @@ class Event:
 
 
 class AssignmentCallbacks:
-    """``functions``: those that the user has given. ``seconds``: for one call. ``context``: that they run in a copy of. ``spawn``:
-    starts a task of the consumer, which its end cancels. ``limit``: returns the monotonic time by which a call of that kind is to
-    be over."""
+    """The calls of the functions that hear of queues that come and go.
+
+    ``functions``: those that the user has given. ``seconds``: for one call. ``context``: that they run in a copy of. ``spawn``:
+    starts a task of the consumer, which its end cancels. ``limit``: returns the monotonic time by which a call of that kind is
+    to be over.
+    """
 
     def __init__(
         self,

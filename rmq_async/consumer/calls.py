@@ -43,7 +43,10 @@ MARKED_LATE: Final = "the call of this batch has ended, what is to be done with 
 
 
 class HandlerCalls:
-    """``settling``: decides about the messages of a call and carries it out. ``context``: that handlers run in a copy of."""
+    """The calls of handlers that run.
+
+    ``settling``: decides about the messages of a call and carries it out. ``context``: that handlers run in a copy of.
+    """
 
     def __init__(
         self,
@@ -171,7 +174,7 @@ class HandlerCalls:
             await asyncio.wait(tasks, timeout=timeout)
 
     def close(self) -> None:
-        """Called when no call runs, or none is waited for any more."""
+        """Ends the work on calls, when no call runs, or none is waited for any more."""
         self._deadlines.close()
         if self._threads is not None:
             self._threads.shutdown(wait=False, cancel_futures=True)

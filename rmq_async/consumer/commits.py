@@ -36,7 +36,10 @@ DOUBT: Final = 60.0
 
 
 class Commits:
-    """``held``: the queues to commit. ``owns``: whether this member may still write the offset of a queue."""
+    """The offsets that are committed, now and then.
+
+    ``held``: the queues to commit. ``owns``: whether this member may still write the offset of a queue.
+    """
 
     def __init__(
         self,

@@ -18,7 +18,8 @@ LEAST_PAUSE: Final = 0.005
 
 
 class CallDeadlines:
-    """``running``: all calls that run. ``expired``: called with each one whose deadline has come while its handler runs.
+    """The deadlines of calls. ``running``: all calls that run. ``expired``: called with each one whose deadline has come while
+    its handler runs.
 
     The timer is set for the earliest deadline of the calls of its last look; one that begins later has an earlier deadline only
     where its timeout is shorter. So a call of usual length costs a comparison, and a timer fires about once in a timeout.

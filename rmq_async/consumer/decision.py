@@ -26,7 +26,8 @@ DEAD: Final = -1
 
 
 class Decision(NamedTuple):
-    """``level``: of CONSUMER_SEND_MSG_BACK (36). ``max_times``: its ``maxReconsumeTimes``, None for the group's own setting.
+    """The decision about a message. ``level``: of CONSUMER_SEND_MSG_BACK (36). ``max_times``: its ``maxReconsumeTimes``, None
+    for the group's own setting.
 
     ``reason``: for the log, empty where the error says it. ``cut``: whether the delay is longer than the longest level.
     ``in_place``: seconds after which this member handles the message again, instead of giving it back; None for giving it back.
@@ -48,8 +49,11 @@ def level_of(delay: float) -> int:
 
 
 def decide(error: BaseException | None, subscription: Subscription, retry: Retry, attempt: int) -> Decision:
-    """``error``: that the handler raised, None where it returned. ``retry``: of the subscription, or the consumer's. ``attempt``:
-    that has ended, counted from 1."""
+    """Returns the decision about a message whose handler has ended.
+
+    ``error``: that the handler raised, None where it returned. ``retry``: of the subscription, or the consumer's. ``attempt``:
+    that has ended, counted from 1.
+    """
     if error is None:
         return Decision(Outcome.DONE)
     if isinstance(error, DeadLetter):

@@ -79,7 +79,7 @@ class Delivery(Struct, eq=False, weakref=True):
 
     @property
     def values(self) -> dict[object, Any]:
-        """Free for hooks, to carry values from ``before_consume`` to ``after_consume``."""
+        """Values of hooks, which carry them from ``before_consume`` to ``after_consume``."""
         if self._values is None:
             self._values = {}
         return self._values
@@ -91,7 +91,7 @@ class Delivery(Struct, eq=False, weakref=True):
 
     @property
     def namespace(self) -> str:
-        """Of the client's settings; "" for none."""
+        """The namespace of the client's settings; "" for none."""
         return self.subscription.namespace
 
     def extend(self, seconds: float) -> None:

@@ -48,7 +48,10 @@ class HeldLine(NamedTuple):
 
 
 class Dispatcher:
-    """``concurrency``: calls at a time. ``begin``: starts one call; ``ended`` is to be called after it."""
+    """The messages that wait, and the calls that may begin.
+
+    ``concurrency``: calls at a time. ``begin``: starts one call; ``ended`` is to be called after it.
+    """
 
     def __init__(self, subscriptions: Iterable[Subscription], concurrency: int, begin: Begin) -> None:
         self._backlogs = OrderedDict((subscription, Backlog(subscription)) for subscription in subscriptions)
@@ -113,7 +116,7 @@ class Dispatcher:
         self.add_items(held, subscription, [Waiting(held, each, each.reconsume_times + 1) for each in messages])
 
     def add_items(self, held: HeldQueue, subscription: Subscription, items: Sequence[Waiting]) -> None:
-        """As ``add``, for messages that were given their places before."""
+        """Does as ``add``, for messages that were given their places before."""
         backlog = self._backlogs[subscription]
         lines = backlog.lines_of(held)
         if backlog.wait:
@@ -144,7 +147,7 @@ class Dispatcher:
         return [item.message for item in self.drop_items(held, above, failed=failed)]
 
     def drop_items(self, held: HeldQueue, above: int = -1, *, failed: bool = False) -> list[Waiting]:
-        """As ``drop``; returns the messages with their places."""
+        """Does as ``drop``; returns the messages with their places."""
         dropped: list[Waiting] = []
         for backlog in self._backlogs.values():
             if (lines := backlog.lines.get(held)) is not None:
@@ -163,7 +166,7 @@ class Dispatcher:
         ]
 
     def forget(self, held: HeldQueue) -> None:
-        """Called when a queue has gone to another member and none of its messages waits."""
+        """Forgets a queue, when it has gone to another member and none of its messages waits."""
         for backlog in self._backlogs.values():
             backlog.forget(held)
 
@@ -186,7 +189,7 @@ class Dispatcher:
         self.pump()
 
     def settings_changed(self) -> None:
-        """Called when the concurrency or the rate of a subscription has changed."""
+        """Hears that the concurrency or the rate of a subscription has changed."""
         for subscription, backlog in self._backlogs.items():
             backlog.set_rate(subscription.rate)
         self.pump()

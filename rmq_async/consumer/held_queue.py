@@ -24,8 +24,11 @@ _KEPT = tuple(accumulate(repeat(0.875, 64), mul, initial=1.0))
 
 
 class QueueState(Enum):
-    """``TAKEN``: held, and not pulled before ``on_assigned`` has ended. ``DRAINING``: goes to another member, or the consumer
-    stops. ``STOPPED``: held, and not pulled (``out_of_range``). ``LOST``: another member may read it already."""
+    """The state of a queue that is held.
+
+    ``TAKEN``: held, and not pulled before ``on_assigned`` has ended. ``DRAINING``: goes to another member, or the consumer
+    stops. ``STOPPED``: held, and not pulled (``out_of_range``). ``LOST``: another member may read it already.
+    """
 
     TAKEN = "taken"
     RUNNING = "running"
@@ -36,7 +39,8 @@ class QueueState(Enum):
 
 
 class HeldQueue:
-    """``queue``: with names as on the wire. ``subscription``: None for the retry topic, whose messages are of all subscriptions.
+    """A queue that this member holds. ``queue``: with names as on the wire. ``subscription``: None for the retry topic, whose
+    messages are of all subscriptions.
 
     ``cursor``: offset of the next pull. ``committed``: the offset that the broker confirmed last. ``end``: the queue's maximum
     offset in the last answer, None before the first one. ``mean_size``: running mean of the bodies, in bytes.

@@ -32,7 +32,8 @@ CONFIRM_WITHIN: Final = 10.0
 
 
 class Intake:
-    """``subscriptions``: by topic on the wire. ``orphan``: takes a message to deliver again whose topic has no subscription here.
+    """The way of pulled messages into the buffers of their subscriptions. ``subscriptions``: by topic on the wire. ``orphan``:
+    takes a message to deliver again whose topic has no subscription here.
 
     ``lost``: messages that were deleted before they were pulled. ``corrupt``: records that could not be read.
     """

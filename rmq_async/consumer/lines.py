@@ -29,8 +29,11 @@ class Line:
 
 
 class Lines:
-    """``ready``: messages that may begin, in turn. ``by_key``: lines with a message that waits or is in a call. Times are of one
-    clock, which the caller reads."""
+    """The messages of one queue that wait for one handler, in lines by key.
+
+    ``ready``: messages that may begin, in turn. ``by_key``: lines with a message that waits or is in a call. Times are of one
+    clock, which the caller reads.
+    """
 
     __slots__ = ("_size", "by_key", "ready")
 

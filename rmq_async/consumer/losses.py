@@ -19,14 +19,14 @@ MOST_NAMED: Final = 64
 
 
 class LostQueue(NamedTuple):
-    """``at``: monotonic time. ``running``: messages of it that were in calls."""
+    """A queue that was lost. ``at``: monotonic time. ``running``: messages of it that were in calls."""
 
     at: float
     running: int
 
 
 class LostQueues:
-    """``count``: queues that were lost since the start."""
+    """The queues whose lock another member got, or may have got. ``count``: queues that were lost since the start."""
 
     def __init__(self) -> None:
         self.count = 0

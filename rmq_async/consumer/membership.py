@@ -33,7 +33,8 @@ Open = Callable[[MessageQueue, int, int | None], None]
 
 
 class Clustering:
-    """``group``: on the wire. ``subscriptions``: by topic on the wire. ``owned``: the queues whose positions this member commits.
+    """The membership in a group that shares queues. ``group``: on the wire. ``subscriptions``: by topic on the wire. ``owned``:
+    the queues whose positions this member commits.
 
     ``topics``: on the wire, all that are read. ``retries_here``: whether this member handles a message that failed again itself.
     """
@@ -84,7 +85,7 @@ class Clustering:
         return await committed_offset(self._instance, self._group, queue)
 
     async def joined(self) -> None:
-        """Called when the brokers have this member's first heartbeat. Raises the errors of its requests."""
+        """Hears that the brokers have this member's first heartbeat. Raises the errors of its requests."""
         for positions in self._first.values():
             await store_positions(self._instance, self._group, positions)
         try:

@@ -34,7 +34,10 @@ class DeadLetter(Exception):  # noqa: N818 - not an error
 
 
 class Outcome(Enum):
-    """``ABANDONED``: the queue was lost or the consumer stopped first, and another member gets the message."""
+    """The outcome of a message.
+
+    ``ABANDONED``: the queue was lost or the consumer stopped first, and another member gets the message.
+    """
 
     DONE = "done"
     RETRIED = "retried"

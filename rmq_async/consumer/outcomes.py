@@ -26,9 +26,12 @@ LONGEST_PAUSE: Final = 30.0
 
 
 class Outcomes:
-    """``group``: on the wire. ``retried``, ``dead_lettered``: messages that brokers have taken back so. ``unsure``: requests
+    """The part that carries decisions about messages out.
+
+    ``group``: on the wire. ``retried``, ``dead_lettered``: messages that brokers have taken back so. ``unsure``: requests
     without an answer that were repeated, so that a message may be delivered twice. ``given_up``: words of the log for a message
-    after its last attempt."""
+    after its last attempt.
+    """
 
     given_up = "dead-lettered"
 

@@ -11,7 +11,10 @@ __all__ = ["Pauses"]
 
 
 class Pauses:
-    """``topics``: on the wire, paused with all their queues, also those that the member takes later."""
+    """The pauses of topics and queues.
+
+    ``topics``: on the wire, paused with all their queues, also those that the member takes later.
+    """
 
     def __init__(self) -> None:
         self.all = False

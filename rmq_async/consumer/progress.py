@@ -13,7 +13,10 @@ __all__ = ["Progress"]
 
 
 class Progress:
-    """``start``: the first offset that has not been entered. ``next``: the offset after the last one that was entered or passed."""
+    """The progress in one queue.
+
+    ``start``: the first offset that has not been entered. ``next``: the offset after the last one that was entered or passed.
+    """
 
     __slots__ = ("_away", "_line", "_open", "next")
 

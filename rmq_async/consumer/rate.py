@@ -18,7 +18,7 @@ _ONE: Final = 1.0 - 1e-6
 
 
 class Bucket:
-    """``rate``: tokens a second. Times are monotonic ones; the bucket is full at ``now``."""
+    """A token bucket. ``rate``: tokens a second. Times are monotonic ones; the bucket is full at ``now``."""
 
     __slots__ = ("_at", "_until", "rate", "tokens")
 

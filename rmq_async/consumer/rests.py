@@ -21,7 +21,10 @@ MIN_COMPACTED: Final = 64
 
 
 class Rests(Generic[B]):
-    """``rested``: called with what ``add`` was given when the line is due, unless it was dropped."""
+    """The lines that wait until their first message is handled again.
+
+    ``rested``: called with what ``add`` was given when the line is due, unless it was dropped.
+    """
 
     __slots__ = ("_at", "_compacted_at", "_count", "_entries", "_loop", "_rested", "_timer")
 

@@ -64,7 +64,10 @@ AT_ONCE: Final = 16
 
 
 class Session:
-    """``group``: on the wire. ``subscriptions``: by topic on the wire. ``context``: that handlers run in a copy of."""
+    """The work of a member that pulls, from its start to its stop.
+
+    ``group``: on the wire. ``subscriptions``: by topic on the wire. ``context``: that handlers run in a copy of.
+    """
 
     def __init__(
         self,
@@ -222,7 +225,7 @@ class Session:
             await self._abandon(end)
 
     def members_changed(self) -> None:
-        """Called for NOTIFY_CONSUMER_IDS_CHANGED (40)."""
+        """Hears NOTIFY_CONSUMER_IDS_CHANGED (40)."""
         self.rebalance.trigger()
 
     def serve(self, command: RemotingCommand) -> RemotingCommand | Awaitable[RemotingCommand | None] | None:

@@ -36,9 +36,12 @@ Decided = dict[Waiting, tuple[Decision, BaseException]]
 
 
 class Settling:
-    """``retry``: of subscriptions without their own. ``ended``: called with each message that has its outcome. ``again``: takes a
-    message that this member handles again, and the seconds until then. ``all_done``: called with
-    messages that are done, and their queues."""
+    """The settling of messages whose calls have ended.
+
+    ``retry``: of subscriptions without their own. ``ended``: called with each message that has its outcome. ``again``: takes a
+    message that this member handles again, and the seconds until then. ``all_done``: called with messages that are done, and
+    their queues.
+    """
 
     def __init__(
         self,

@@ -27,7 +27,7 @@ SOUND_AFTER: Final = 60.0
 
 
 class Supervisor:
-    """``failures``: task name -> its last error and when it failed."""
+    """The supervision of the consumer's tasks. ``failures``: task name -> its last error and when it failed."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()

@@ -58,8 +58,11 @@ MAX_DELAY: Final = 10 * 365 * 24 * 3600
 
 
 class ServerStatistics(NamedTuple):
-    """``requests``: by request code, since the object was made. ``connections``: open now. ``accepted``: ever made.
-    ``refused``: closed for what they sent or for being too many."""
+    """The counters of one server.
+
+    ``requests``: by request code, since the object was made. ``connections``: open now. ``accepted``: ever made. ``refused``:
+    closed for what they sent or for being too many.
+    """
 
     requests: Counter[int]
     connections: int
@@ -74,8 +77,9 @@ def _letters(index: int) -> str:
 
 
 class EmbeddedRocketMQ(PopSwitches):
-    """``host``: address or name to listen on. ``port``: the name server's, 0 for a free one; brokers take free ports and are
-    called "broker-a", "broker-b", ... ``max_memory``: bytes of messages kept; above it the oldest go and minimum offsets move.
+    """A name server and brokers in memory, on real sockets. ``host``: address or name to listen on. ``port``: the name
+    server's, 0 for a free one; brokers take free ports and are called "broker-a", "broker-b", ... ``max_memory``: bytes of
+    messages kept; above it the oldest go and minimum offsets move.
 
     ``clock``: what store times, delays, timers and transaction checks go by; ``ManualClock`` moves at a test's word.
     ``delay_levels``: seconds of the delay levels from 1 on, 1 to 256 of them. ``transaction_timeout``: seconds after which the
@@ -220,7 +224,7 @@ class EmbeddedRocketMQ(PopSwitches):
         return {broker.name: broker.listener.address() for broker in self._brokers if broker.listener.port}
 
     def messages(self, topic: str) -> list[MessageExt]:
-        """Everything stored in the topic, over all queues and brokers, in the order in which it was stored.
+        """Returns everything stored in the topic, over all queues and brokers, in the order in which it was stored.
 
         Records that are damaged (say, a body that claims to be compressed and is not) are left out.
         """
@@ -231,9 +235,9 @@ class EmbeddedRocketMQ(PopSwitches):
         return {queue: offset for broker in self._brokers for queue, offset in broker.progress(group).items()}
 
     def retries(self, group: str) -> list[MessageExt]:
-        """Each message that was given back to the group for another attempt, one for each attempt: per broker those that are in the
-        retry topic, in store order, then those of the retry topics of its pops, then those that wait for their delay, soonest
-        first, with a queue offset of -1.
+        """Returns each message that was given back to the group for another attempt, one for each attempt: per broker those
+        that are in the retry topic, in store order, then those of the retry topics of its pops, then those that wait for their
+        delay, soonest first, with a queue offset of -1.
         """
         return [message for broker in self._brokers for message in broker.retries(group)]
 
@@ -311,7 +315,7 @@ class EmbeddedRocketMQ(PopSwitches):
             each.throttle(rate)
 
     def fail_next(self, code: int, n: int = 1, *, request: int | None = None) -> None:
-        """The next ``n`` requests are answered with response ``code`` and not served; one-way ones are dropped.
+        """Answers the next ``n`` requests with response ``code`` without serving them; one-way ones are dropped.
 
         ``request``: only requests of this RequestCode, at name server or brokers; None means any request to a broker except
         heartbeats and unregistrations. Codes 10, 11 and 12 mean "stored" to a send: it is stored, and answered with the code.
@@ -320,11 +324,11 @@ class EmbeddedRocketMQ(PopSwitches):
         self._failures.add(code, n, request)
 
     def lose_answers(self, n: int = 1, *, request: int) -> None:
-        """The next ``n`` requests of this RequestCode are served, and their answers never leave. ``n`` = 0 ends it."""
+        """Loses the answers to the next ``n`` requests of this RequestCode, which are served. ``n`` = 0 ends it."""
         self._failures.lose(n, request)
 
     def delay(self, seconds: float, *, broker: str | None = None, jitter: float = 0.0, seed: int = 0) -> None:
-        """Each answer of the broker (None: of all brokers) leaves that much later; 0 ends it. "namesrv" is the name server.
+        """Holds each answer of the broker (None: of all brokers) back for ``seconds``; 0 ends it. "namesrv" is the name server.
 
         ``jitter``: at most so many more seconds are drawn for each answer by itself, so that later ones overtake earlier ones;
         ``seed`` makes what is drawn repeatable.
@@ -341,7 +345,7 @@ class EmbeddedRocketMQ(PopSwitches):
             service.slice(seed)
 
     def stall(self, broker: str | None = None) -> None:
-        """The broker (None: all brokers) reads and answers nothing until ``resume``, like a stopped process."""
+        """Stalls the broker (None: all brokers): it reads and answers nothing until ``resume``, like a stopped process."""
         for listener in self._listeners(broker):
             listener.set_stalled(True)
 
@@ -359,7 +363,7 @@ class EmbeddedRocketMQ(PopSwitches):
             listener.shuffle(None if seed is None else random.Random(seed))
 
     def drop_connections(self, broker: str | None = None) -> None:
-        """Every connection to the broker (None: to all brokers) is reset; new ones are accepted."""
+        """Resets every connection to the broker (None: to all brokers); new ones are accepted."""
         for listener in self._listeners(broker):
             listener.drop_connections()
 

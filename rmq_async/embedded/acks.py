@@ -37,7 +37,10 @@ _NO_REMARK: Final = "not set any response code"
 
 
 class AckProcessor:
-    """``changed``: called when check points were added. ``freed``: called with a queue that ordered pops may have again."""
+    """The answers to acks and to changes of invisible times.
+
+    ``changed``: called when check points were added. ``freed``: called with a queue that ordered pops may have again.
+    """
 
     def __init__(self, state: BrokerState, ordered: OrderedQueues, clock: Clock, faults: PopFaults) -> None:
         self._state = state

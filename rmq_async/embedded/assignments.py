@@ -78,8 +78,9 @@ def allocate(strategy: str, queues: list[MessageQueue], clients: list[str], clie
 def allocate_for_pops(
     strategy: str, queues: list[MessageQueue], clients: list[str], client_id: str, share: int
 ) -> list[MessageQueue] | None:
-    """As ``allocate``, for a client that pops: without a ``share`` it pops each broker as a whole, else its own queues and those of
-    so many clients behind it."""
+    """Does as ``allocate``, for a client that pops: without a ``share`` it pops each broker as a whole, else its own queues and
+    those of so many clients behind it.
+    """
     if strategy not in _STRATEGIES:
         return None
     if share <= 0 or share >= len(clients) - 1:

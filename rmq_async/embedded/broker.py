@@ -90,7 +90,7 @@ class BrokerSettings(NamedTuple):
     pops: PopSettings = PopSettings()
 
     def as_config(self) -> dict[str, bool]:
-        """Those that a real broker has, too, by its names."""
+        """Returns the settings that a real broker has, too, by its names."""
         return {
             "useServerSideResetOffset": self.server_side_reset,
             "enablePropertyFilter": self.property_filter,
@@ -180,7 +180,9 @@ class Broker(BaseService):
         )
 
     def messages(self, topic: str) -> list[MessageExt]:
-        """Everything the broker has stored in the topic, in the order in which it was stored; damaged records are left out."""
+        """Returns everything the broker has stored in the topic, in the order in which it was stored; damaged records are left
+        out.
+        """
         return stored_messages(self.state.log, topic, self.name)
 
     def progress(self, group: str) -> dict[MessageQueue, int]:

@@ -25,7 +25,7 @@ MAX_CALLS_PER_CONNECTION: Final = 1024
 
 
 class Failure(Enum):
-    """Why a call has no answer."""
+    """The reason why a call has no answer."""
 
     NOT_SENT = "the connection is closed, does not read, or has too many requests under way"
     TIMEOUT = "no answer in time"
@@ -63,7 +63,8 @@ class ClientCalls:
     def call(
         self, connection: Connection, code: int, ext_fields: Mapping[str, str | None], body: bytes, on_answer: OnAnswer
     ) -> None:
-        """``on_answer`` is called once: now where nothing is sent, else on the answer, the end of the connection, or the timeout.
+        """Sends a request to a client. ``on_answer`` is called once: now where nothing is sent, else on the answer, the end of
+        the connection, or the timeout.
 
         Raises ProtocolError for what cannot be encoded, and calls nothing then.
         """

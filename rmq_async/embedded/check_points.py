@@ -38,7 +38,10 @@ class Handle(NamedTuple):
 
 
 class CheckPoint:
-    """``left``: queue offsets without an ack. ``suspended``: coming back does not count as a try."""
+    """The messages that one pop took of one queue.
+
+    ``left``: queue offsets without an ack. ``suspended``: coming back does not count as a try.
+    """
 
     __slots__ = ("handle", "left", "suspended")
 
@@ -49,7 +52,9 @@ class CheckPoint:
 
 
 class CheckPoints:
-    """``single``: each message has a check point of its own, found by its end, as in the key-value store; else a pop's messages of
+    """The check points of a broker.
+
+    ``single``: each message has a check point of its own, found by its end, as in the key-value store; else a pop's messages of
     one queue share one, found by where and when the pop began. ``messages``: number of those without an ack.
     """
 

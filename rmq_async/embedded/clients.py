@@ -48,7 +48,8 @@ class Client:
 
 
 class ConsumerGroup:
-    """``members``: by client id and connection; a client that has two, as after a broken one, is there twice, as on a real broker.
+    """The members of a group. ``members``: by client id and connection; a client that has two, as after a broken one, is there
+    twice, as on a real broker.
 
     ``subscriptions``: by topic; settings are those of the heartbeat that came last.
     """
@@ -87,7 +88,10 @@ class ConsumerGroup:
 
 
 class ClientTable:
-    """``changed`` is called with a consumer group whose members or topics are others now."""
+    """The clients that are connected, by group.
+
+    ``changed`` is called with a consumer group whose members or topics are others now.
+    """
 
     def __init__(self) -> None:
         self.producers: dict[str, dict[str, Client]] = {}

@@ -59,7 +59,8 @@ class _Pending:
 
 
 class ManualClock:
-    """``start_ms``: milliseconds since the epoch at which it stands first, by default what the machine's clock shows now.
+    """A clock that stands still until a test moves it. ``start_ms``: milliseconds since the epoch at which it stands first, by
+    default what the machine's clock shows now.
 
     It may serve several servers, of one event loop.
     """

@@ -23,8 +23,11 @@ __all__ = ["BrokerDisk", "DiskLog", "ScheduleProgress", "TransactionProgress"]
 
 
 class ScheduleProgress(NamedTuple):
-    """``levels``: per delay level the offset of the oldest message that waits. ``timers``: due times below it, in milliseconds, are
-    done. ``entered``: offset behind the last timer that was in the wheel."""
+    """The progress of delayed messages, for the disk.
+
+    ``levels``: per delay level the offset of the oldest message that waits. ``timers``: due times below it, in milliseconds,
+    are done. ``entered``: offset behind the last timer that was in the wheel.
+    """
 
     levels: tuple[int, ...] = ()
     timers: int = 0
@@ -32,8 +35,11 @@ class ScheduleProgress(NamedTuple):
 
 
 class TransactionProgress(NamedTuple):
-    """``open``: offset of the oldest half message without an end. ``ended``: from there on, a byte per offset, 1 for an end.
-    ``ends``: of each end that a loss of messages may take back, in order, the log position behind it and its offset."""
+    """The progress of transactions, for the disk.
+
+    ``open``: offset of the oldest half message without an end. ``ended``: from there on, a byte per offset, 1 for an end.
+    ``ends``: of each end that a loss of messages may take back, in order, the log position behind it and its offset.
+    """
 
     open: int = 0
     ended: bytes = b""

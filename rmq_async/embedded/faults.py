@@ -51,8 +51,11 @@ class FailureScript:
         return bool(self._failures or self._lost)
 
     def add(self, code: int, n: int, request: int | None) -> Failure:
-        """``request``: a RequestCode, or None for any request to a broker but heartbeats and unregistrations. ``n`` = 0 takes
-        back what is left for ``request``."""
+        """Adds a failure.
+
+        ``request``: a RequestCode, or None for any request to a broker but heartbeats and unregistrations. ``n`` = 0 takes back
+        what is left for ``request``.
+        """
         check_whole("n", n)
         if n < 0:
             raise ValueError(f"n must not be negative, it is {n}")
@@ -67,9 +70,10 @@ class FailureScript:
         return failure
 
     def lose(self, n: int, request: int) -> int:
-        """The next ``n`` requests of this RequestCode are served, and their answers do not leave; 0 takes back what is left.
+        """Loses the answers to the next ``n`` requests of this RequestCode, which are served; 0 takes back what is left.
 
-        Returns how many were left."""
+        Returns how many were left.
+        """
         check_whole("n", n)
         if n < 0:
             raise ValueError(f"n must not be negative, it is {n}")

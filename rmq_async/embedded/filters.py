@@ -23,7 +23,7 @@ _PARTS_PER_PULL: Final = 40_000
 
 
 class Filter(NamedTuple):
-    """``codes``: hash codes of the tags wanted, None for all."""
+    """A filter of messages by their tags. ``codes``: hash codes of the tags wanted, None for all."""
 
     codes: frozenset[int] | None = None
     condition: Condition | None = None

@@ -33,7 +33,7 @@ MAX_GROUP_BYTES: Final = 16 * 1024 * 1024
 
 
 class SubscriptionGroups:
-    """``changes``: how often a group was made, changed or deleted."""
+    """The settings of groups. ``changes``: how often a group was made, changed or deleted."""
 
     def __init__(self) -> None:
         self._groups: dict[str, SubscriptionGroupConfig] = {}

@@ -57,7 +57,10 @@ class Pop:
 
 
 class HeldPops:
-    """``serve``: answers a pop, as the last time or not, or returns None where it is to be held. ``reply``: writes a response."""
+    """The pops that wait for messages.
+
+    ``serve``: answers a pop, as the last time or not, or returns None where it is to be held. ``reply``: writes a response.
+    """
 
     def __init__(self, clock: Clock, reply: Callable[[Connection, RemotingCommand, RemotingCommand], None]) -> None:
         self._clock = clock
@@ -96,7 +99,7 @@ class HeldPops:
         pop.timers.append(asyncio.get_running_loop().call_later(wait / 1000, self._expired, pop))
 
     def arrived(self, topic: str, queue_id: int) -> None:
-        """A message has come to a queue of a topic in ``topics``."""
+        """Serves the pops that wait for a message, when one has come to a queue of a topic in ``topics``."""
         self._arrived[topic, queue_id] = self._arrived.get((topic, queue_id), 0) + 1
         self._wake_soon()
 
@@ -111,7 +114,7 @@ class HeldPops:
             self._leave(pop)
 
     def resumed(self, connection: Connection) -> None:
-        """The connection takes answers again: its pops look for what has come meanwhile."""
+        """Hears that a connection takes answers again: its pops look for what has come meanwhile."""
         for pop in self._by_connection.get(connection, ()):
             self.notify(pop.key)
 

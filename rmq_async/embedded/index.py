@@ -29,7 +29,7 @@ def key_hash(broker: str, topic: str, key: str) -> int:
 
 
 class KeyIndex:
-    """``end``: physical offset up to which messages have been looked at."""
+    """The index of messages by their keys. ``end``: physical offset up to which messages have been looked at."""
 
     def __init__(self) -> None:
         self.end = 0

@@ -34,7 +34,7 @@ class LiveBrokers:
         """Does nothing: a broker that has the topic would register it again."""
 
     def expire(self) -> None:
-        """Nothing here grows old."""
+        """Does nothing: nothing here grows old."""
 
     def _running(self) -> list[Broker]:
         return [broker for broker in self._brokers if broker.listener.running]

@@ -23,7 +23,7 @@ SavedOffsets = dict[tuple[str, str], dict[int, int]]
 
 
 class OffsetTable:
-    """``saved``: what was committed before; only that is ever saved."""
+    """The committed offsets of groups. ``saved``: what was committed before; only that is ever saved."""
 
     def __init__(self, saved: SavedOffsets | None = None) -> None:
         self._committed: dict[tuple[str, str], _Offsets] = {key: dict(offsets) for key, offsets in (saved or {}).items()}
@@ -61,7 +61,7 @@ class OffsetTable:
         return self.find(group, topic, queue_id) if offset is None else offset
 
     def commit(self, group: str, topic: str, queue_id: int, offset: int) -> bool:
-        """False while a reset is pending. Raises Refused (1) for one more than the table takes."""
+        """Commits an offset; returns False while a reset is pending. Raises Refused (1) for one more than the table takes."""
         if self.is_reset(group, topic, queue_id):
             return False
         if not self._set(self._committed, group, topic, queue_id, offset):
@@ -70,7 +70,7 @@ class OffsetTable:
         return True
 
     def note_pull(self, group: str, topic: str, queue_id: int, offset: int) -> None:
-        """Only statistics show it, so it is not kept where there is no room."""
+        """Notes the offset of a pull. Only statistics show it, so it is not kept where there is no room."""
         self._set(self._pulled, group, topic, queue_id, offset)
 
     def is_reset(self, group: str, topic: str, queue_id: int) -> bool:
@@ -113,7 +113,7 @@ class OffsetTable:
         return dict.fromkeys(topic for name, topic in self._committed if name == group)
 
     def all(self) -> dict[str, _Offsets]:
-        """``topic@group`` -> queue id -> committed offset."""
+        """The committed offsets: ``topic@group`` -> queue id -> committed offset."""
         return {f"{topic}@{group}": dict(offsets) for (group, topic), offsets in self._committed.items()}
 
     def forget_group(self, group: str) -> None:

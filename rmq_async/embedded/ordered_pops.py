@@ -49,7 +49,7 @@ class _Batch:
 
 
 class OrderedQueues:
-    """``wake``: called with a queue whose first unacknowledged message is visible again."""
+    """The queues that were popped in order. ``wake``: called with a queue whose first unacknowledged message is visible again."""
 
     def __init__(self, clock: Clock, wake: Callable[[OrderedQueue], object]) -> None:
         self._clock = clock

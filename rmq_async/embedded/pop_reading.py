@@ -48,7 +48,7 @@ class Taken:
         self.records += records
 
     def add_counts(self, queue: Queue, offsets: list[int], counts: dict[int, int]) -> None:
-        """``counts``: of messages that were delivered before."""
+        """Adds how often messages of a queue were delivered. ``counts``: of messages that were delivered before."""
         flag = retry_flag(queue.topic)
         self._counts += [f"{flag} qo{queue.queue_id}%{offset} {number}" for offset, number in counts.items()]
         fewest = min(counts.values()) if len(counts) == len(offsets) else 0

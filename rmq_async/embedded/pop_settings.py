@@ -21,8 +21,11 @@ NO_POPS: Final = "4.9.7"
 
 
 class PopSettings(NamedTuple):
-    """``store``: "kv" keeps check points as with ``popConsumerKVServiceEnable``. ``retry_v2``: retry topics have their newer name
-    (``enableRetryTopicV2``). ``revive_delay``: seconds; None is that of the store."""
+    """The settings of pops.
+
+    ``store``: "kv" keeps check points as with ``popConsumerKVServiceEnable``. ``retry_v2``: retry topics have their newer name
+    (``enableRetryTopicV2``). ``revive_delay``: seconds; None is that of the store.
+    """
 
     store: PopStore = "log"
     retry_v2: bool = False

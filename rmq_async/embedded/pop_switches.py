@@ -28,20 +28,22 @@ class PopSwitches(ABC):
         return [message for broker in self._chosen(None) for message in broker.popping.in_flight(group)]
 
     def empty_pops(self, n: int = 1, *, broker: str | None = None) -> None:
-        """The next ``n`` pops of the broker (None: of each of them) are answered at once with POLLING_TIMEOUT (210), with messages
-        there or not, as by a real broker while other pops hold all queues. ``n`` = 0 ends it. Raises ValueError for a negative one.
+        """Answers the next ``n`` pops of the broker (None: of each of them) at once with POLLING_TIMEOUT (210), with messages
+        there or not, as by a real broker while other pops hold all queues. ``n`` = 0 ends it. Raises ValueError for a negative
+        one.
         """
         for each in self._numbered(n, broker):
             each.popping.faults.empty = n
 
     def lose_acks(self, n: int = 1, *, broker: str | None = None) -> None:
-        """The next ``n`` requests that acknowledge, single or many, have no effect on the broker (None: on each of them), and are
-        answered with success all the same. ``n`` = 0 ends it. Raises ValueError for a negative number."""
+        """Loses the next ``n`` requests that acknowledge, single or many: they have no effect on the broker (None: on each of
+        them), and are answered with success all the same. ``n`` = 0 ends it. Raises ValueError for a negative number.
+        """
         for each in self._numbered(n, broker):
             each.popping.faults.lost_acks = n
 
     def delay_revival(self, seconds: float, *, broker: str | None = None) -> None:
-        """Popped messages of the broker (None: of each of them) come back that much later than usual; 0 ends it.
+        """Delays the return of the broker's (None: each broker's) popped messages by ``seconds``; 0 ends it.
 
         Raises ValueError for a number below 0.
         """
@@ -52,7 +54,10 @@ class PopSwitches(ABC):
             each.popping.delay_revival(seconds)
 
     def repeat_revival(self, copies: int, *, broker: str | None = None) -> None:
-        """Each popped message of the broker (None: of each of them) comes back so many times, 1 to 16, when it does; 1 ends it."""
+        """Repeats the return of each popped message of the broker (None: of each broker): it comes back so many times, 1 to 16.
+
+        1 ends it.
+        """
         check_whole("copies", copies)
         if not 1 <= copies <= MAX_COPIES:
             raise ValueError(f"copies must be from 1 to {MAX_COPIES}, not {copies}")
@@ -60,8 +65,10 @@ class PopSwitches(ABC):
             each.popping.faults.copies = copies
 
     def lose_offsets(self, *, broker: str | None = None) -> None:
-        """Committed offsets of the broker (None: of each of them) are again what it had saved last, as after a kill: it saves them
-        every 5 s, first 10 s after its start. Pops begin there, and what was popped since comes again, acknowledged or not."""
+        """Sets the committed offsets of the broker (None: of each broker) to what it had saved last, as after a kill: it saves
+        them every 5 s, first 10 s after its start. Pops begin there, and what was popped since comes again, acknowledged or
+        not.
+        """
         for each in self._chosen(broker):
             each.lose_offsets()
 

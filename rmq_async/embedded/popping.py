@@ -30,7 +30,10 @@ _MS: Final = 1000
 
 
 class Popping:
-    """``reply``: writes the response to a request that was held. ``held``: pops that wait. ``faults``: what goes wrong next."""
+    """The parts of a broker that serve pops.
+
+    ``reply``: writes the response to a request that was held. ``held``: pops that wait. ``faults``: what goes wrong next.
+    """
 
     def __init__(
         self,
@@ -56,7 +59,7 @@ class Popping:
         """Messages that have come back."""
 
     def revive_with(self, writer: MessageWriter) -> None:
-        """``writer`` stores what comes back."""
+        """Sets how messages come back: ``writer`` stores what comes back."""
         self._revival = Revival(self._state, writer, self._clock, self._settings, self.faults, self._revived)
         self._pops.popped = self._acks.changed = self._revival.arm
 
@@ -80,7 +83,7 @@ class Popping:
             self._revival.arm()
 
     def deleted(self, topic: str) -> None:
-        """The topic is gone, with all that was popped of it."""
+        """Hears that a topic is gone, with all that was popped of it."""
         self._state.pop_offsets.forget_topic(topic)
         self._state.check_points.forget(lambda handle, offset: handle.topic == topic)
         self._ordered.forget(lambda queue: queue.topic == topic)

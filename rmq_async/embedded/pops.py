@@ -38,7 +38,7 @@ _READ: Final = int(Perm.READ)
 
 
 class PopProcessor:
-    """``popped``: called when check points were added."""
+    """The answers to pops. ``popped``: called when check points were added."""
 
     def __init__(
         self,

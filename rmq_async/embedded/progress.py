@@ -27,7 +27,10 @@ __all__ = ["ProgressProcessor"]
 
 
 class ProgressProcessor:
-    """``by_server``: whether resets wait at the broker (``useServerSideResetOffset``), else they are sent to the members."""
+    """The answers about offsets of groups.
+
+    ``by_server``: whether resets wait at the broker (``useServerSideResetOffset``), else they are sent to the members.
+    """
 
     def __init__(self, state: BrokerState, calls: ClientCalls, *, by_server: bool = True) -> None:
         self._state = state

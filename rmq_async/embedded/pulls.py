@@ -144,7 +144,7 @@ class HeldPulls:
             self._wake_handle = asyncio.get_running_loop().call_soon(self._wake)
 
     def resumed(self, connection: Connection) -> None:
-        """The connection takes answers again: what has come meanwhile is there for its pulls."""
+        """Hears that a connection takes answers again: what has come meanwhile is there for its pulls."""
         for pull in self._by_connection.get(connection, ()):
             if pull.queue.max_offset > pull.at:
                 self.arrived(pull.queue)
@@ -154,7 +154,7 @@ class HeldPulls:
             self._forget(pull)
 
     def dropped(self, queues: Iterable[Queue]) -> None:
-        """The queues' topic is gone: who waits for it hears so."""
+        """Hears that the queues' topic is gone: who waits for it hears so."""
         for queue in queues:
             for pull in list(self._by_queue.get(queue, ())):
                 remark = f"topic[{queue.topic}] not exist, apply first please! \n{FAQ}"
@@ -214,7 +214,7 @@ class HeldPulls:
 
 
 class PullMessageProcessor:
-    """``property_filter``: whether messages are filtered by SQL92 conditions (``enablePropertyFilter``)."""
+    """The answers to pulls. ``property_filter``: whether messages are filtered by SQL92 conditions (``enablePropertyFilter``)."""
 
     def __init__(self, state: BrokerState, held: HeldPulls, *, property_filter: bool) -> None:
         self._state = state

@@ -21,7 +21,10 @@ __all__ = ["RecallProcessor", "recall_handle"]
 
 
 def recall_handle(topic: str, broker: str, out_ms: int, unique_id: str) -> str | None:
-    """``out_ms``: TIMER_OUT_MS of the message. None for a unique id that no handle can name."""
+    """Returns the recall handle of a delayed message.
+
+    ``out_ms``: TIMER_OUT_MS of the message. None for a unique id that no handle can name.
+    """
     try:
         return encode_recall_handle(RecallHandle(topic, broker, str(out_ms + 1), unique_id))
     except LocalProtocolError:

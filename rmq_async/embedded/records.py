@@ -78,7 +78,7 @@ class Draft(msgspec.Struct):
     prepared_offset: int = 0
 
     def content(self, properties: bytes) -> Content:
-        """``properties``: those of the draft, encoded."""
+        """Returns the draft's content. ``properties``: those of the draft, encoded."""
         return Content(
             self.body,
             properties,

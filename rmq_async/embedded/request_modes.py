@@ -24,7 +24,10 @@ POP: Final = "POP"
 
 
 class RequestMode(NamedTuple):
-    """``share``: how many other members' queues a member pops from as well; 0 means all queues."""
+    """The mode of consumption of a group in a topic.
+
+    ``share``: how many other members' queues a member pops from as well; 0 means all queues.
+    """
 
     mode: str
     share: int

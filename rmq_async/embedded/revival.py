@@ -29,7 +29,10 @@ _MAX_INT: Final = 0x7FFFFFFF
 
 
 class Revival:
-    """``revived``: called with group and topic, as in the request of the pop, when a message has come back."""
+    """The return of popped messages without an ack.
+
+    ``revived``: called with group and topic, as in the request of the pop, when a message has come back.
+    """
 
     def __init__(
         self,

@@ -68,7 +68,7 @@ _SWEEP_FROM: Final = 1024
 
 
 class Schedule:
-    """``delays``: seconds per delay level."""
+    """The messages that wait for a delay. ``delays``: seconds per delay level."""
 
     def __init__(self, state: BrokerState, writer: MessageWriter, clock: Clock, delays: Sequence[float]) -> None:
         self._state = state
@@ -94,7 +94,7 @@ class Schedule:
         return ScheduleProgress(tuple(self._next), self._second + over, self._timers.max_offset)
 
     def truncated(self) -> None:
-        """The log has lost its newest messages: forgets those that waited."""
+        """Hears that the log has lost its newest messages: forgets those that waited."""
         self._next = [min(at, self._level(index).max_offset) for index, at in enumerate(self._next)]
         end = self._timers.max_offset
         self._heap = [entry for entry in self._heap if entry & _OFFSET_MASK < end]
@@ -137,7 +137,7 @@ class Schedule:
         return place
 
     def recall(self, topic: str, unique_id: str, when_ms: int, client: str) -> None:
-        """The timer messages of this id that leave in the second of ``when_ms`` and wait for ``topic`` will not be delivered.
+        """Recalls the timer messages of this id that leave in the second of ``when_ms`` and wait for ``topic``.
 
         ``client``: "ip:port" of who asks. Raises Refused (13) for an id that no message can have.
         """

@@ -59,13 +59,13 @@ class Service(Protocol):
         """The answer's parts, or None for none (now). A ProtocolError closes the connection; nothing else leaves."""
 
     def disconnected(self, connection: Connection) -> None:
-        """Called once for each connection that was made."""
+        """Hears that a connection is closed, once for each that was made."""
 
     def resumed(self, connection: Connection) -> None:
-        """Called when a connection that was congested is so no longer."""
+        """Hears that a connection that was congested is so no longer."""
 
     def tick(self) -> None:
-        """Called every few seconds while the listener runs, and is not stalled."""
+        """Does what is due now and then: it is called every few seconds while the listener runs, and is not stalled."""
 
 
 class Connection(asyncio.Protocol):
@@ -304,7 +304,7 @@ class Listener:
 
     @property
     def any_host(self) -> bool:
-        """Bound to every address of the machine."""
+        """Whether it is bound to every address of the machine."""
         return bool(self.host) and ipaddress.ip_address(self.host).is_unspecified
 
     def now(self) -> float:
@@ -398,7 +398,7 @@ class Listener:
                 self._gone.set_result(None)
 
     def count_unfinished(self, connection: Connection, size: int) -> None:
-        """``connection`` now holds ``size`` bytes of a frame that is not complete."""
+        """Counts unfinished frames: ``connection`` now holds ``size`` bytes of a frame that is not complete."""
         self._unfinished += size - connection.unfinished
         connection.unfinished = size
         if self._unfinished > MAX_UNFINISHED:

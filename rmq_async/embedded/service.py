@@ -84,8 +84,11 @@ def not_supported(command: RemotingCommand) -> RemotingCommand:
 
 
 class BaseService:
-    """``requests`` counts by request code what came in, refused and failing requests included; of codes that are none, the
-    first ``MAX_CODES``."""
+    """The common part of name server and brokers.
+
+    ``requests`` counts by request code what came in, refused and failing requests included; of codes that are none, the first
+    ``MAX_CODES``.
+    """
 
     named_failures_only = False
     """Whether only failures that name the request's code apply here."""
@@ -164,13 +167,13 @@ class BaseService:
         """Drops a response: this service sends no requests."""
 
     def disconnected(self, connection: Connection) -> None:
-        """Nothing to forget here."""
+        """Does nothing: there is nothing to forget here."""
 
     def resumed(self, connection: Connection) -> None:
-        """Nothing waits for it here."""
+        """Does nothing: nothing waits for it here."""
 
     def tick(self) -> None:
-        """Nothing grows old here."""
+        """Does nothing: nothing grows old here."""
 
 
 assert set(REQUEST_HEADERS) >= SENDS

@@ -76,7 +76,7 @@ class Queue:
         self._times.append(stored_ms)
 
     def expire(self, before: int) -> None:
-        """The records below ``before`` are gone; ``min_offset`` stays until ``correct``, or until the next one goes."""
+        """Deletes the records below ``before``; ``min_offset`` stays until ``correct``, or until the next one goes."""
         for at in range(self.oldest, before):
             self._records[at - self._start] = b""
         self._expired = max(self._expired, before)
@@ -86,7 +86,7 @@ class Queue:
         self._first = self.oldest - self._start
 
     def take_back(self) -> None:
-        """The newest record was never stored."""
+        """Takes the newest record back, as if it was never stored."""
         self._records.pop()
         self._codes.pop()
         self._times.pop()
@@ -132,8 +132,11 @@ class Queue:
         return found, at + self._start
 
     def offset_at(self, time_ms: int, *, upper: bool) -> int:
-        """Lower: the first record stored at ``time_ms`` or later, else the maximum offset. Upper: the last one stored at
-        ``time_ms`` or earlier, else the minimum offset."""
+        """Returns the offset at a time.
+
+        Lower: the first record stored at ``time_ms`` or later, else the maximum offset. Upper: the last one stored at
+        ``time_ms`` or earlier, else the minimum offset.
+        """
         if not upper:
             return self._start + bisect_left(self._times, time_ms, self.oldest - self._start)
         return max(self._start + bisect_right(self._times, time_ms, self.oldest - self._start) - 1, self.oldest)
@@ -193,7 +196,7 @@ class CommitLog:
         """Flushes no more: the process has ended."""
 
     def append(self, queue: Queue, record: bytes, code: int, stored_ms: int) -> None:
-        """``code``: of the message's tags (``tag_code``). ``stored_ms``: from ``now``."""
+        """Stores a message. ``code``: of the message's tags (``tag_code``). ``stored_ms``: from ``now``."""
         queue.append(record, code, stored_ms)
         self._records.append(record)
         self._queues.append(queue)
@@ -321,7 +324,7 @@ class CommitLog:
         return bisect_left(self._offsets, physical_offset(record), self._first)
 
     def clear(self) -> None:
-        """Every record goes as if the memory bound had reached it: offsets go on where they are."""
+        """Drops every record, as if the memory bound had reached it: offsets go on where they are."""
         while len(self):
             self._forget_oldest()
         self._forget_keys()

@@ -25,8 +25,11 @@ THROTTLED: Final = frozenset(
 
 
 class SendQueue:
-    """``rate``: sends that the broker serves in a second, one after the other. ``refused`` counts those that would have waited too
-    long."""
+    """A queue of sends that are served at a rate.
+
+    ``rate``: sends that the broker serves in a second, one after the other. ``refused`` counts those that would have waited too
+    long.
+    """
 
     def __init__(self, rate: float) -> None:
         check_number("rate", rate)

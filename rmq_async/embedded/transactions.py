@@ -50,8 +50,11 @@ _BATCH_BYTES: Final = 4 * 1024 * 1024
 
 
 class CheckSettings(NamedTuple):
-    """``timeout``: seconds before the first check of a half message. ``interval``: seconds between rounds of checks.
-    ``max_checks``: checks of one half message before it goes to TRANS_CHECK_MAX_TIME_TOPIC."""
+    """The settings of checks.
+
+    ``timeout``: seconds before the first check of a half message. ``interval``: seconds between rounds of checks.
+    ``max_checks``: checks of one half message before it goes to TRANS_CHECK_MAX_TIME_TOPIC.
+    """
 
     timeout: float = 6.0
     interval: float = 30.0
@@ -90,7 +93,7 @@ class Transactions:
         return TransactionProgress(self._open, bytes(self._ended), tuple(self._ends))
 
     def truncated(self, position: int) -> None:
-        """The log has lost the broker's messages from a position on."""
+        """Hears that the log has lost the broker's messages from a position on."""
         self._forget_from(position)
         self._arm()
 

@@ -22,8 +22,11 @@ _OVERHEAD: Final = 512
 
 
 class KeyOrder:
-    """``waiting``: rows behind the row in flight. ``in_hand``: all rows whose outcome is not written yet. ``busy``: a task
-    sends it."""
+    """The order of rows with equal keys.
+
+    ``waiting``: rows behind the row in flight. ``in_hand``: all rows whose outcome is not written yet. ``busy``: a task sends
+    it.
+    """
 
     __slots__ = ("broken", "busy", "in_hand", "key", "waiting")
 

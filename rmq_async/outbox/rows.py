@@ -56,7 +56,7 @@ class Held(msgspec.Struct, gc=False):
 
     @property
     def key(self) -> tuple[str, str] | None:
-        """Rows with equal keys are sent one after the other."""
+        """The key of the order: rows with equal keys are sent one after the other."""
         sharding_key = self.message.sharding_key
         return None if sharding_key is None else (self.message.topic, sharding_key)
 

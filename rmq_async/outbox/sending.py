@@ -53,7 +53,10 @@ class Outcomes(msgspec.Struct):
 
 
 class Sending:
-    """``batch_size``: rows of one claim; ``window``: rows in hand at most. ``timeout``: seconds of one send."""
+    """The sending of claimed rows.
+
+    ``batch_size``: rows of one claim; ``window``: rows in hand at most. ``timeout``: seconds of one send.
+    """
 
     def __init__(self, store: Store, producer: Producer, *, batch_size: int, timeout: float, poll_interval: float) -> None:
         self.orders = KeyOrders()

@@ -47,8 +47,11 @@ _AT_ONCE: Final = 1000
 
 
 class OutboxStatus(msgspec.Struct, frozen=True):
-    """``pending``: messages that are not sent yet, those in flight included; ``oldest_age``: seconds since the oldest of them was
-    added, 0.0 without one. ``sent``: rows kept until ``purge``. ``failed``: messages that are not sent before ``retry``."""
+    """The state of an outbox.
+
+    ``pending``: messages that are not sent yet, those in flight included; ``oldest_age``: seconds since the oldest of them was
+    added, 0.0 without one. ``sent``: rows kept until ``purge``. ``failed``: messages that are not sent before ``retry``.
+    """
 
     pending: int
     oldest_age: float
@@ -66,7 +69,9 @@ class Sent(msgspec.Struct, frozen=True, gc=False):
 
     @classmethod
     def at(cls, row: int, offset_message_id: str, queue: str, queue_offset: int) -> Sent:
-        """With what a column takes of a broker's words: one that it refused would keep all the others from being written."""
+        """Returns the outcome with what a column takes of a broker's words: one that it refused would keep all the others from
+        being written.
+        """
         offset = queue_offset if -_LARGEST <= queue_offset <= _LARGEST else -1
         return cls(row, printable(offset_message_id)[:LONGEST_ID], printable(queue)[:LONGEST_ID], offset)
 
@@ -81,7 +86,7 @@ class Failure(msgspec.Struct, frozen=True, gc=False):
 
 
 class Store:
-    """``me``: the owner of the rows that this store claims, for ``lease`` seconds."""
+    """The table of an outbox, as relays use it. ``me``: the owner of the rows that this store claims, for ``lease`` seconds."""
 
     def __init__(self, engine: AsyncEngine, table: Table, me: str, lease: float) -> None:
         self.dialect = checked_dialect(engine)

@@ -27,7 +27,8 @@ _LENGTH: Final = struct.Struct(">H").pack
 
 
 class PreparedSend(NamedTuple):
-    """``queue``: where the messages must go, or None. ``messages``: their number. ``bytes``: the size of their bodies.
+    """A send that was checked. ``queue``: where the messages must go, or None. ``messages``: their number. ``bytes``: the size
+    of their bodies.
 
     ``held``: the bytes kept until the response, properties included.
     """

@@ -191,7 +191,7 @@ class AsyncAttempt(FirstAttempt[Result]):
         accepted.work = self
 
     def start_single(self, connection: Connection, born_ms: bytes, *, plain: bool) -> None:
-        """As ``start``, for one uncompressed message and an open connection. ``plain``: it has only a topic and a body."""
+        """Does as ``start``, for one uncompressed message and an open connection. ``plain``: it has only a topic and a body."""
         call, dispatch = self._call, self._dispatch
         outgoing, deadline = call.outgoing, call.deadline
         self._connection = connection

@@ -101,7 +101,7 @@ class Cluster:
             return error.found
 
     def newest(self, *, settled: bool = False) -> Extents:
-        """``latest`` of the queues of a running stream. Leaves a broker out when its route is gone."""
+        """Returns ``latest`` of the queues of a running stream. Leaves a broker out when its route is gone."""
 
         async def newest(reader: SparkReader) -> Extents:
             holders = await self._holders(reader, await self._queues(reader, True))

@@ -32,7 +32,10 @@ DEFAULT_PRODUCER_GROUP: Final = "spark-rocketmq-sink"
 
 @dataclass(frozen=True)
 class Option:
-    """``uses``: reads and writes that take it. ``help``: one line for the table in docs/spark.md."""
+    """One option of the data source.
+
+    ``uses``: reads and writes that take it. ``help``: one line for the table in docs/spark.md.
+    """
 
     name: str
     uses: tuple[str, ...]

@@ -128,7 +128,7 @@ def find_odd(begin: EndOffset, latest: Offsets) -> list[MessageQueue]:
 
 
 def advance(begin: EndOffset, latest: Offsets, earliest: Offsets, limit: int | None, *, keep_init: bool = False) -> Step:
-    """From ``begin`` as far as ``latest`` and ``limit`` allow; queues that are not there now stay where they are.
+    """Moves ends on from ``begin`` as far as ``latest`` and ``limit`` allow; queues that are not there now stay where they are.
 
     ``earliest``: of the queues that ``find_odd`` returned; they are read from their beginning, which becomes their ``init``.
     ``keep_init``: each end holds the ``init`` of all queues; otherwise it is half of the text of checkpoints and progress.

@@ -41,7 +41,7 @@ class Positions:
     topics: Mapping[str, int] = field(default_factory=dict)
 
     def of(self, queue: MessageQueue) -> int | None:
-        """None where nothing is said of the queue."""
+        """Returns the position of a queue; None where nothing is said of the queue."""
         return self.queues.get(queue, self.topics.get(queue.topic))
 
 
@@ -79,7 +79,7 @@ def parse_positions(option: str, data: Any) -> Positions:
 
 
 def parse_times(option: str, data: Any) -> Times:
-    """``{"topic": 1700000000000}`` for all queues of a topic, or by queue in either form."""
+    """Reads times: ``{"topic": 1700000000000}`` for all queues of a topic, or by queue in either form."""
     topics, rest = _by_topic(option, data)
     for topic, value in topics.items():
         _number(option, topic, value, 0, LAST_MOMENT)
@@ -98,7 +98,7 @@ def _by_topic(option: str, data: Any) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def parse_queues(option: str, data: Any) -> dict[str, dict[str, tuple[int, ...]]]:
-    """``{"topic": {"broker": [0, 1]}}``."""
+    """Reads queues: ``{"topic": {"broker": [0, 1]}}``."""
     found: dict[str, dict[str, tuple[int, ...]]] = {}
     for topic, brokers in _object(option, data).items():
         _check_topic(option, topic)

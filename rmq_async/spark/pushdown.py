@@ -26,8 +26,11 @@ SLACK_MS: Final = 60_000
 
 @dataclass(frozen=True)
 class PushedFilters:
-    """``tags``: None for any. ``values``: of the columns that name a queue, those that are wanted. ``offsets``, ``stored``
-    (milliseconds): from and to, both included; None for no bound."""
+    """The filters that a read carries out itself.
+
+    ``tags``: None for any. ``values``: of the columns that name a queue, those that are wanted. ``offsets``, ``stored``
+    (milliseconds): from and to, both included; None for no bound.
+    """
 
     tags: frozenset[str] | None = None
     values: Mapping[str, frozenset[object]] = field(default_factory=dict)

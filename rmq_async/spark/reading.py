@@ -169,7 +169,7 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     @short_errors
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
-        """Spark calls this twice, and again after a restart before the first commit."""
+        """Returns where the stream begins. Spark calls this twice, and again after a restart before the first commit."""
         if self._initial is None:
             cluster = self._cluster
             there = cluster.extents(cluster.queues(), settled=True)
@@ -241,7 +241,8 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
         return self._cut(self._ranges(starts, ends, there))
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Spark reports a micro-batch as read one micro-batch late, and never the last one of a run that ends by itself.
+        """Commits what was read, for a group that asks for it. Spark reports a micro-batch as read one micro-batch late, and
+        never the last one of a run that ends by itself.
 
         Brokers know a group by its pulls, so no offset is committed for a queue without any.
         """

@@ -15,12 +15,12 @@ HEADING: Final = "| option | of | default | |\n|---|---|---|---|\n"
 
 
 def options_table() -> str:
-    """Markdown."""
+    """Returns the table of options as Markdown."""
     return HEADING + "".join(map(_row, OPTIONS))
 
 
 def with_tables(page: str) -> str:
-    """``page`` with the table as it is now, in place of the one it has."""
+    """Returns ``page`` with the table as it is now, in place of the one it has."""
     before, heading, rest = page.partition(HEADING)
     if not heading:
         raise ValueError("the page has no table of options")

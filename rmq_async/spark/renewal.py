@@ -42,7 +42,10 @@ _lock = threading.Lock()
 
 
 def current(access: Access) -> Access:
-    """``access`` with the credentials that are valid now. Raises ConfigError if there have never been any in this process."""
+    """Returns ``access`` with the credentials that are valid now.
+
+    Raises ConfigError if there have never been any in this process.
+    """
     if access.credentials_file is None and access.credentials_provider is None:
         return access
     credentials = _current_of(access)

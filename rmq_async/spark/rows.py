@@ -173,7 +173,10 @@ _NO_MESSAGE: Final = Message("t", b"b")
 
 
 def blocks_of(batches: Iterator[pa.RecordBatch], options: WriteOptions, job: str, partition: int) -> Iterator[Block]:
-    """``job``: what the ids of rows begin with. Raises InvalidMessageError that names the row and the column."""
+    """Yields the rows of Arrow batches as blocks.
+
+    ``job``: what the ids of rows begin with. Raises InvalidMessageError that names the row and the column.
+    """
     number = 0
     for batch in batches:
         first = number

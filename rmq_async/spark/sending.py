@@ -54,7 +54,8 @@ the rate allows and a quarter of a second's besides."""
 
 
 class Sending:
-    """``rows``, ``bytes``, ``retried``: acknowledged ones; ``retried``: rows that took more than one attempt.
+    """The sending of one partition's rows. ``rows``, ``bytes``, ``retried``: acknowledged ones; ``retried``: rows that took
+    more than one attempt.
 
     ``topic_known``: the topic existed before, so a send waits for it while no name server knows it: they forget the topics of
     brokers that are down.

@@ -142,7 +142,10 @@ def check_topic(options: WriteOptions) -> None:
 
 
 def warn_of_speculation(session: SparkSession) -> None:
-    """Called in the driver's own process: the processes that Spark starts there for a data source have no ``spark.speculation``."""
+    """Warns of speculative tasks.
+
+    It runs in the driver's own process: the processes that Spark starts there for a data source have no ``spark.speculation``.
+    """
     if session.conf.get("spark.speculation", "false") == "true":
         _warn_of_speculation()
 

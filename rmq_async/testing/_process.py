@@ -46,7 +46,7 @@ class ServerProcess:
 
     @property
     def exit_code(self) -> int | None:
-        """None while the process runs (paused or not); the negative signal number when a signal ended it."""
+        """The exit code; None while the process runs (paused or not); the negative signal number when a signal ended it."""
         return self._popen.poll()
 
     async def terminate(self, timeout: float) -> bool:

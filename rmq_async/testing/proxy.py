@@ -123,12 +123,12 @@ class FaultProxy(Startable):
         await server.wait_closed()
 
     def stall(self) -> None:
-        """Both directions."""
+        """Stalls both directions: nothing is passed on until ``resume``."""
         self.to_server.stall()
         self.to_client.stall()
 
     def resume(self) -> None:
-        """Both directions."""
+        """Ends the stall of both directions."""
         self.to_server.resume()
         self.to_client.resume()
 

@@ -16,7 +16,10 @@ __all__ = ["AllowedHosts"]
 
 
 class AllowedHosts:
-    """``allowed``: host names, addresses and networks in the form of ``ClientConfig.allowed_broker_hosts``."""
+    """The hosts that routes may lead to.
+
+    ``allowed``: host names, addresses and networks in the form of ``ClientConfig.allowed_broker_hosts``.
+    """
 
     def __init__(self, allowed: Collection[str]) -> None:
         self._hosts = frozenset(each for each in allowed if "/" not in each)

@@ -17,7 +17,7 @@ def close_text(reason: CloseReason | None, cause: BaseException | None) -> str:
 
 
 def lost_error(address: str, code: int | None, why: str, *, written: bool) -> ConnectionLostError:
-    """``code``: of the pending request, if the error is for one."""
+    """Returns the error of a connection that was lost. ``code``: of the pending request, if the error is for one."""
     what = f"{request_name(code)} to {address}" if code is not None else address
     return ConnectionLostError(f"{what}: connection lost, {why}", maybe_stored=written, address=address)
 

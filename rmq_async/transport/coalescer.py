@@ -34,7 +34,8 @@ GATHER_SECONDS: Final = 0.02
 
 
 class WriteCoalescer:
-    """``before_write`` is called before each write; ``sends_in_flight()`` counts the sends without an answer.
+    """The frames that wait to be written together. ``before_write`` is called before each write; ``sends_in_flight()`` counts
+    the sends without an answer.
 
     The send path uses ``frames`` and ``room`` directly, and appends a frame where ``queue`` would only append it.
     """

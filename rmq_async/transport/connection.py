@@ -58,7 +58,7 @@ MAX_UNREAD_ANSWERS: Final = 1024 * 1024
 
 
 class ConnectionSettings(NamedTuple):
-    """``max_frame_size``: bytes of a received frame.
+    """The settings of a connection. ``max_frame_size``: bytes of a received frame.
 
     ``dead_after``: seconds without any byte, counted from the first request written after the last byte came, after which the
     connection is closed as dead.
@@ -70,7 +70,8 @@ class ConnectionSettings(NamedTuple):
 
 
 class Connection(asyncio.Protocol):
-    """``address`` is the text "host:port" it was requested with. Made by ConnectionPool; usable once connected.
+    """A connection to a server. ``address`` is the text "host:port" it was requested with. Made by ConnectionPool; usable once
+    connected.
 
     ``on_request`` answers the server's own requests; without a handler they get REQUEST_CODE_NOT_SUPPORTED. ``on_retired``:
     called when the server sends its clients away (GO_AWAY); the connection then takes no new requests, and the callback closes

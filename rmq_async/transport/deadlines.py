@@ -37,7 +37,7 @@ GRACE_AFTER_WRITE: Final = 0.1
 
 
 class Deadlines:
-    """``flush`` writes the gathered frames; ``die`` closes the connection as dead.
+    """The timer of a connection's deadlines. ``flush`` writes the gathered frames; ``die`` closes the connection as dead.
 
     ``expire(now)`` ends the late requests and returns the earliest deadline of the others, infinity if there are none.
     ``unread()``: number of bytes in the socket.

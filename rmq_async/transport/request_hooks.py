@@ -22,7 +22,8 @@ __all__ = ["HookedRequest", "RequestHook", "RequestHooks", "call_hook", "cancel_
 
 
 class RequestHook(Protocol):
-    """``before`` may add to the command's extFields. ``after`` gets the answer, the error, or neither for a one-way request.
+    """The hooks of a client, around one request. ``before`` may add to the command's extFields. ``after`` gets the answer, the
+    error, or neither for a one-way request.
 
     Hooks that are equal count as one.
     """

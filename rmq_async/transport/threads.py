@@ -84,7 +84,7 @@ class Threads:
             _shared.join()
 
     def close(self) -> None:
-        """Called when the client has stopped. Harmless the second time."""
+        """Ends the threads, when the client has stopped. Harmless the second time."""
         if not self._closed:
             self._closed = True
             _shared.leave()

@@ -86,7 +86,7 @@ def tls_reason(error: BaseException) -> str:
 
 
 def handshake_reason(error: BaseException) -> str:
-    """``tls_reason`` for an error of a connect."""
+    """Returns ``tls_reason`` for an error of a connect."""
     if isinstance(error, _ENDED):
         return "the server closed the connection during the TLS handshake; it may not speak TLS, or want another certificate"
     return tls_reason(error)

@@ -8,7 +8,10 @@ __all__ = ["AclInfo", "PolicyEntryInfo", "PolicyInfo", "UserInfo"]
 
 
 class UserInfo(msgspec.Struct, frozen=True, rename="camel"):
-    """``user_type``: Super or Normal. ``user_status``: enable or disable. Brokers answer with the password too."""
+    """A user of a broker.
+
+    ``user_type``: Super or Normal. ``user_status``: enable or disable. Brokers answer with the password too.
+    """
 
     username: str | None = None
     password: str | None = None
@@ -17,7 +20,10 @@ class UserInfo(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class PolicyEntryInfo(msgspec.Struct, frozen=True, rename="camel"):
-    """``resource``: e.g. ``Topic:T``. ``actions``: Pub, Sub, Create, Update, Delete, Get, List, All. ``decision``: Allow, Deny."""
+    """A right of a policy.
+
+    ``resource``: e.g. ``Topic:T``. ``actions``: Pub, Sub, Create, Update, Delete, Get, List, All. ``decision``: Allow, Deny.
+    """
 
     resource: str | None = None
     actions: tuple[str, ...] = ()
@@ -26,14 +32,14 @@ class PolicyEntryInfo(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class PolicyInfo(msgspec.Struct, frozen=True, rename="camel"):
-    """``policy_type``: Custom or Default."""
+    """A policy: rights of one type. ``policy_type``: Custom or Default."""
 
     policy_type: str | None = None
     entries: tuple[PolicyEntryInfo, ...] = ()
 
 
 class AclInfo(msgspec.Struct, frozen=True):
-    """``subject``: ``User:name``."""
+    """The rights of a user. ``subject``: ``User:name``."""
 
     subject: str | None = None
     policies: tuple[PolicyInfo, ...] = ()

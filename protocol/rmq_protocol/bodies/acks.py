@@ -37,7 +37,8 @@ class BatchAckMessageRequestBody(msgspec.Struct, frozen=True, rename="camel"):
 
 
 def pack_bits(bits: Iterable[int]) -> bytes:
-    """Bit i says that the message at ``start_offset + i`` is acknowledged; lowest bit of the first byte first.
+    """Packs offsets as bits. Bit i says that the message at ``start_offset + i`` is acknowledged; lowest bit of the first byte
+    first.
 
     Raises LocalProtocolError for a bit outside 0..MAX_ACK_SPAN.
     """

@@ -18,7 +18,7 @@ __all__ = [
 
 
 class QueryAssignmentRequestBody(msgspec.Struct, frozen=True, rename="camel"):
-    """QUERY_ASSIGNMENT. ``strategy_name``: e.g. AVG."""
+    """Body of the request QUERY_ASSIGNMENT. ``strategy_name``: e.g. AVG."""
 
     topic: str
     consumer_group: str
@@ -28,7 +28,7 @@ class QueryAssignmentRequestBody(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class MessageQueueAssignment(msgspec.Struct, frozen=True, rename="camel"):
-    """``mode``: PULL or POP."""
+    """A queue that a broker has assigned. ``mode``: PULL or POP."""
 
     message_queue: MessageQueue
     mode: str = "PULL"
@@ -40,7 +40,10 @@ class QueryAssignmentResponseBody(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class SetMessageRequestModeRequestBody(msgspec.Struct, frozen=True, rename="camel"):
-    """SET_MESSAGE_REQUEST_MODE. ``pop_share_queue_num``: how many neighbours' queues a consumer pops from too; -1 for all."""
+    """Body of the request SET_MESSAGE_REQUEST_MODE.
+
+    ``pop_share_queue_num``: how many neighbours' queues a consumer pops from too; -1 for all.
+    """
 
     topic: str
     consumer_group: str

@@ -30,7 +30,7 @@ class GetBrokerMemberGroupResponseBody(msgspec.Struct, frozen=True, rename="came
 
 
 class BrokerStatsItem(msgspec.Struct, frozen=True):
-    """``avgpt``: average of a call, e.g. bytes of a put."""
+    """A counter over one span of time. ``avgpt``: average of a call, e.g. bytes of a put."""
 
     sum: Long = 0
     tps: Double = 0.0

@@ -18,7 +18,10 @@ __all__ = [
 
 
 class Connection(msgspec.Struct, frozen=True, rename="camel"):
-    """``client_addr``: ``ip:port`` as the broker sees it. ``language``: name of a LanguageCode. ``version``: its ordinal."""
+    """A client's connection to a broker.
+
+    ``client_addr``: ``ip:port`` as the broker sees it. ``language``: name of a LanguageCode. ``version``: its ordinal.
+    """
 
     client_id: str = ""
     client_addr: str = ""
@@ -51,7 +54,7 @@ class GetConsumerListByGroupResponseBody(msgspec.Struct, frozen=True, rename="ca
 
 
 class ProducerInfo(msgspec.Struct, frozen=True, rename="camel"):
-    """``last_update_timestamp``: of the last heartbeat, epoch ms."""
+    """A producer that is connected. ``last_update_timestamp``: of the last heartbeat, epoch ms."""
 
     client_id: str = ""
     remote_ip: str | None = msgspec.field(name="remoteIP", default=None)

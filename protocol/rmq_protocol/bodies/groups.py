@@ -31,13 +31,16 @@ class ExponentialRetryPolicy(msgspec.Struct, frozen=True):
 
 
 class CustomizedRetryPolicy(msgspec.Struct, frozen=True):
-    """``next``: milliseconds before each retry; the last counts for all further ones."""
+    """A policy with a delay for each retry. ``next``: milliseconds before each retry; the last counts for all further ones."""
 
     next: tuple[Long, ...] = ()
 
 
 class GroupRetryPolicy(msgspec.Struct, frozen=True, rename="camel"):
-    """``type``: CUSTOMIZED or EXPONENTIAL; without the policy of that kind the broker has one of its own."""
+    """The retry policy of a group.
+
+    ``type``: CUSTOMIZED or EXPONENTIAL; without the policy of that kind the broker has one of its own.
+    """
 
     type: str = "CUSTOMIZED"
     exponential_retry_policy: ExponentialRetryPolicy | None = None
@@ -90,7 +93,7 @@ class SubscriptionGroupWrapper(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class CheckClientRequestBody(msgspec.Struct, frozen=True, rename="camel"):
-    """CHECK_CLIENT_CONFIG: would the broker take this subscription?"""
+    """Body of the request CHECK_CLIENT_CONFIG: would the broker take this subscription?"""
 
     client_id: str
     group: str

@@ -10,7 +10,7 @@ __all__ = ["LockBatchRequestBody", "LockBatchResponseBody", "UnlockBatchRequestB
 
 
 class LockBatchRequestBody(msgspec.Struct, frozen=True, rename="camel"):
-    """LOCK_BATCH_MQ. ``only_this_broker``: a broker asks its replica, which must not ask on."""
+    """Body of the request LOCK_BATCH_MQ. ``only_this_broker``: a broker asks its replica, which must not ask on."""
 
     consumer_group: str
     client_id: str
@@ -19,7 +19,7 @@ class LockBatchRequestBody(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class UnlockBatchRequestBody(LockBatchRequestBody, frozen=True, rename="camel"):
-    """UNLOCK_BATCH_MQ."""
+    """Body of the request UNLOCK_BATCH_MQ."""
 
 
 class LockBatchResponseBody(msgspec.Struct, frozen=True):

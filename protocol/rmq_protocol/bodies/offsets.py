@@ -32,7 +32,10 @@ __all__ = [
 
 
 class TopicOffset(msgspec.Struct, frozen=True, rename="camel"):
-    """``max_offset``: of the next message. ``last_update_timestamp``: when the last one was stored, epoch ms; 0 for none."""
+    """The offsets of a queue.
+
+    ``max_offset``: of the next message. ``last_update_timestamp``: when the last one was stored, epoch ms; 0 for none.
+    """
 
     min_offset: Long = 0
     max_offset: Long = 0
@@ -47,7 +50,10 @@ class TopicStatsTable(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class OffsetWrapper(msgspec.Struct, frozen=True, rename="camel"):
-    """``broker_offset``: of the next message. ``last_timestamp``: when the last consumed one was stored, epoch ms."""
+    """The offsets of a group in a queue.
+
+    ``broker_offset``: of the next message. ``last_timestamp``: when the last consumed one was stored, epoch ms.
+    """
 
     broker_offset: Long = 0
     consumer_offset: Long = 0
@@ -72,7 +78,7 @@ class ConsumeStatsList(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class ResetOffsetBody(msgspec.Struct, frozen=True, rename="camel"):
-    """RESET_CONSUMER_CLIENT_OFFSET from a broker; response of INVOKE_BROKER_TO_RESET_OFFSET."""
+    """Body of RESET_CONSUMER_CLIENT_OFFSET from a broker; response of INVOKE_BROKER_TO_RESET_OFFSET."""
 
     offset_table: dict[MessageQueue, Long] = {}
 
@@ -85,7 +91,9 @@ class MessageQueueForC(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class ResetOffsetBodyForC(msgspec.Struct, frozen=True, rename="camel"):
-    """RESET_CONSUMER_CLIENT_OFFSET where the administrator's language was CPP, as mqadmin's is whenever it names a cluster."""
+    """Body of RESET_CONSUMER_CLIENT_OFFSET where the administrator's language was CPP, as mqadmin's is whenever it names a
+    cluster.
+    """
 
     offset_table: tuple[MessageQueueForC, ...] = ()
 

@@ -10,7 +10,10 @@ __all__ = ["DataVersion", "GroupList", "KVTable", "TopicList"]
 
 
 class DataVersion(msgspec.Struct, frozen=True, rename="camel"):
-    """Of a broker's table of topics or groups. ``counter`` grows with each change; ``timestamp``: of the last, epoch ms."""
+    """The version of a broker's table of topics or groups.
+
+    ``counter`` grows with each change; ``timestamp``: of the last, epoch ms.
+    """
 
     state_version: Long = 0
     timestamp: Long = 0

@@ -18,6 +18,6 @@ class TopicConfigSerializeWrapper(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class CreateTopicListRequestBody(msgspec.Struct, frozen=True, rename="camel"):
-    """UPDATE_AND_CREATE_TOPIC_LIST."""
+    """Body of the request UPDATE_AND_CREATE_TOPIC_LIST."""
 
     topic_config_list: tuple[TopicConfig, ...] = ()

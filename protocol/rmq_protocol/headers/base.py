@@ -41,7 +41,10 @@ class Header(msgspec.Struct, kw_only=True, gc=False):
 
 
 class RpcRequestHeader(Header, kw_only=True):
-    """``ns`` namespace, ``nsd`` already in its namespace, ``bname`` broker name, ``oway`` one-way."""
+    """Fields that requests by way of another broker have.
+
+    ``ns`` namespace, ``nsd`` already in its namespace, ``bname`` broker name, ``oway`` one-way.
+    """
 
     ns: str | None = None
     nsd: bool | None = None
@@ -50,7 +53,7 @@ class RpcRequestHeader(Header, kw_only=True):
 
 
 class TopicRequestHeader(RpcRequestHeader, kw_only=True):
-    """``lo``: the topic or queue is a logical one (static topics)."""
+    """Fields that requests about a topic have. ``lo``: the topic or queue is a logical one (static topics)."""
 
     lo: bool | None = None
 

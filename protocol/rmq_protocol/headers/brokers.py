@@ -18,7 +18,10 @@ __all__ = [
 
 
 class GetBrokerConfigResponseHeader(Header, kw_only=True):
-    """``version``: of the settings, as JSON; the settings are the body, ``key=value`` lines."""
+    """Header of the response to GET_BROKER_CONFIG.
+
+    ``version``: of the settings, as JSON; the settings are the body, ``key=value`` lines.
+    """
 
     version: str
 
@@ -31,7 +34,7 @@ class GetBrokerMemberGroupRequestHeader(Header, kw_only=True):
 
 
 class ViewBrokerStatsDataRequestHeader(Header, kw_only=True):
-    """``statsName``: e.g. TOPIC_PUT_NUMS; ``statsKey``: e.g. the topic."""
+    """Header of VIEW_BROKER_STATS_DATA. ``statsName``: e.g. TOPIC_PUT_NUMS; ``statsKey``: e.g. the topic."""
 
     request_code: ClassVar[int | None] = RequestCode.VIEW_BROKER_STATS_DATA
 

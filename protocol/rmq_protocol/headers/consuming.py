@@ -24,7 +24,10 @@ __all__ = [
 
 
 class PullMessageRequestHeader(TopicRequestHeader, kw_only=True):
-    """``suspendTimeoutMillis``: how long the broker may hold the request when it has nothing (with PullSysFlag.SUSPEND)."""
+    """Header of PULL_MESSAGE.
+
+    ``suspendTimeoutMillis``: how long the broker may hold the request when it has nothing (with PullSysFlag.SUSPEND).
+    """
 
     request_code: ClassVar[int | None] = RequestCode.PULL_MESSAGE
 
@@ -79,11 +82,11 @@ class GetConsumerListByGroupRequestHeader(RpcRequestHeader, kw_only=True):
 
 
 class GetConsumerListByGroupResponseHeader(Header, kw_only=True):
-    """Empty: the body has the list."""
+    """An empty header: the body has the list."""
 
 
 class NotifyConsumerIdsChangedRequestHeader(RpcRequestHeader, kw_only=True):
-    """From a broker, one-way: the members of the group are others now."""
+    """Header of NOTIFY_CONSUMER_IDS_CHANGED, from a broker, one-way: the members of the group are others now."""
 
     request_code: ClassVar[int | None] = RequestCode.NOTIFY_CONSUMER_IDS_CHANGED
 
@@ -99,7 +102,10 @@ class UnlockBatchMqRequestHeader(RpcRequestHeader, kw_only=True):
 
 
 class GetConsumerStatusRequestHeader(TopicRequestHeader, kw_only=True):
-    """221 from broker to client, 223 from admin to broker. ``clientAddr``: one client only."""
+    """Header of a question for offsets in memory: 221 from broker to client, 223 from admin to broker.
+
+    ``clientAddr``: one client only.
+    """
 
     request_code: ClassVar[int | None] = RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS
 
@@ -109,7 +115,10 @@ class GetConsumerStatusRequestHeader(TopicRequestHeader, kw_only=True):
 
 
 class GetConsumerRunningInfoRequestHeader(RpcRequestHeader, kw_only=True):
-    """From an admin, passed on by the broker. ``jstackEnable``: with the stacks of its threads."""
+    """Header of GET_CONSUMER_RUNNING_INFO, from an admin, passed on by the broker.
+
+    ``jstackEnable``: with the stacks of its threads.
+    """
 
     request_code: ClassVar[int | None] = RequestCode.GET_CONSUMER_RUNNING_INFO
 
@@ -119,7 +128,9 @@ class GetConsumerRunningInfoRequestHeader(RpcRequestHeader, kw_only=True):
 
 
 class ConsumeMessageDirectlyResultRequestHeader(TopicRequestHeader, kw_only=True):
-    """From an admin, passed on by the broker with the stored message as the body: consume it now. ``msgId``: offset id."""
+    """Header of CONSUME_MESSAGE_DIRECTLY, from an admin, passed on by the broker with the stored message as the body: consume
+    it now. ``msgId``: offset id.
+    """
 
     request_code: ClassVar[int | None] = RequestCode.CONSUME_MESSAGE_DIRECTLY
 

@@ -19,7 +19,7 @@ __all__ = [
 
 
 class ViewMessageRequestHeader(Header, kw_only=True):
-    """``offset``: physical offset in the commit log, as an offset message id names it."""
+    """Header of VIEW_MESSAGE_BY_ID. ``offset``: physical offset in the commit log, as an offset message id names it."""
 
     request_code: ClassVar[int | None] = RequestCode.VIEW_MESSAGE_BY_ID
 
@@ -32,7 +32,9 @@ class ViewMessageResponseHeader(Header, kw_only=True):
 
 
 class QueryMessageRequestHeader(TopicRequestHeader, kw_only=True):
-    """``key``: a key or, with the extField ``UNIQUE_KEY_QUERY`` "true", a unique id. ``beginTimestamp``, ``endTimestamp``: when
+    """Header of QUERY_MESSAGE.
+
+    ``key``: a key or, with the extField ``UNIQUE_KEY_QUERY`` "true", a unique id. ``beginTimestamp``, ``endTimestamp``: when
     stored, epoch ms. ``indexType``, ``lastKey``: only brokers with an index in RocksDB look at them.
     """
 
@@ -48,14 +50,20 @@ class QueryMessageRequestHeader(TopicRequestHeader, kw_only=True):
 
 
 class QueryMessageResponseHeader(Header, kw_only=True):
-    """``indexLastUpdateTimestamp``, ``indexLastUpdatePhyoffset``: up to where messages are indexed."""
+    """Header of the response to QUERY_MESSAGE.
+
+    ``indexLastUpdateTimestamp``, ``indexLastUpdatePhyoffset``: up to where messages are indexed.
+    """
 
     indexLastUpdateTimestamp: Long
     indexLastUpdatePhyoffset: Long
 
 
 class QueryConsumeQueueRequestHeader(TopicRequestHeader, kw_only=True):
-    """``index``: first entry; ``count``: entries wanted. ``consumerGroup``: whose filter to try on them."""
+    """Header of QUERY_CONSUME_QUEUE.
+
+    ``index``: first entry; ``count``: entries wanted. ``consumerGroup``: whose filter to try on them.
+    """
 
     request_code: ClassVar[int | None] = RequestCode.QUERY_CONSUME_QUEUE
 

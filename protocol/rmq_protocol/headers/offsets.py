@@ -29,7 +29,10 @@ __all__ = [
 
 
 class QueryConsumerOffsetRequestHeader(TopicRequestHeader, kw_only=True):
-    """``setZeroIfNotFound``: whether a group without an offset may get 0 where the queue still begins there; absent is true."""
+    """Header of QUERY_CONSUMER_OFFSET.
+
+    ``setZeroIfNotFound``: whether a group without an offset may get 0 where the queue still begins there; absent is true.
+    """
 
     request_code: ClassVar[int | None] = RequestCode.QUERY_CONSUMER_OFFSET
 
@@ -57,7 +60,7 @@ class UpdateConsumerOffsetResponseHeader(Header, kw_only=True):
 
 
 class SearchOffsetRequestHeader(TopicRequestHeader, kw_only=True):
-    """``timestamp``: milliseconds since the epoch."""
+    """Header of SEARCH_OFFSET_BY_TIMESTAMP. ``timestamp``: milliseconds since the epoch."""
 
     request_code: ClassVar[int | None] = RequestCode.SEARCH_OFFSET_BY_TIMESTAMP
 
@@ -73,7 +76,7 @@ class SearchOffsetResponseHeader(Header, kw_only=True):
 
 
 class GetMaxOffsetRequestHeader(TopicRequestHeader, kw_only=True):
-    """``committed``: only what consumers may see."""
+    """Header of GET_MAX_OFFSET. ``committed``: only what consumers may see."""
 
     request_code: ClassVar[int | None] = RequestCode.GET_MAX_OFFSET
 
@@ -105,14 +108,19 @@ class GetEarliestMsgStoretimeRequestHeader(TopicRequestHeader, kw_only=True):
 
 
 class GetEarliestMsgStoretimeResponseHeader(Header, kw_only=True):
-    """``timestamp``: when the oldest message of the queue was stored, epoch ms; -1 for an empty queue."""
+    """Header of the response to GET_EARLIEST_MSG_STORETIME.
+
+    ``timestamp``: when the oldest message of the queue was stored, epoch ms; -1 for an empty queue.
+    """
 
     timestamp: Long
 
 
 class ResetOffsetRequestHeader(TopicRequestHeader, kw_only=True):
-    """220 from broker to client, 222 from admin to broker. ``timestamp``: epoch ms to go back to, -1 for the newest.
-    ``queueId`` -1: all. ``offset``: instead of a time. ``isForce``: also where that skips messages.
+    """Header of a reset of offsets: 220 from broker to client, 222 from admin to broker.
+
+    ``timestamp``: epoch ms to go back to, -1 for the newest. ``queueId`` -1: all. ``offset``: instead of a time. ``isForce``:
+    also where that skips messages.
     """
 
     request_code: ClassVar[int | None] = RequestCode.INVOKE_BROKER_TO_RESET_OFFSET
@@ -126,7 +134,10 @@ class ResetOffsetRequestHeader(TopicRequestHeader, kw_only=True):
 
 
 class CloneGroupOffsetRequestHeader(RpcRequestHeader, kw_only=True):
-    """``offline``: the target group may have no running consumer. ``topic`` absent: all topics of the group."""
+    """Header of CLONE_GROUP_OFFSET.
+
+    ``offline``: the target group may have no running consumer. ``topic`` absent: all topics of the group.
+    """
 
     request_code: ClassVar[int | None] = RequestCode.CLONE_GROUP_OFFSET
 
@@ -137,7 +148,7 @@ class CloneGroupOffsetRequestHeader(RpcRequestHeader, kw_only=True):
 
 
 class QueryCorrectionOffsetHeader(TopicRequestHeader, kw_only=True):
-    """``filterGroups``: groups to leave out, comma-joined."""
+    """Header of QUERY_CORRECTION_OFFSET. ``filterGroups``: groups to leave out, comma-joined."""
 
     request_code: ClassVar[int | None] = RequestCode.QUERY_CORRECTION_OFFSET
 
@@ -147,7 +158,7 @@ class QueryCorrectionOffsetHeader(TopicRequestHeader, kw_only=True):
 
 
 class InitConsumerOffsetRequestHeader(TopicRequestHeader, kw_only=True):
-    """``initMode``: 0 begins at the oldest, 1 at the newest."""
+    """Header of a request that sets a group's first offsets. ``initMode``: 0 begins at the oldest, 1 at the newest."""
 
     topic: str | None = None
     initMode: Int = 0

@@ -23,9 +23,11 @@ __all__ = [
 
 
 class PopMessageRequestHeader(TopicRequestHeader, kw_only=True):
-    """``queueId`` -1: any queue. ``invisibleTime``, ``pollTime``: ms; how long others do not get the messages, how long the
-    broker may hold the request. ``bornTime``: epoch ms of the request. ``initMode``: 0 begins at the oldest message, 1 at the
-    newest. ``expType``, ``exp``: kind and text of the filter. ``attemptId``: the same when an ordered pop is repeated.
+    """Header of POP_MESSAGE.
+
+    ``queueId`` -1: any queue. ``invisibleTime``, ``pollTime``: ms; how long others do not get the messages, how long the broker
+    may hold the request. ``bornTime``: epoch ms of the request. ``initMode``: 0 begins at the oldest message, 1 at the newest.
+    ``expType``, ``exp``: kind and text of the filter. ``attemptId``: the same when an ordered pop is repeated.
     """
 
     request_code: ClassVar[int | None] = RequestCode.POP_MESSAGE
@@ -45,7 +47,7 @@ class PopMessageRequestHeader(TopicRequestHeader, kw_only=True):
 
 
 class PopMessageResponseHeader(Header, kw_only=True):
-    """``restNum``: messages left. The three infos are read by ``pop``."""
+    """Header of the response to POP_MESSAGE. ``restNum``: messages left. The three infos are read by ``pop``."""
 
     popTime: Long = 0
     invisibleTime: Long = 0
@@ -57,7 +59,7 @@ class PopMessageResponseHeader(Header, kw_only=True):
 
 
 class AckMessageRequestHeader(TopicRequestHeader, kw_only=True):
-    """``extraInfo``: property POP_CK of the message. ``offset``: its queue offset."""
+    """Header of ACK_MESSAGE. ``extraInfo``: property POP_CK of the message. ``offset``: its queue offset."""
 
     request_code: ClassVar[int | None] = RequestCode.ACK_MESSAGE
 
@@ -70,8 +72,10 @@ class AckMessageRequestHeader(TopicRequestHeader, kw_only=True):
 
 
 class ChangeInvisibleTimeRequestHeader(TopicRequestHeader, kw_only=True):
-    """As an ack. ``invisibleTime``: ms from now. ``suspend``: the message comes back without counting it as a try. Without effect
-    for an ordered one, and on brokers that do not know it yet (5.3.3).
+    """Header of CHANGE_MESSAGE_INVISIBLETIME, as of an ack.
+
+    ``invisibleTime``: ms from now. ``suspend``: the message comes back without counting it as a try. Without effect for an
+    ordered one, and on brokers that do not know it yet (5.3.3).
     """
 
     request_code: ClassVar[int | None] = RequestCode.CHANGE_MESSAGE_INVISIBLETIME
@@ -109,7 +113,7 @@ class NotificationRequestHeader(TopicRequestHeader, kw_only=True):
 
 
 class NotificationResponseHeader(Header, kw_only=True):
-    """``pollingFull``: the broker holds too many requests to hold this one."""
+    """Header of the response to NOTIFICATION. ``pollingFull``: the broker holds too many requests to hold this one."""
 
     hasMsg: bool = False
     pollingFull: bool = False
@@ -133,6 +137,6 @@ class PollingInfoRequestHeader(TopicRequestHeader, kw_only=True):
 
 
 class PollingInfoResponseHeader(Header, kw_only=True):
-    """``pollingNum``: requests the broker holds for the queue."""
+    """Header of the response to POLLING_INFO. ``pollingNum``: requests the broker holds for the queue."""
 
     pollingNum: Int = 0

@@ -27,7 +27,7 @@ __all__ = [
 
 
 class GetRouteInfoRequestHeader(TopicRequestHeader, kw_only=True):
-    """``acceptStandardJsonOnly``: wants broker ids with quotes."""
+    """Header of GET_ROUTEINFO_BY_TOPIC. ``acceptStandardJsonOnly``: wants broker ids with quotes."""
 
     request_code: ClassVar[int | None] = RequestCode.GET_ROUTEINFO_BY_TOPIC
 
@@ -42,7 +42,7 @@ class GetTopicsByClusterRequestHeader(Header, kw_only=True):
 
 
 class DeleteTopicFromNamesrvRequestHeader(TopicRequestHeader, kw_only=True):
-    """``clusterName`` absent: on every broker."""
+    """Header of DELETE_TOPIC_IN_NAMESRV. ``clusterName`` absent: on every broker."""
 
     request_code: ClassVar[int | None] = RequestCode.DELETE_TOPIC_IN_NAMESRV
 
@@ -72,7 +72,7 @@ class GetKVConfigRequestHeader(Header, kw_only=True):
 
 
 class GetKVConfigResponseHeader(Header, kw_only=True):
-    """``value`` absent: no such key (code 22)."""
+    """Header of the response to GET_KV_CONFIG. ``value`` absent: no such key (code 22)."""
 
     value: str | None = None
 
@@ -91,7 +91,7 @@ class GetKVListByNamespaceRequestHeader(Header, kw_only=True):
 
 
 class RegisterOrderTopicRequestHeader(Header, kw_only=True):
-    """``orderTopicString``: ``broker-a:4;broker-b:4``."""
+    """Header of a request that registers an ordered topic. ``orderTopicString``: ``broker-a:4;broker-b:4``."""
 
     topic: str
     orderTopicString: str
@@ -104,7 +104,7 @@ class WipeWritePermOfBrokerRequestHeader(Header, kw_only=True):
 
 
 class WipeWritePermOfBrokerResponseHeader(Header, kw_only=True):
-    """``wipeTopicCount``: topics that lost the permission."""
+    """Header of the response to WIPE_WRITE_PERM_OF_BROKER. ``wipeTopicCount``: topics that lost the permission."""
 
     wipeTopicCount: Int
 

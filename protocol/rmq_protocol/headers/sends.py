@@ -62,7 +62,10 @@ class SendMessageRequestHeaderV2(TopicRequestHeader, kw_only=True):
 
 
 class SendMessageResponseHeader(Header, kw_only=True):
-    """``msgId``: offset message id, comma-joined for a batch. ``queueOffset``: of the first message of a batch."""
+    """Header of the response to a send.
+
+    ``msgId``: offset message id, comma-joined for a batch. ``queueOffset``: of the first message of a batch.
+    """
 
     msgId: str
     queueId: Int
@@ -96,7 +99,7 @@ class ReplyMessageRequestHeader(TopicRequestHeader, kw_only=True):
 
 
 class RecallMessageRequestHeader(TopicRequestHeader, kw_only=True):
-    """``recallHandle``: what the send of the delayed message answered; see ``recall``."""
+    """Header of RECALL_MESSAGE. ``recallHandle``: what the send of the delayed message answered; see ``recall``."""
 
     request_code: ClassVar[int | None] = RequestCode.RECALL_MESSAGE
 
@@ -106,7 +109,7 @@ class RecallMessageRequestHeader(TopicRequestHeader, kw_only=True):
 
 
 class RecallMessageResponseHeader(Header, kw_only=True):
-    """``msgId``: unique id of the message that was recalled."""
+    """Header of the response to RECALL_MESSAGE. ``msgId``: unique id of the message that was recalled."""
 
     msgId: str
 

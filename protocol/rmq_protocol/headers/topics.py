@@ -21,7 +21,10 @@ __all__ = [
 
 
 class CreateTopicRequestHeader(TopicRequestHeader, kw_only=True):
-    """``attributes``: ``+key=value,-key`` or nothing. ``topicFilterType``: SINGLE_TAG or MULTI_TAG. ``perm``: see ``Perm``."""
+    """Header of UPDATE_AND_CREATE_TOPIC.
+
+    ``attributes``: ``+key=value,-key`` or nothing. ``topicFilterType``: SINGLE_TAG or MULTI_TAG. ``perm``: see ``Perm``.
+    """
 
     request_code: ClassVar[int | None] = RequestCode.UPDATE_AND_CREATE_TOPIC
 
@@ -38,7 +41,7 @@ class CreateTopicRequestHeader(TopicRequestHeader, kw_only=True):
 
 
 class CreateTopicListRequestHeader(RpcRequestHeader, kw_only=True):
-    """Empty: the body has the list."""
+    """An empty header: the body has the list."""
 
     request_code: ClassVar[int | None] = RequestCode.UPDATE_AND_CREATE_TOPIC_LIST
 
@@ -56,8 +59,10 @@ class GetTopicConfigRequestHeader(TopicRequestHeader, kw_only=True):
 
 
 class GetAllTopicConfigRequestHeader(Header, kw_only=True):
-    """In portions where the broker splits the table: from topic number ``topicSeq`` on, at most ``maxTopicNum``, while
-    ``dataVersion`` (JSON) stays the same. Without header fields: all at once.
+    """Header of GET_ALL_TOPIC_CONFIG.
+
+    The answer comes in portions where the broker splits the table: from topic number ``topicSeq`` on, at most ``maxTopicNum``,
+    while ``dataVersion`` (JSON) stays the same. Without header fields: all at once.
     """
 
     request_code: ClassVar[int | None] = RequestCode.GET_ALL_TOPIC_CONFIG

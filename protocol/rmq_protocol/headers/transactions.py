@@ -21,7 +21,9 @@ _OUTCOMES: Final = {"commitOrRollback": frozenset({0, 8, 12})}
 
 
 class EndTransactionRequestHeader(RpcRequestHeader, kw_only=True):
-    """``commitOrRollback``: 8 commit, 12 rollback, 0 not known; of others the reader raises. ``tranStateTableOffset``: queue
+    """Header of END_TRANSACTION.
+
+    ``commitOrRollback``: 8 commit, 12 rollback, 0 not known; of others the reader raises. ``tranStateTableOffset``: queue
     offset of the half message. ``commitLogOffset``: the offset that its offset id names. ``msgId``: its unique id.
     ``fromTransactionCheck``: answers a CHECK_TRANSACTION_STATE.
     """
@@ -44,8 +46,9 @@ class EndTransactionResponseHeader(Header, kw_only=True):
 
 
 class CheckTransactionStateRequestHeader(RpcRequestHeader, kw_only=True):
-    """From a broker, one-way; the body is the half message as stored, with its real topic. ``topic``: the topic of half
-    messages. ``msgId``: unique id. ``offsetMsgId``: where the half message is now.
+    """Header of CHECK_TRANSACTION_STATE, from a broker, one-way; the body is the half message as stored, with its real topic.
+
+    ``topic``: the topic of half messages. ``msgId``: unique id. ``offsetMsgId``: where the half message is now.
     """
 
     request_code: ClassVar[int | None] = RequestCode.CHECK_TRANSACTION_STATE
@@ -59,7 +62,7 @@ class CheckTransactionStateRequestHeader(RpcRequestHeader, kw_only=True):
 
 
 class CheckTransactionStateResponseHeader(Header, kw_only=True):
-    """Of old clients; today's answer with END_TRANSACTION."""
+    """Header of the answer of old clients; today's answer with END_TRANSACTION."""
 
     choices: ClassVar[Mapping[str, frozenset[int]]] = _OUTCOMES
 

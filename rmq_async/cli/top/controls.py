@@ -34,7 +34,7 @@ LONGEST_FILTER: Final = 127
 
 @dataclass
 class Order:
-    """``column``: a heading. ``reverse``: names from Z to A, numbers from the smallest."""
+    """The order of a table's rows. ``column``: a heading. ``reverse``: names from Z to A, numbers from the smallest."""
 
     column: str
     reverse: bool = False
@@ -55,7 +55,10 @@ def _sort_key(row: Any, name: str) -> Any:
 
 @dataclass
 class Controls:
-    """``filter``: what names hold, or a pattern with * and ?. ``typing``: the filter that is being typed, None for none."""
+    """The settings that keys change.
+
+    ``filter``: what names hold, or a pattern with * and ?. ``typing``: the filter that is being typed, None for none.
+    """
 
     filter: str = ""
     orders: dict[str, Order] = field(

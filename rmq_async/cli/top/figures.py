@@ -26,8 +26,11 @@ MOST_KNOWN: Final = 1000
 
 @dataclass(frozen=True)
 class TopicRow:
-    """``in_rate``, ``out_rate``: messages a second, None where they are not known yet. ``messages``: that are stored.
-    ``groups``: that have offsets."""
+    """The figures of one topic.
+
+    ``in_rate``, ``out_rate``: messages a second, None where they are not known yet. ``messages``: that are stored. ``groups``:
+    that have offsets.
+    """
 
     topic: str
     in_rate: float | None
@@ -39,8 +42,11 @@ class TopicRow:
 
 @dataclass(frozen=True)
 class GroupRow:
-    """``rate``: messages a second that are committed, those of retries not included. ``oldest``: seconds since the oldest message
-    that is not committed was stored."""
+    """The figures of one group.
+
+    ``rate``: messages a second that are committed, those of retries not included. ``oldest``: seconds since the oldest message
+    that is not committed was stored.
+    """
 
     group: str
     lag: int
@@ -52,7 +58,10 @@ class GroupRow:
 
 @dataclass(frozen=True)
 class BrokerRow:
-    """``state``: "up", or "away" with the ``problem``. The rates are those of the topics that were asked for."""
+    """The figures of one broker.
+
+    ``state``: "up", or "away" with the ``problem``. The rates are those of the topics that were asked for.
+    """
 
     broker: str
     state: str
@@ -68,8 +77,11 @@ class BrokerRow:
 
 @dataclass(frozen=True)
 class Figures:
-    """``time_ms``: when they were true, epoch ms. ``seconds``: between the two overviews, None for the first one. ``problem``: why
-    these are not new."""
+    """The figures of one interval.
+
+    ``time_ms``: when they were true, epoch ms. ``seconds``: between the two overviews, None for the first one. ``problem``: why
+    these are not new.
+    """
 
     time_ms: int
     seconds: float | None
@@ -96,7 +108,10 @@ class Watch:
         self._known: dict[str, BrokerOverview] = {}
 
     def figures(self, found: Overview, at: float, time_ms: int, patterns: Collection[str] = ("*",)) -> Figures:
-        """``at``: monotonic seconds. ``time_ms``: epoch ms. ``patterns``: of groups to show, by their names or their topics'."""
+        """Returns the figures of the time since the call before.
+
+        ``at``: monotonic seconds. ``time_ms``: epoch ms. ``patterns``: of groups to show, by their names or their topics'.
+        """
         last = self._last or Overview({}, {}, {})
         seconds = None if self._last is None else max(at - self._at, 1e-3)
         self._last, self._at = found, at

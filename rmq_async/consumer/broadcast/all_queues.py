@@ -30,7 +30,7 @@ class NoLocks(MemberLocks):
         return frozenset(queues)
 
     async def unlock(self, queues: Iterable[MessageQueue]) -> None:
-        """No broker has a lock of this member."""
+        """Does nothing: no broker has a lock of this member."""
 
     def owns(self, queue: MessageQueue) -> bool:
         return True

@@ -13,7 +13,10 @@ __all__ = ["LocalOutcomes"]
 
 
 class LocalOutcomes(Outcomes):
-    """``dead_lettered``: messages that were given up, of which nothing is kept but their lines in the log."""
+    """The part that carries decisions out where no broker takes messages back.
+
+    ``dead_lettered``: messages that were given up, of which nothing is kept but their lines in the log.
+    """
 
     given_up = "given up, since broadcast has no dead letters"
 

@@ -36,8 +36,11 @@ MOST_KNOWN: Final = 65_536
 
 
 class SavedPositions(Commits):
-    """``store``: the user's; None without one. ``context``: that its functions run in a copy of. ``known``: position by queue on
-    the wire, of queues that are read and of those that were."""
+    """The positions of a broadcast member, loaded and saved.
+
+    ``store``: the user's; None without one. ``context``: that its functions run in a copy of. ``known``: position by queue on
+    the wire, of queues that are read and of those that were.
+    """
 
     def __init__(
         self, instance: ClientInstance, store: Positions | None, held: Callable[[], Iterable[HeldQueue]], context: Context

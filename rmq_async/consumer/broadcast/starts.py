@@ -31,7 +31,7 @@ CLOCKS_DIFFER: Final = timedelta(seconds=10)
 
 
 class Starts:
-    """``positions``: those of this member, which ``prepare`` completes."""
+    """The offsets at which a broadcast member begins. ``positions``: those of this member, which ``prepare`` completes."""
 
     def __init__(self, instance: ClientInstance, positions: SavedPositions, start_from: StartFrom) -> None:
         self._instance = instance

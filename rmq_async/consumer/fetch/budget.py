@@ -20,8 +20,11 @@ LARGE_PULL: Final = 4 * 1024 * 1024
 
 
 class Budget:
-    """``messages``, ``size``: of messages that are buffered or being handled, without what is reserved. ``full``: called when a
-    queue has to wait."""
+    """The messages and bytes that a consumer may hold.
+
+    ``messages``, ``size``: of messages that are buffered or being handled, without what is reserved. ``full``: called when a
+    queue has to wait.
+    """
 
     __slots__ = ("_max_messages", "_max_size", "_reserved", "_reserved_size", "_waiting", "full", "messages", "size")
 

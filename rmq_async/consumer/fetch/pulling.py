@@ -48,9 +48,12 @@ IDLE_ANSWERS: Final = 10
 
 
 class PullLimits:
-    """``size``: messages of one pull. ``span``: offsets from the watermark to the last pulled one. ``queues``: how many share the
-    room. ``ahead``: a queue of which so many messages wait for nothing but a slot is not pulled. More would not be handled sooner,
-    and what waits long has left the caches of the processor by then. ``ready``: how many of a queue do."""
+    """The limits of pulls.
+
+    ``size``: messages of one pull. ``span``: offsets from the watermark to the last pulled one. ``queues``: how many share the
+    room. ``ahead``: a queue of which so many messages wait for nothing but a slot is not pulled. More would not be handled
+    sooner, and what waits long has left the caches of the processor by then. ``ready``: how many of a queue do.
+    """
 
     __slots__ = ("ahead", "queues", "ready", "size", "span")
 
@@ -63,9 +66,12 @@ class PullLimits:
 
 
 class Pulling:
-    """``group``: on the wire. ``accept``: takes an answer with or without messages, or returns False where its queue may hold other
-    messages than before. ``moved``: finds where to go on then, and after an answer that says that the broker does not hold the
-    offset. ``lost_route``: called when a queue seems to have left its topic."""
+    """The pulls of one member.
+
+    ``group``: on the wire. ``accept``: takes an answer with or without messages, or returns False where its queue may hold
+    other messages than before. ``moved``: finds where to go on then, and after an answer that says that the broker does not
+    hold the offset. ``lost_route``: called when a queue seems to have left its topic.
+    """
 
     def __init__(
         self,

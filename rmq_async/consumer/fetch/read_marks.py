@@ -21,7 +21,8 @@ MOST_KEPT: Final = 16_384
 
 
 class ReadMarks:
-    """Of each queue the highest offset that was read, and when its message was stored, in ms since the epoch; of the newest queues.
+    """The marks of reading: of each queue the highest offset that was read, and when its message was stored, in ms since the
+    epoch; of the newest queues.
 
     ``doubted``: queues that are to be looked at before an answer of a pull is believed.
     """

@@ -31,7 +31,10 @@ AT_ONCE: Final = 8
 
 
 class Holders(NamedTuple):
-    """``held``: queues that another member holds or drains. ``silent``: members that did not say."""
+    """The queues of other members, as they say themselves.
+
+    ``held``: queues that another member holds or drains. ``silent``: members that did not say.
+    """
 
     held: frozenset[MessageQueue]
     silent: frozenset[str]

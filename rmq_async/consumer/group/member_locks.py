@@ -24,7 +24,10 @@ RENEWED_WITHIN: Final = 25.0
 
 
 class MemberLocks:
-    """``group``, ``ordered``: names on the wire, ``ordered`` of topics. Methods are as those of QueueLocks."""
+    """The locks of a member's queues, ordered ones among them.
+
+    ``group``, ``ordered``: names on the wire, ``ordered`` of topics. Methods are as those of QueueLocks.
+    """
 
     def __init__(self, instance: ClientInstance, group: str, ordered: Collection[str] = ()) -> None:
         self._ordered = frozenset(ordered)
@@ -90,15 +93,15 @@ class MemberLocks:
             await self.own.unlock_all()
 
     async def seize(self, queues: Iterable[MessageQueue], client_ids: Iterable[str]) -> frozenset[MessageQueue]:
-        """As that of QueueLocks, for queues that are not ordered; others stay with their client."""
+        """Does as that of QueueLocks, for queues that are not ordered; others stay with their client."""
         return await self.handover.seize(self._unordered(queues), client_ids)
 
     async def unlock_for(self, client_id: str, queues: Iterable[MessageQueue]) -> None:
-        """As that of QueueLocks, for queues that are not ordered; others stay locked."""
+        """Does as that of QueueLocks, for queues that are not ordered; others stay locked."""
         await self.handover.unlock_for(client_id, self._unordered(queues))
 
     def assume(self, queues: Iterable[MessageQueue]) -> None:
-        """As that of QueueLocks, for queues that are not ordered."""
+        """Does as that of QueueLocks, for queues that are not ordered."""
         self.handover.assume(self._unordered(queues))
 
     def _of(self, queue: MessageQueue) -> QueueLocks:

@@ -42,8 +42,11 @@ UNLISTED_LIMIT: Final = 120.0
 
 
 class Rebalance:
-    """``topics``: names on the wire, the retry topic included. ``apply``: called with topic -> share after each round, for the
-    topics whose share is known."""
+    """The rounds in which a member computes its share.
+
+    ``topics``: names on the wire, the retry topic included. ``apply``: called with topic -> share after each round, for the
+    topics whose share is known.
+    """
 
     def __init__(
         self,

@@ -38,7 +38,10 @@ TAKEN: Final = "each member takes messages away from the other"
 
 
 class SubscriptionConflict(NamedTuple):
-    """``ours``, ``theirs``: expressions, as the members wrote them; None for a topic that one side does not subscribe to."""
+    """A difference between the subscriptions of two members.
+
+    ``ours``, ``theirs``: expressions, as the members wrote them; None for a topic that one side does not subscribe to.
+    """
 
     topic: str
     ours: str | None

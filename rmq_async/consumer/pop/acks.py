@@ -43,9 +43,12 @@ Run = Callable[[str, Callable[[], Coroutine[Any, Any, None]]], object]
 
 
 class Acks:
-    """``run``: starts a task that lives as long as the consumer, and again whenever it fails. ``count``: messages that brokers have
-    acknowledged. ``lost``: those whose acknowledgement was not answered until AFTER_EXPIRY seconds after their lease, or was
-    refused; they may be delivered again."""
+    """The acks that wait to be sent, and those under way.
+
+    ``run``: starts a task that lives as long as the consumer, and again whenever it fails. ``count``: messages that brokers
+    have acknowledged. ``lost``: those whose acknowledgement was not answered until AFTER_EXPIRY seconds after their lease, or was
+    refused; they may be delivered again.
+    """
 
     def __init__(self, requests: Requests, run: Run) -> None:
         self._requests = requests

@@ -33,9 +33,9 @@ BACK_WITHIN: Final = 0.5
 
 
 class Arrivals:
-    """``spawn``: starts a task that lives as long as the consumer. ``limit_of``: returns the attempts that a message of a
-    subscription has after its first one. ``free``: gives the credit of a message back. ``may_hold``: whether a source is not
-    paused, and the consumer does not stop.
+    """The way of popped messages to their subscriptions. ``spawn``: starts a task that lives as long as the consumer.
+    ``limit_of``: returns the attempts that a message of a subscription has after its first one. ``free``: gives the credit of a
+    message back. ``may_hold``: whether a source is not paused, and the consumer does not stop.
 
     ``corrupt``: records that could not be read. ``without_handle``: messages that cannot be acknowledged, and come again.
     """

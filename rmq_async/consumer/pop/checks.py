@@ -32,7 +32,10 @@ _PER_NUMBER: Final = 2
 
 
 class Looked(NamedTuple):
-    """``version``: ``MQVersion`` of the broker. ``pulled``: topics for which an operator has set that the group pulls."""
+    """The findings of a look at one broker.
+
+    ``version``: ``MQVersion`` of the broker. ``pulled``: topics for which an operator has set that the group pulls.
+    """
 
     version: int
     pulled: tuple[str, ...]

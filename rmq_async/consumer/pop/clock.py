@@ -48,7 +48,7 @@ class BrokerClock:
             self._offset = min(self._offset, offset)
 
     def forget(self) -> None:
-        """Called where the broker's answers contradict what was read."""
+        """Forgets what was read of the clock, where the broker's answers contradict what was read."""
         self._offset = self._older = inf
 
     def broker_ms(self, now: float) -> int | None:

@@ -56,7 +56,8 @@ Group = dict[Lease, None]
 
 
 class PopCore:
-    """``supervisor``: of the consumer's tasks. ``invisible_time``, ``max_lease``: seconds.
+    """The handles and times of popped messages, without handlers. ``supervisor``: of the consumer's tasks. ``invisible_time``,
+    ``max_lease``: seconds.
 
     ``given_back``, ``extended``: changes that brokers have confirmed. ``unsure``: changes without an answer, after which a message
     may be delivered twice, or later than asked for. ``expired``: leases that ended while this member held them.
@@ -109,7 +110,7 @@ class PopCore:
         return clock is not None and clock.is_known
 
     def doubt_clock(self, broker: str) -> None:
-        """Called where a broker has answered a pop early: the next one asks for its time."""
+        """Hears that a broker has answered a pop early: the next one asks for its time."""
         self._clocks[broker].forget()
 
     def leases(self, held: HeldQueue, topic: str, popped: Popped) -> list[Lease | None]:

@@ -20,7 +20,8 @@ MOST_AHEAD: Final = 2048
 
 
 class Credits:
-    """``limit``, ``size_limit``: messages and bytes of bodies that may be held. ``sources``: how many share them.
+    """The room for popped messages. ``limit``, ``size_limit``: messages and bytes of bodies that may be held. ``sources``: how
+    many share them.
 
     ``taken``, ``size``: messages and bytes that are held. ``reserved``: messages that pops under way may bring.
     """

@@ -24,8 +24,11 @@ NO_HANDLE: Final = ExtraInfo(0, 0, 0, 0, "0", "", 0)
 
 
 class LeaseState(Enum):
-    """``HELD``: the handle is valid as far as is known. ``CHANGING``: a change of its invisible time is under way. ``ADRIFT``: a
-    change was not answered, so the handle may be void: it is never changed again. ``OVER``: acknowledged, given back or let go."""
+    """The state of a lease.
+
+    ``HELD``: the handle is valid as far as is known. ``CHANGING``: a change of its invisible time is under way. ``ADRIFT``: a
+    change was not answered, so the handle may be void: it is never changed again. ``OVER``: acknowledged, given back or let go.
+    """
 
     HELD = "held"
     CHANGING = "changing"
@@ -34,10 +37,14 @@ class LeaseState(Enum):
 
 
 class Lease(Waiting, eq=False):
-    """``held``: the messages of its topic from its broker. ``topic``: on the wire, without the name of a retry topic. ``expires``:
-    monotonic time at which the broker delivers the message again. ``since``: monotonic time of its arrival. ``changed``: resolved
-    when the change that is under way has ended. ``is_done``: whether it is to be acknowledged then. ``group``: the leases that are
-    renewed together with it, itself included. ``ack_number``: its place among the acknowledgements to its broker."""
+    """The time for which a popped message is this member's.
+
+    ``held``: the messages of its topic from its broker. ``topic``: on the wire, without the name of a retry topic. ``expires``:
+    monotonic time at which the broker delivers the message again. ``since``: monotonic time of its arrival. ``changed``:
+    resolved when the change that is under way has ended. ``is_done``: whether it is to be acknowledged then. ``group``: the
+    leases that are renewed together with it, itself included. ``ack_number``: its place among the acknowledgements to its
+    broker.
+    """
 
     topic: str = ""
     handle: ExtraInfo = NO_HANDLE

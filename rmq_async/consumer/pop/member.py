@@ -43,7 +43,7 @@ CHECK_AGAIN: Final = 30.0
 
 
 class PopMember:
-    """``group``: on the wire. ``subscriptions``: by topic on the wire.
+    """The membership in a group that pops. ``group``: on the wire. ``subscriptions``: by topic on the wire.
 
     ``topics``: on the wire, the retry topic of members that pull included. ``known``: those with a route. ``data``: this member's
     part of the heartbeat. ``limit``: attempts after the first one, by the group's settings.

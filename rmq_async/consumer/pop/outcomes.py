@@ -41,7 +41,7 @@ def delay_after(attempt: int) -> float:
 
 
 class PopOutcomes(Outcomes):
-    """``group``: on the wire."""
+    """The part that carries decisions about popped messages out. ``group``: on the wire."""
 
     def __init__(self, instance: ClientInstance, group: str, core: PopCore) -> None:
         super().__init__(instance, group)
@@ -65,12 +65,15 @@ class PopOutcomes(Outcomes):
         return outcome
 
     async def give_back(self, held: HeldQueue, topic: str, message: MessageExt, decision: Decision) -> Outcome:
-        """As in pull mode. ``topic``: on the wire, the one that the copy was popped from."""
+        """Gives a message back as in pull mode. ``topic``: on the wire, the one that the copy was popped from."""
         return await super().give_back(held, topic, message, decision._replace(max_times=0))
 
 
 class PopSettling(Settling):
-    """``limit``: returns the attempts after the first one, where the subscription and the consumer leave them to the group."""
+    """The settling of popped messages.
+
+    ``limit``: returns the attempts after the first one, where the subscription and the consumer leave them to the group.
+    """
 
     def __init__(
         self,

@@ -137,7 +137,10 @@ class Source:
 
 
 class Popping:
-    """``accept``: takes an answer with messages. ``may_pop``: whether a source is not paused, and the consumer does not stop."""
+    """The pops of one member.
+
+    ``accept``: takes an answer with messages. ``may_pop``: whether a source is not paused, and the consumer does not stop.
+    """
 
     def __init__(
         self,
@@ -233,7 +236,7 @@ class Popping:
             source.beside -= 1
 
     def freed(self, credits: Credits) -> None:
-        """Called when credits were given back: sources that wait for some look again, the one first that has waited longest."""
+        """Hears that credits were given back: sources that wait for some look again, the one first that has waited longest."""
         waiting = self._waiting.get(credits)
         if waiting:
             for source in [*waiting]:

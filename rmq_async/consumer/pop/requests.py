@@ -94,7 +94,7 @@ class Changed(NamedTuple):
 
 
 class Requests:
-    """``group``: on the wire. ``pool``: of the pops, made by ``open``."""
+    """The requests of a member that pops. ``group``: on the wire. ``pool``: of the pops, made by ``open``."""
 
     def __init__(self, instance: ClientInstance, group: str) -> None:
         self._instance = instance

@@ -59,7 +59,10 @@ HELD_AFTER: Final = 0.1
 
 
 class PopSession:
-    """``group``: on the wire. ``subscriptions``: by topic on the wire. ``context``: that handlers run in a copy of."""
+    """The work of a member that pops, from its start to its stop.
+
+    ``group``: on the wire. ``subscriptions``: by topic on the wire. ``context``: that handlers run in a copy of.
+    """
 
     by_hand = None
 
@@ -252,7 +255,7 @@ class PopSession:
         return self._first is not None and all(source.has_answered or source.ends for source in self._first)
 
     def members_changed(self) -> None:
-        """Called for NOTIFY_CONSUMER_IDS_CHANGED (40), which changes nothing here."""
+        """Hears NOTIFY_CONSUMER_IDS_CHANGED (40), which changes nothing here."""
 
     def serve(self, command: RemotingCommand) -> RemotingCommand | Awaitable[RemotingCommand | None] | None:
         """Answers requests of tools for this member."""

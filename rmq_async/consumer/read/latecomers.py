@@ -26,7 +26,10 @@ CLOCKS_DIFFER: Final = 10.0
 
 
 class Latecomers:
-    """``start``: as for ``PullConsumer.read``; the same for all offsets by queue. ``group``: whose committed offsets count."""
+    """The queues that come to a topic while it is read.
+
+    ``start``: as for ``PullConsumer.read``; the same for all offsets by queue. ``group``: whose committed offsets count.
+    """
 
     def __init__(self, start: object, group: str) -> None:
         self._start = start

@@ -18,7 +18,7 @@ MAX_LENGTH: Final = 16 * 1024
 
 
 class Condition:
-    """``size``: number of its parts."""
+    """A condition that was read. ``size``: number of its parts."""
 
     __slots__ = ("_evaluate", "size", "text")
 

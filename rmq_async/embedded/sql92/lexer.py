@@ -25,7 +25,7 @@ class Kind(Enum):
 
 
 class Word(NamedTuple):
-    """``text``: in capitals for reserved words, else as written. ``at``: place of its first character."""
+    """One word of a condition. ``text``: in capitals for reserved words, else as written. ``at``: place of its first character."""
 
     kind: Kind
     text: str
@@ -51,7 +51,7 @@ _WORD: Final = re.compile(
 
 
 class Lexer:
-    """``at``: where the next word is looked for."""
+    """The words of a condition, one after the other. ``at``: where the next word is looked for."""
 
     __slots__ = ("_text", "at")
 

@@ -33,7 +33,7 @@ class Shape(Enum):
 
 
 class Node(NamedTuple):
-    """``value``: of a constant. ``depth``: nodes on the longest way down; ``size``: of all."""
+    """A part of a condition. ``value``: of a constant. ``depth``: nodes on the longest way down; ``size``: of all."""
 
     shape: Shape
     evaluate: Callable[[Properties], Value]

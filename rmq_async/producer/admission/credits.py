@@ -47,7 +47,8 @@ class _Waiter:
 
 
 class Credits:
-    """``limit`` messages and ``byte_limit`` bytes at a time; ``what`` names the messages in errors.
+    """The room for messages without an answer: ``limit`` messages and ``byte_limit`` bytes at a time; ``what`` names the
+    messages in errors.
 
     A call for more than a whole limit is served when all of that limit is free. ``contended``: other calls wait, or
     ``refuse`` was called, so credits come only from ``take``. ``watched``: a waiter or a flush needs ``came_back``.

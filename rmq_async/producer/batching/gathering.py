@@ -34,7 +34,7 @@ Member = tuple[Receiver, Any, float]
 
 
 class Request(msgspec.Struct, frozen=True):
-    """What a request sends. ``read``: makes the result from a response."""
+    """The messages of one request. ``read``: makes the result from a response."""
 
     outgoing: Outgoing
     read: Any

@@ -102,7 +102,7 @@ class Dispatch:
     async def connect_first(
         self, topic_queues: TopicQueues, target: Target, deadline: float, retries: int
     ) -> RocketMQError | None:
-        """``connect`` for a first attempt.
+        """Calls ``connect`` for a first attempt.
 
         If a retry may go to another broker, it waits no longer than the attempt's cap, and not at all during a back-off.
         """

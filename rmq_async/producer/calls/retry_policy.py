@@ -50,7 +50,10 @@ MOST_DOUBLINGS: Final = 10
 
 
 class Verdict(Enum):
-    """TRY: make an attempt. WAIT: wait for open attempts. REACH: wait for a connection. FAIL: end the call with its error."""
+    """The next step of a call.
+
+    TRY: make an attempt. WAIT: wait for open attempts. REACH: wait for a connection. FAIL: end the call with its error.
+    """
 
     TRY = "try"
     WAIT = "wait"

@@ -32,7 +32,7 @@ def stored_message(reply: SendReply, outgoing: Outgoing, target: Target, attempt
 
 
 def stored(reply: SendReply, unique_id: str, target: Target, attempts: int) -> SendResult | None:
-    """``stored_message`` by its unique id, without an Outgoing."""
+    """Returns the result of ``stored_message`` by its unique id, without an Outgoing."""
     status = _STATUS.get(reply.code) if reply.code else SEND_OK
     fields = reply.extFields
     if status is None or fields is None:

@@ -44,7 +44,7 @@ class Half(SendResult, frozen=True, gc=False):
 
 
 def stored_half(reply: SendReply, outgoing: Outgoing, target: Target, attempts: int) -> Half | None:
-    """As ``stored_message``; None for an offset id without a valid offset, since no request could end that transaction."""
+    """Does as ``stored_message``; None for an offset id without a valid offset, since no request could end that transaction."""
     result = stored(reply, outgoing.unique_id, target, attempts)
     if result is None:
         return None

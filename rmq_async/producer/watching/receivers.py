@@ -29,7 +29,10 @@ Answer = SendResult | SendReply
 
 
 class Receiver(ABC):
-    """``future`` gets the answer or the error. ``started``: ``time.monotonic`` at the start of the attempt."""
+    """The receiver of one attempt's answer.
+
+    ``future`` gets the answer or the error. ``started``: ``time.monotonic`` at the start of the attempt.
+    """
 
     __slots__ = ("_future", "_open", "_target", "_unique_id", "started")
 
@@ -67,7 +70,7 @@ class Receiver(ABC):
 
 
 class WatchedReceiver(Receiver):
-    """Of an attempt that hooks watch. ``scope``: the caller's context (of ``contextvars``)."""
+    """The receiver of an attempt that hooks watch. ``scope``: the caller's context (of ``contextvars``)."""
 
     __slots__ = ("_context", "_scope", "_watchers")
 
@@ -94,7 +97,7 @@ class WatchedReceiver(Receiver):
 
 
 class TracedReceiver(Receiver):
-    """Of an attempt that only message traces watch."""
+    """The receiver of an attempt that only message traces watch."""
 
     __slots__ = ("_message", "_tracer")
 

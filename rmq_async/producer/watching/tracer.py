@@ -75,7 +75,10 @@ class Tracer(TraceRecords):
             self._append_attempt(bean, context.elapsed, region, context.group, success=success)
 
     def attempted(self, message: Message, msg_id: str, target: Target, result: SendResult | None, elapsed: float) -> None:
-        """``after_send`` without a SendContext, for a usual message. ``result``: None for an attempt that failed."""
+        """Does the work of ``after_send`` without a SendContext, for a usual message.
+
+        ``result``: None for an attempt that failed.
+        """
         if target.queue.topic == self.topic or (region := self._region(target.broker, result)) is None:
             return
         bean = TraceBean(

@@ -79,9 +79,12 @@ class Reconciled:
 
 @dataclass(frozen=True)
 class Reconciliation:
-    """``findings``: kind, id, key, state, sent (rows), acknowledged (rows), count (messages), places (the first and the last, as
-    topic/broker/queue/offset), firstStored, lastStored. It is kept on the executors' disks until ``findings.unpersist()``, or read
-    from the path it was written to."""
+    """The result of a comparison.
+
+    ``findings``: kind, id, key, state, sent (rows), acknowledged (rows), count (messages), places (the first and the last, as
+    topic/broker/queue/offset), firstStored, lastStored. It is kept on the executors' disks until ``findings.unpersist()``, or
+    read from the path it was written to.
+    """
 
     findings: DataFrame
     summary: Reconciled

@@ -8,7 +8,10 @@ __all__ = ["MonotonicClock"]
 
 
 class MonotonicClock:
-    """``booted``: what the clock showed when the simulation began, in seconds. ``drift``: seconds that it gains in each second."""
+    """The monotonic clock of a machine.
+
+    ``booted``: what the clock showed when the simulation began, in seconds. ``drift``: seconds that it gains in each second.
+    """
 
     __slots__ = ("_base", "_pace", "_scheduler", "_since", "drift")
 
@@ -36,7 +39,7 @@ class MonotonicClock:
     def set_drift(self, drift: float) -> float:
         """Changes how fast the clock runs from now on; what it shows does not jump.
 
-        Returns by which factor the time is longer that it takes to show a later second.
+        Returns the factor by which the wait until it shows a given later time grows: 2.0 where it runs half as fast as before.
         """
         before = self._pace
         self._base, self._since = self.time(), self._scheduler.now

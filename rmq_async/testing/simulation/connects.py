@@ -14,7 +14,10 @@ WINDOW: Final = 1.0
 
 
 class Connects:
-    """``now``: returns the seconds since the beginning of the simulation. ``found``: a line for each flood."""
+    """The counts of connects, by which a flood is found.
+
+    ``now``: returns the seconds since the beginning of the simulation. ``found``: a line for each flood.
+    """
 
     def __init__(self, now: Callable[[], float]) -> None:
         self.found: list[str] = []

@@ -50,11 +50,12 @@ class Delivery:
 
 
 class Backlog(NamedTuple):
-    """Of each queue the first offset that the group has not committed, and the offset behind its last message. ``resting``: no
-    fault is under way, and none begins for as long as a member needs to go on. ``ghosts``: a broker lists a member that is gone,
-    or one twice: its connection fell silent, and the broker believes in it for 120 s. ``taken_away``: queues that their topic has
-    no more, with messages that the group has not committed. ``locked``: queues of ordered topics whose lock a client has that is
-    gone: nothing frees it for 60 s."""
+    """The backlog of a group: of each queue the first offset that the group has not committed, and the offset behind its last
+    message. ``resting``: no fault is under way, and none begins for as long as a member needs to go on. ``ghosts``: a broker
+    lists a member that is gone, or one twice: its connection fell silent, and the broker believes in it for 120 s.
+    ``taken_away``: queues that their topic has no more, with messages that the group has not committed. ``locked``: queues of
+    ordered topics whose lock a client has that is gone: nothing frees it for 60 s.
+    """
 
     time: float
     queues: Mapping[MessageQueue, tuple[int, int]]
@@ -65,7 +66,7 @@ class Backlog(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """``health()`` of a member. ``problems``: code and text of each."""
+    """The ``health()`` of a member. ``problems``: code and text of each."""
 
     time: float
     life: int
@@ -85,7 +86,8 @@ class Unread(NamedTuple):
 
 @dataclass(slots=True)
 class GroupLog:
-    """``now``: returns the seconds since the beginning; ``brokers``: the brokers of the cluster.
+    """The record of what a group has done. ``now``: returns the seconds since the beginning; ``brokers``: the brokers of the
+    cluster.
 
     ``order``: of all subscriptions; ``attempts``: of a message, at most. ``client_ids``: of the members that live, by machine.
     ``commit_interval``, ``max_span``: of all members. ``in_hand``: seconds for which a message that is read by hand keeps a queue

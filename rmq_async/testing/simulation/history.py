@@ -32,9 +32,12 @@ _CALLBACKS: Final = ((Producer, "send_async"), (Producer, "send_batch_async"))
 
 @dataclass(slots=True)
 class Event:
-    """``time``: seconds since the beginning of the simulation. ``machine``: name of the machine or link it belongs to. ``what``:
-    a method of a producer ("send"), or what befell the machine ("crash"). ``details``: for a call its topic, the time it ended
-    and its result or error."""
+    """One entry of the history.
+
+    ``time``: seconds since the beginning of the simulation. ``machine``: name of the machine or link it belongs to. ``what``: a
+    method of a producer ("send"), or what befell the machine ("crash"). ``details``: for a call its topic, the time it ended
+    and its result or error.
+    """
 
     time: float
     machine: str
@@ -94,8 +97,11 @@ class Call:
 
 
 class History:
-    """``now``: returns the seconds since the beginning; ``clock``: those of the monotonic clock of the machine whose code runs;
-    ``current``: its name."""
+    """The record of calls and faults.
+
+    ``now``: returns the seconds since the beginning; ``clock``: those of the monotonic clock of the machine whose code runs;
+    ``current``: its name.
+    """
 
     def __init__(self, now: Callable[[], float], clock: Callable[[], float], current: Callable[[], str]) -> None:
         self.calls: list[Call] = []

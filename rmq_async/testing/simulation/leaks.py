@@ -18,7 +18,7 @@ SPACING: Final = 1.0
 
 
 class Leaks:
-    """``now``: returns the seconds since the beginning of the simulation."""
+    """The watch over what is left behind. ``now``: returns the seconds since the beginning of the simulation."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now

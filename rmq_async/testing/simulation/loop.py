@@ -56,7 +56,8 @@ class Network(Protocol):
 
 
 class SimulatedLoop(Refused, asyncio.AbstractEventLoop):
-    """``name``: of the process, in errors. ``clock``: of its machine, by which its timers run.
+    """The event loop of a simulated process. ``name``: of the process, in errors. ``clock``: of its machine, by which its
+    timers run.
 
     ``entered`` is called before calls of this loop run, when those of another one ran before; ``connecting`` when a connect to a
     host and port begins.
@@ -278,7 +279,7 @@ class SimulatedLoop(Refused, asyncio.AbstractEventLoop):
             await generator.aclose()
 
     async def shutdown_default_executor(self, timeout: float | None = None) -> None:
-        """There is no executor to end."""
+        """Does nothing: there is no executor to end."""
 
     def bury(self) -> None:
         """Ends the coroutines of a process that was closed. What they do in their last steps has no effect."""

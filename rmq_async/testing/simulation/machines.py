@@ -353,10 +353,10 @@ class Machine:
             self.power_lost()
 
     def process_ended(self) -> None:
-        """Called when a process has ended, in its clocks."""
+        """Hears that a process has ended, in its clocks."""
 
     def power_lost(self) -> None:
-        """Called after a power loss: what was not flushed is gone."""
+        """Hears of a power loss: what was not flushed is gone."""
 
     def _restart(self) -> None:
         self._crash()

@@ -39,7 +39,7 @@ class Runner(Protocol):
         """Returns the monotonic time, in seconds, of a time in nanoseconds."""
 
     def enter(self) -> None:
-        """Called before its calls run, when those of another one ran before."""
+        """Hears that its turn has come, before its calls run, when those of another one ran before."""
 
     def failed(self, call: Call, error: BaseException) -> None:
         """Handles an error that left a call."""
@@ -87,7 +87,7 @@ class Call:
 
 
 class Scheduler:
-    """``now``: nanoseconds since the beginning of the simulation."""
+    """The order in which all that is to happen happens. ``now``: nanoseconds since the beginning of the simulation."""
 
     def __init__(self) -> None:
         self.now = 0

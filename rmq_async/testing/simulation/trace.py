@@ -22,7 +22,10 @@ _SIZE: Final = 16
 
 
 class Trace:
-    """``print_frames``: prints a line for each frame. What a stream needs is kept until its end."""
+    """The digest of the frames that were delivered.
+
+    ``print_frames``: prints a line for each frame. What a stream needs is kept until its end.
+    """
 
     def __init__(self, *, print_frames: bool = False) -> None:
         self._streams: dict[str, tuple[Any, FrameDecoder]] = {}

@@ -16,8 +16,11 @@ SHADOW: Final = 65.0
 
 
 class Troubles:
-    """``faults``: times between which one was under way. ``ends``: times at which processes ended, by machine. ``paused``: times
-    between which they stood still."""
+    """The times of faults, and those at which processes were away.
+
+    ``faults``: times between which one was under way. ``ends``: times at which processes ended, by machine. ``paused``: times
+    between which they stood still.
+    """
 
     def __init__(
         self,

@@ -47,7 +47,7 @@ def pause(chance: Random, machine: Machine) -> Effect:
 
 
 def slow(chance: Random, machine: Machine) -> Effect:
-    """Each turn of the event loop takes a moment, in which something may arrive."""
+    """Slows a machine: each turn of the event loop takes a moment, in which something may arrive."""
     loop = machine.loop
     before = loop.turns
     machine.slow(chance.choice(TURNS))
@@ -60,25 +60,25 @@ def slow(chance: Random, machine: Machine) -> Effect:
 
 
 def clock_jump(chance: Random, machine: Machine) -> Effect:
-    """The wall clock jumps, and back at the end."""
+    """Makes the wall clock jump, and back at the end."""
     machine.skew(chance.uniform(-LARGEST_JUMP, LARGEST_JUMP))
     return Done(lambda: machine.skew(0.0), lambda: machine.running)
 
 
 def clock_drift(chance: Random, machine: Machine) -> Effect:
-    """The wall clock runs too fast or too slowly, and is set right at the end."""
+    """Makes the wall clock run too fast or too slowly; it is set right at the end."""
     machine.drift(chance.uniform(-LARGEST_DRIFT, LARGEST_DRIFT))
     return Done(lambda: machine.skew(0.0), lambda: machine.running)
 
 
 def clock_rate(chance: Random, machine: Machine) -> Effect:
-    """The monotonic clock, and with it all time-outs, runs too fast or too slowly."""
+    """Makes the monotonic clock, and with it all time-outs, run too fast or too slowly."""
     machine.drift_monotonic(chance.uniform(-LARGEST_RATE, LARGEST_RATE))
     return Done(lambda: machine.drift_monotonic(None), lambda: machine.running)
 
 
 def move_server(cluster: Cluster, machine: ServerMachine) -> Effect:
-    """The server ends and comes back with another address."""
+    """Moves a server: it ends and comes back with another address."""
     had = machine.traffic
     machine.crash()
 
@@ -90,7 +90,7 @@ def move_server(cluster: Cluster, machine: ServerMachine) -> Effect:
 
 
 def move_client(cluster: Cluster, machine: Machine) -> Effect:
-    """A client's address changes while it runs: its connections are silent, for both sides."""
+    """Moves a client: its address changes while it runs: its connections are silent, for both sides."""
     streams = machine.streams
     machine.move(cluster.free_address())
     return once(streams > 0)

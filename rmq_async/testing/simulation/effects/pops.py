@@ -81,7 +81,7 @@ def late_revival(chance: Random, machine: BrokerMachine) -> Effect:
 
 
 def repeated_revival(chance: Random, machine: BrokerMachine) -> Effect:
-    """Each message that comes back does so twice."""
+    """Makes each message that comes back do so twice."""
     faults = machine.broker.popping.faults
     before = machine.broker.popping.revived
     faults.copies = 2

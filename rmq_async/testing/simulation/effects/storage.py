@@ -26,7 +26,7 @@ MOST_LATE: Final = 20
 
 
 def truncate(cluster: Cluster, chance: Random, machine: BrokerMachine) -> Effect:
-    """A replica that was behind becomes the master: connections end, and the newest messages are gone."""
+    """Makes a replica that was behind become the master: connections end, and the newest messages are gone."""
     taken = machine.truncate(chance.choice(TAKEN_BACK))
     cluster.record(machine.name, "truncate", messages=taken)
     machine.broker.listener.drop_connections()
@@ -34,7 +34,7 @@ def truncate(cluster: Cluster, chance: Random, machine: BrokerMachine) -> Effect
 
 
 def expire(cluster: Cluster, topic: str | None, chance: Random, machine: BrokerMachine) -> Effect | None:
-    """The oldest messages of a queue are deleted; the queue says so at once, or later. ``topic``: None for any of users."""
+    """Deletes the oldest messages of a queue; the queue says so at once, or later. ``topic``: None for any of users."""
     topics = _topics(machine) if topic is None else [topic]
     queue = drawn(chance, [queue for name in topics for queue in _queues(machine, name)])
     if queue is None:
@@ -46,7 +46,7 @@ def expire(cluster: Cluster, topic: str | None, chance: Random, machine: BrokerM
 
 
 def resize(cluster: Cluster, chance: Random, machine: BrokerMachine) -> Effect | None:
-    """A topic has more queues, or fewer, for a while."""
+    """Resizes a topic: it has more queues, or fewer, for a while."""
     topic = drawn(
         chance, [name for name in _topics(machine) if "+" not in name]
     )  # no administrator can name these retry topics
@@ -81,7 +81,7 @@ def slow_disk(chance: Random, machine: BrokerMachine) -> Effect:
 
 
 def forget(cluster: Cluster, chance: Random, machine: NameServerMachine) -> Effect:
-    """A name server does not know a broker, and takes no registration of it."""
+    """Makes a name server forget a broker, and takes no registration of it."""
     known, broker = machine.registrations, chance.choice(cluster.brokers).name
     before = known.differences
     known.forgotten[broker] = None
@@ -90,7 +90,7 @@ def forget(cluster: Cluster, chance: Random, machine: NameServerMachine) -> Effe
 
 
 def disagree(cluster: Cluster, chance: Random, machine: NameServerMachine) -> Effect:
-    """A name server says that topics have more queues than they have, or fewer, as one does that has missed a change."""
+    """Makes a name server say that topics have more queues than they have, or fewer, as one does that has missed a change."""
     known = machine.registrations
     before = known.differences
     known.more = chance.choice((-3, -1, 1, 4))

@@ -42,13 +42,13 @@ class Sender(Protocol):
     attached: bool
 
     def writable(self) -> None:
-        """Called when the kernel takes more bytes."""
+        """Hears that the kernel takes more bytes."""
 
     def finished(self) -> None:
-        """Called when the other kernel has every byte and the end of the stream."""
+        """Hears that the other kernel has every byte and the end of the stream."""
 
     def fail(self, error: OSError) -> None:
-        """Called when the stream is given up."""
+        """Hears that the stream is given up."""
 
 
 class Receiver(Protocol):
@@ -57,17 +57,20 @@ class Receiver(Protocol):
     unread: int
 
     def arrive(self, kind: Segment, data: bytes) -> None:
-        """Called for each segment, in order."""
+        """Takes a segment; they come in order."""
 
     def refuse(self) -> None:
         """Answers a segment that has no stream any more."""
 
     def unanswered(self) -> None:
-        """Called when a reset that was to end it is lost."""
+        """Hears that a reset that was to end it is lost."""
 
 
 class Flow:
-    """``way``: the direction of the link that carries it; ``back``: the other one, for the receiver's answers."""
+    """The bytes of a stream in one direction.
+
+    ``way``: the direction of the link that carries it; ``back``: the other one, for the receiver's answers.
+    """
 
     def __init__(self, scheduler: Scheduler, sender: Sender, receiver: Receiver, way: Way, back: Way) -> None:
         self.way = way

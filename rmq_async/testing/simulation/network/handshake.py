@@ -46,7 +46,7 @@ class Directory(Protocol):
 
 
 class Attempt:
-    """``future`` gets the end of the stream that the caller owns, or the error."""
+    """An attempt to connect. ``future`` gets the end of the stream that the caller owns, or the error."""
 
     def __init__(self, directory: Directory, side: Side, local: Place, remote: Place, future: asyncio.Future[End]) -> None:
         self.future = future

@@ -56,7 +56,7 @@ class Listener:
 
 
 class SimulatedServer(asyncio.AbstractServer):
-    """``ports``: of the machine, in which it has its listener as long as it is open."""
+    """The server that ``create_server`` returns. ``ports``: of the machine, in which it has its listener as long as it is open."""
 
     def __init__(self, loop: SimulatedLoop, factory: Factory, place: Place, wakes: Wakes, ports: dict[Place, Listener]) -> None:
         self._loop = loop

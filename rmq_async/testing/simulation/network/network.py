@@ -22,7 +22,8 @@ FIRST_MOVED: Final = IPv4Address("10.1.0.1")
 
 
 class SimulatedNetwork:
-    """``generator``: returns a new generator for a name, seeded with it; each direction of a link and each machine has one.
+    """The network between the machines of a simulation. ``generator``: returns a new generator for a name, seeded with it; each
+    direction of a link and each machine has one.
 
     ``observe``: gets the bytes that arrive in each direction of each stream, and its end.
     """

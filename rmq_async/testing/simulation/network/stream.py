@@ -26,10 +26,10 @@ class Owner(Protocol):
     """What reads and writes an end: a transport of a process."""
 
     def readable(self) -> None:
-        """Called when there are bytes, the end of the stream, or an error."""
+        """Hears that there are bytes, the end of the stream, or an error."""
 
     def writable(self) -> None:
-        """Called when the kernel takes more bytes."""
+        """Hears that the kernel takes more bytes."""
 
 
 class Wakes:
@@ -61,7 +61,10 @@ class Wakes:
 
 
 class End:
-    """``tables``: of the machine and of the link, each of which has the end under its number as long as the kernel keeps it."""
+    """One end of a stream.
+
+    ``tables``: of the machine and of the link, each of which has the end under its number as long as the kernel keeps it.
+    """
 
     __slots__ = (
         "_handshake", "_inbox", "_tables", "_wakes", "accepted", "attached", "closed", "eof", "error", "gone", "incoming", "local",

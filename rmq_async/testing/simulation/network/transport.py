@@ -25,7 +25,7 @@ class Streams:
         self.transports: dict[int, SimulatedTransport] = {}
 
     def lost(self, number: int) -> None:
-        """Called when a stream is over."""
+        """Hears that a stream is over."""
         self.transports.pop(number, None)
 
 
@@ -120,7 +120,7 @@ class SimulatedTransport(asyncio.Transport):
             self.readable()
 
     def readable(self) -> None:
-        """Called by the kernel when there is something to read."""
+        """Hears from the kernel that there is something to read."""
         if self._reading and not self._read_paused and not self._reads and self._end.ready:
             self._reads = True
             self._loop.call_soon(self._read, context=self._context)
@@ -207,7 +207,7 @@ class SimulatedTransport(asyncio.Transport):
                 self._end.finish()
 
     def writable(self) -> None:
-        """Called by the kernel when it takes more bytes."""
+        """Hears from the kernel that it takes more bytes."""
         if self._buffer and not self._writes:
             self._writes = True
             self._loop.call_soon(self._write, context=self._context)

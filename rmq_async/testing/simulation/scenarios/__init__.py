@@ -45,8 +45,11 @@ class Simulated(Cluster, Protocol):
 
 
 class Scenario(NamedTuple):
-    """``about``: one line. ``workloads``: names of services, each on a machine of its own. ``duration``: virtual seconds.
-    ``kinds``: of faults, of which each seed draws some."""
+    """A scenario of the library.
+
+    ``about``: one line. ``workloads``: names of services, each on a machine of its own. ``duration``: virtual seconds.
+    ``kinds``: of faults, of which each seed draws some.
+    """
 
     about: str
     workloads: tuple[str, ...]

@@ -121,7 +121,7 @@ class _Listener:
 
 
 async def broadcast(cluster: Listening, until: float) -> None:
-    """Two members that stop and start again handle all messages of a topic, each of them."""
+    """Runs a broadcast: two members that stop and start again handle all messages of a topic, each of them."""
     names = ("listener-1", "listener-2")
     await asyncio.gather(*(cluster.machine(name).run(_Listener(cluster, name, until).run) for name in names))
 

@@ -61,7 +61,7 @@ class Staffed(Cluster, Protocol):
 
 
 async def groups(cluster: Staffed, until: float) -> None:
-    """Two to ten members of a group join, stop and are killed while messages are sent to them."""
+    """Runs a group: two to ten members of a group join, stop and are killed while messages are sent to them."""
     await Crew(cluster, until).run()
 
 
@@ -217,7 +217,7 @@ class Crew:
             await asyncio.sleep(LOOK_EVERY)
 
     def look_at_rest(self) -> None:
-        """Called when all faults are over and the brokers can be found."""
+        """Looks at the group when all faults are over and the brokers can be found."""
         self.log.look(resting=True)
 
     async def _drained(self) -> None:
@@ -240,7 +240,7 @@ class Crew:
         return consumer
 
     def working(self, consumer: Consumer, chance: Random, life: int) -> AbstractAsyncContextManager[None]:
-        """Entered while a consumer runs."""
+        """A context that is entered while a consumer runs."""
         return nullcontext()
 
 

@@ -27,7 +27,7 @@ LOOK_EVERY: Final = 2.0
 
 
 async def pop(cluster: Staffed, until: float) -> None:
-    """One to six members of a group pop, join, stop and are killed while messages are sent to them."""
+    """Runs a group that pops: one to six members of a group pop, join, stop and are killed while messages are sent to them."""
     await _PoppingCrew(cluster, until).run()
 
 

@@ -210,7 +210,7 @@ async def one_way(cluster: Cluster, until: float) -> None:
 
 
 async def transactions(cluster: Cluster, until: float) -> None:
-    """Commits, rolls back, or leaves the end to a check by the broker."""
+    """Sends half messages, and commits them, rolls them back, or leaves the end to a check by the broker."""
     chance = cluster.generator("workload transactions")
     outcomes: dict[bytes, TransactionStatus] = {}
     choices = (TransactionStatus.COMMIT, TransactionStatus.ROLLBACK, TransactionStatus.UNKNOWN)
