@@ -130,12 +130,12 @@ class Dispatcher:
             lines.add_unordered(items)
         backlog.check(held, lines)
 
-    def again(self, subscription: Subscription, item: Waiting, delay: float) -> None:
-        """Takes a message of a call back that begins again after ``delay`` seconds, which hold its line; ``ended`` is called
-        afterwards. One without a line begins again at once, in the order of the offsets."""
+    def again(self, subscription: Subscription, item: Waiting, due: float) -> None:
+        """Takes a message of a call back that begins again at ``due`` of the machine's clock (0: at once), and holds its line
+        until then; ``ended`` is called afterwards. One without a line begins again at once, in the order of the offsets."""
         backlog = self._backlogs[subscription]
         lines = backlog.lines_of(item.held)
-        item.due = machine.monotonic() + delay if delay > 0 else 0.0
+        item.due = due
         lines.put_back(item)
         backlog.check(item.held, lines)
 

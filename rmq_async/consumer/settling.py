@@ -114,6 +114,7 @@ class Settling:
         Returns False where the queue of one is no longer this member's.
         """
         all_taken = True
+        now = machine.monotonic()  # of all: messages with the same delay are due together, in one batch
 
         async def settle(item: Waiting) -> None:
             nonlocal all_taken
@@ -128,9 +129,9 @@ class Settling:
             if decision.in_place is not None and is_here:
                 item.attempt += 1
                 if item.held_since is None:
-                    item.held_since = machine.monotonic()
+                    item.held_since = now
                 self._outcomes.retried += 1
-                self._again(delivery.subscription, item, decision.in_place)
+                self._again(delivery.subscription, item, now + decision.in_place if decision.in_place > 0 else 0.0)
             else:
                 self._ended(item, outcome)
             self._settled.add(item.message, outcome, error, delivery.age)

@@ -102,7 +102,7 @@ class PopSettling(Settling):
         return replace(super()._retry_of(subscription), limit=self.limit_of(subscription))
 
 
-def _never_again(subscription: Subscription, item: Waiting, delay: float) -> None:
+def _never_again(subscription: Subscription, item: Waiting, due: float) -> None:
     """No message is handled again in place."""
     raise AssertionError("a popped message goes back to its broker")
 

@@ -12,7 +12,10 @@ import pytest
 from rmq_async import ClientConfig, Consumer, Message, MessageExt, MessageQueue, Producer, Retry, current_delivery
 from rmq_async.client import ClientInstance, group_members
 from rmq_async.consumer import Batch
+from rmq_async.consumer.dispatch import Dispatcher
 from rmq_async.consumer.group import QueueLocks
+from rmq_async.consumer.held_queue import Waiting
+from rmq_async.consumer.subscription import Subscription
 from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_async.testing.simulation import Simulation
 
@@ -128,6 +131,30 @@ async def test_order_by_queue_with_batches_takes_consecutive_messages_and_repeat
             assert consumer.stats().handled == 10
         assert calls == [([0, 1, 2, 3], 1), ([4, 5, 6, 7], 1), ([4, 5, 6, 7], 2), ([8, 9], 1), ([8], 2)]
         assert not server.retries("g")
+
+
+async def test_messages_of_a_failed_batch_are_due_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that are due a moment later than the first one would miss its call."""
+    due: dict[int, list[float]] = {}
+    again = Dispatcher.again
+
+    def note(dispatcher: Dispatcher, subscription: Subscription, item: Waiting, *when: float) -> None:
+        again(dispatcher, subscription, item, *when)
+        due.setdefault(item.attempt, []).append(item.due)
+
+    monkeypatch.setattr(Dispatcher, "again", note)
+    async with EmbeddedRocketMQ() as server:
+        await create(server.namesrv, queues=2)
+        await send(server.namesrv, *[b"%d" % number for number in range(4)])
+
+        async def handle(batch: Batch) -> None:
+            if current_delivery().attempt == 1:
+                raise ConnectionError("once")
+
+        async with ordered(server.namesrv, handle, batch_size=4, retry=Retry(delays=(0.05,))) as consumer:
+            await consumer.wait_idle()
+    assert len(due[2]) == 4
+    assert len(set(due[2])) == 1
 
 
 async def test_order_by_queue_with_batch_wait_fills_batches_of_each_queue() -> None:
