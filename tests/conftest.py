@@ -34,6 +34,8 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 settings.register_profile("suite", deadline=None)  # of 200 ms for an example, which a busy machine exceeds
 settings.load_profile("suite")
 
+LONG = ("tests/testing/simulation/test_scenarios.py",)
+"""A file that takes two minutes of a processor: it begins as soon as a process is free, else all others wait for it in the end."""
 LAST = ("tests/protocol/",)
 """Many short ones that fill the time left. None looks for sockets left behind: Spark's gateway to Java opens some at any time."""
 
@@ -93,8 +95,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     def turn(item: pytest.Item) -> int:
         chain = chain_of(item.nodeid)
         if chain is None:
-            return 3 if item.nodeid.startswith(LAST) else 1
-        return 2 if chain == SPARK_CHAIN and alone else 0
+            return 1 if item.nodeid.startswith(LONG) else 4 if item.nodeid.startswith(LAST) else 2
+        return 3 if chain == SPARK_CHAIN and alone else 0
 
     items.sort(key=turn)
 
