@@ -33,6 +33,8 @@ __all__ = [
 
 RESUMED: Final = 30.0
 """Seconds after the last fault within which every queue with messages is read."""
+LISTED: Final = 15.0
+"""Seconds for which the name servers have listed a broker before each member has it in a route: members poll every 10 s."""
 NAMED: Final = 35.0
 """Seconds without a delivery of a queue with messages after which a member names a problem: a held pull is given up after 30 s."""
 LOOK: Final = 5.0
@@ -254,7 +256,7 @@ def _unread(
     waiting = _kept(queue, offsets, log.backlogs, first, last)
     if not waiting or any(begun.get((queue, offset), inf) <= last for offset in offsets):
         return None
-    return waiting[0] if _may_be_known(queue, log, first, last) else None
+    return waiting[0] if _may_be_known(queue, log, first, last) and _may_be_found(queue, log, first, last) else None
 
 
 def uncommitted(log: GroupLog, taken: Collection[MessageQueue]) -> list[str]:
@@ -356,6 +358,22 @@ def _may_be_known(queue: MessageQueue, log: GroupLog, first: float, last: float)
     return all(queue in look.queues for look in looks if look.time <= first) and _members(log.samples, first - SEEN, last)
 
 
+def _may_be_found(queue: MessageQueue, log: GroupLog, first: float, last: float) -> bool:
+    """Returns whether the name servers listed the broker of a queue for long enough in the life of a member that lived from the
+    one time to the other. One that started while they did not cannot know of the queue, and name it."""
+    for life in _lives(log.samples, first, last):
+        at = bisect_left(log.backlogs, log.lives[life].began, key=lambda backlog: backlog.time)
+        looks = [*takewhile(lambda backlog: backlog.time <= last, log.backlogs[at:])]
+        if not any(queue.broker_name in look.unlisted for look in looks):
+            return True
+        since = inf
+        for look in looks:
+            since = inf if queue.broker_name in look.unlisted else min(since, look.time)
+            if look.time - since >= LISTED:
+                return True
+    return False
+
+
 def _ghosts(backlogs: Sequence[Backlog], first: float, last: float) -> bool:
     """Returns whether a broker listed a member that was gone between two times."""
     at = bisect_left(backlogs, first, key=lambda backlog: backlog.time)
@@ -374,10 +392,15 @@ def _locked(queue: MessageQueue, backlogs: Sequence[Backlog], first: float, last
 
 def _members(samples: Sequence[Sample], first: float, last: float) -> bool:
     """Returns whether a member lived from the one time to the other."""
+    return bool(_lives(samples, first, last))
+
+
+def _lives(samples: Sequence[Sample], first: float, last: float) -> set[int]:
+    """Returns the members that lived from the one time to the other."""
     at = bisect_left(samples, first - LOOK, key=lambda sample: sample.time)
     lives = {sample.life for sample in samples[at:] if sample.time <= first + LOOK}
     at = bisect_left(samples, last - LOOK, key=lambda sample: sample.time)
-    return any(sample.life in lives for sample in samples[at:] if sample.time <= last + LOOK)
+    return lives & {sample.life for sample in samples[at:] if sample.time <= last + LOOK}
 
 
 def _end(delivery: Delivery) -> float:

@@ -54,7 +54,8 @@ class Backlog(NamedTuple):
     message. ``resting``: no fault is under way, and none begins for as long as a member needs to go on. ``ghosts``: a broker
     lists a member that is gone, or one twice: its connection fell silent, and the broker believes in it for 120 s.
     ``taken_away``: queues that their topic has no more, with messages that the group has not committed. ``locked``: queues of
-    ordered topics whose lock a client has that is gone: nothing frees it for 60 s.
+    ordered topics whose lock a client has that is gone: nothing frees it for 60 s. ``unlisted``: brokers that a name server does
+    not list.
     """
 
     time: float
@@ -63,6 +64,7 @@ class Backlog(NamedTuple):
     ghosts: bool = False
     taken_away: Collection[MessageQueue] = ()
     locked: Collection[MessageQueue] = ()
+    unlisted: Collection[str] = ()
 
 
 class Sample(NamedTuple):
@@ -87,7 +89,7 @@ class Unread(NamedTuple):
 @dataclass(slots=True)
 class GroupLog:
     """The record of what a group has done. ``now``: returns the seconds since the beginning; ``brokers``: the brokers of the
-    cluster.
+    cluster; ``unlisted``: the names of those that a name server does not list.
 
     ``order``: of all subscriptions; ``attempts``: of a message, at most. ``client_ids``: of the members that live, by machine.
     ``commit_interval``, ``max_span``: of all members. ``in_hand``: seconds for which a message that is read by hand keeps a queue
@@ -99,6 +101,7 @@ class GroupLog:
     now: Callable[[], float]
     brokers: Callable[[], Sequence[BrokerMachine]]
     topics: tuple[str, ...] = ()
+    unlisted: Callable[[], Collection[str]] = tuple
     order: Literal["key", "queue"] | None = None
     attempts: int = 1
     commit_interval: float = 1.0
@@ -161,8 +164,12 @@ class GroupLog:
                     low, high = _unread(each, queue)
                     if low < high:
                         taken_away.append(queue)
-        self.backlogs.append(Backlog(self.now(), queues, resting, ghosts, taken_away, locked))
+        self.backlogs.append(Backlog(self.now(), queues, resting, ghosts, taken_away, locked, self.unlisted()))
         return self.backlogs[-1]
+
+    def delayed(self) -> int:
+        """Returns the number of messages that were given back and wait for the end of their delay, on brokers that run."""
+        return sum(each.delayed(GROUP) for each in self.brokers() if each.serves)
 
     def look_for_pops(self) -> Unread:
         """Adds what the group has not popped now, of brokers that run."""

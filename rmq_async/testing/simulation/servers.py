@@ -207,6 +207,10 @@ class BrokerMachine(ServerMachine):
         """Returns the unique ids of messages that a group has popped and not acknowledged, and that have not come back."""
         return [message.msg_id for message in self.broker.popping.in_flight(group)]
 
+    def delayed(self, group: str) -> int:
+        """Returns the number of messages that were given back by a group and wait for the end of their delay."""
+        return sum(message.queue_offset < 0 for message in self.broker.retries(group))
+
     def unique_ids(self, queue: MessageQueue, low: int, high: int) -> list[str]:
         """Returns those of the messages from one offset of a queue to another, without those that are gone."""
         found = (self.held(queue, offset) for offset in range(low, high))

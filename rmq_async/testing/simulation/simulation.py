@@ -74,7 +74,7 @@ class Simulation:
         self._history = History(lambda: self.now, self.monotonic, lambda: self._current.name)
         self._leaks = self._history.leaks
         self._connects = Connects(lambda: self.now)
-        self.group = GroupLog(lambda: self.now, lambda: self.brokers)
+        self.group = GroupLog(lambda: self.now, lambda: self.brokers, unlisted=self._unlisted)
         self._calm_from: float | None = None
         self._machines: dict[str, Machine] = {}
         self._loops: list[SimulatedLoop] = []
@@ -250,6 +250,10 @@ class Simulation:
     def routed(self) -> bool:
         """Whether all brokers serve, and each name server lists them: they register every 30 s with one that has lost them."""
         return all(each.serves and server.lists(each) for each in self.brokers for server in self.name_servers)
+
+    def _unlisted(self) -> set[str]:
+        """Returns the names of the brokers that a name server does not list."""
+        return {each.name for each in self.brokers if not all(server.lists(each) for server in self.name_servers)}
 
     def holders(self, topic: str) -> set[str]:
         """Returns the names of the brokers that have a topic."""

@@ -147,6 +147,16 @@ def test_unnamed_is_a_queue_taken_away_only_where_a_member_has_seen_it(
     assert bool(unnamed(log(backlogs=looks, samples=sampled), QUIET)) is found
 
 
+@pytest.mark.parametrize(("listed", "found"), [(range(-30, 10), True), (range(2, 10), False), (range(0), False)])
+def test_unnamed_is_a_queue_of_an_unlisted_broker_only_where_a_member_has_found_it(listed: range, found: bool) -> None:
+    looks = [
+        Backlog(time / 1, {QUEUE: (0, 2)}, unlisted=() if time in listed else [QUEUE.broker_name]) for time in range(-30, 50, 2)
+    ]
+    run = log(backlogs=looks, samples=samples(*(time / 1 for time in range(0, 50, 2))), lives=1)
+    run.lives[0].began = -20.0
+    assert bool(unnamed(run, QUIET)) is found
+
+
 def test_uncommitted_end_is_found_after_the_stop_of_all_members() -> None:
     assert len(uncommitted(log(idle=Backlog(9.0, {QUEUE: (3, 4)})), ())) == 1
     assert uncommitted(log(idle=Backlog(9.0, {QUEUE: (3, 4)})), [QUEUE]) == []

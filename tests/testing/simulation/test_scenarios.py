@@ -89,6 +89,11 @@ def test_scenario_keeps_its_promises(name: str) -> None:
         assert outcome.seconds >= 300
 
 
+def test_run_of_groups_waits_for_messages_that_were_given_back() -> None:
+    """One was given back 8 s before the last member's stop, and was to come back after 10 s."""
+    assert run_seed("groups", 200918).violation == ""
+
+
 @pytest.mark.parametrize("hash_seed", ["0", "1", "4711"])
 def test_hashes_are_equal_under_each_hash_seed(hash_seed: str) -> None:
     environment = {**os.environ, "PYTHONHASHSEED": hash_seed}

@@ -223,7 +223,7 @@ class Crew:
     async def _drained(self) -> None:
         end = self.cluster.now + LONGEST_DRAIN
         while self.cluster.now < end:
-            if all(low >= high for low, high in self.log.backlogs[-1].queues.values()):
+            if all(low >= high for low, high in self.log.backlogs[-1].queues.values()) and not self.log.delayed():
                 return
             await asyncio.sleep(LOOK_EVERY)
 
