@@ -12,7 +12,16 @@ pytest.importorskip("pyspark")
 from pyspark.errors import PySparkAttributeError
 
 from rmq_async.errors import ConfigError
-from rmq_async.spark.pipelines.compaction import SMALL, Entry, entries_of, log_text, names_after, newest_list, small_files
+from rmq_async.spark.pipelines.compaction import (
+    SMALL,
+    Entry,
+    entries_of,
+    log_text,
+    may_be_deleted,
+    names_after,
+    newest_list,
+    small_files,
+)
 from rmq_async.spark.pipelines.files import Files
 
 
@@ -58,6 +67,21 @@ def test_log_is_written_as_it_was_read() -> None:
 def test_log_of_another_spark_is_refused(text: str, expected: str) -> None:
     with pytest.raises(ConfigError, match=expected):
         entries_of(text)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("file:/archive/topic=T/date=2026-11-26/part-00000-1f-c000.zstd.parquet", True),
+        ("file:/archive/topic=T/date=2026-11-26/compacted-1f-part-0.parquet", True),
+        ("file:/archive/topic=T/date=2026-11-26/report.parquet", False),
+        ("file:/archive/topic=T/part-00000.parquet", False),
+        ("file:/archive/part-00000.parquet", False),
+        ("file:/archive/reports/date=2026-11-26/part-00000.parquet", False),
+    ],
+)
+def test_file_of_others_is_not_deleted(name: str, expected: bool) -> None:
+    assert may_be_deleted(name) is expected
 
 
 def test_directories_with_one_small_file_stay() -> None:

@@ -25,7 +25,17 @@ from rmq_async.errors import ConfigError
 from rmq_async.spark.pipelines.files import Files
 from rmq_async.spark.pipelines.job import PipelineError
 
-__all__ = ["Compacted", "Entry", "compact", "entries_of", "log_text", "names_after", "newest_list", "small_files"]
+__all__ = [
+    "Compacted",
+    "Entry",
+    "compact",
+    "entries_of",
+    "log_text",
+    "may_be_deleted",
+    "names_after",
+    "newest_list",
+    "small_files",
+]
 
 SMALL: Final = 32 * 1024 * 1024
 """Bytes below which a file is small."""
@@ -35,6 +45,8 @@ KEPT: Final = 24 * 3600.0
 """Seconds that files stay which no list names: a reader may have begun with them, or a micro-batch may be about to list them."""
 STAGING: Final = "_compacting"
 VERSION: Final = "v1"
+_WRITTEN: Final = re.compile(r"/topic=[^/]+/date=[^/]+/(part|compacted)-[^/]+\.parquet\Z")
+"""The end of the path of a file that an archive or a compaction has written; others below the same path are somebody else's."""
 _ATOMIC: Final = frozenset({"", "file", "hdfs", "viewfs"})
 
 
@@ -137,11 +149,15 @@ def _rewritten(spark: SparkSession, files: Files, path: str, directory: str, sma
     count = -(-sum(entry.size for entry in small) // LARGE)
     frame = spark.read.schema(ddl).option("recursiveFileLookup", "true").parquet(*(files.plain(entry.uri) for entry in small))
     order = ("brokerName", "queueId", "offset")
-    frame.repartitionByRange(count, *order).sortWithinPartitions(*order).write.parquet(staging)
-    rows, wanted = spark.read.schema(ddl).parquet(staging).count(), frame.count()
-    if rows != wanted:
-        raise PipelineError(f"{staging} holds {rows} rows of {wanted}; {path} is as it was")
     made = []
+    try:
+        frame.repartitionByRange(count, *order).sortWithinPartitions(*order).write.parquet(staging)
+        rows, wanted = spark.read.schema(ddl).parquet(staging).count(), frame.count()
+        if rows != wanted:
+            raise PipelineError(f"the new files of {directory} hold {rows} rows of {wanted}; {path} is as it was")
+    except BaseException:
+        files.delete(staging)
+        raise
     for name in files.names(staging) or ():
         if name.startswith("part-"):
             target = f"{directory}/compacted-{run}-{name}"
@@ -153,13 +169,21 @@ def _rewritten(spark: SparkSession, files: Files, path: str, directory: str, sma
     return made
 
 
+def may_be_deleted(name: str) -> bool:
+    """Returns whether an archive or a compaction gives such a name to its files."""
+    return _WRITTEN.search(name) is not None
+
+
 def _delete_old(files: Files, path: str, listed: Iterable[Entry]) -> int:
-    """Deletes Parquet files that no list names and that are older than ``KEPT``; returns their number. Deletes nothing if a listed
-    file is not found: then the list names files otherwise than the store does, as after a move of the archive."""
+    """Deletes Parquet files with names of archives that no list names and that are older than ``KEPT``; returns their number.
+
+    Deletes nothing if a listed file is not found: then the list names files otherwise than the store does, as after a move of
+    the archive.
+    """
     known = {files.plain(entry.uri) for entry in listed}
     there = files.parquet_below(path)
     before = (time() - KEPT) * 1000
-    old = [name for name, changed in there.items() if name not in known and changed < before]
+    old = [name for name, changed in there.items() if name not in known and changed < before and may_be_deleted(name)]
     if not known <= there.keys():
         return 0
     for name in old:
