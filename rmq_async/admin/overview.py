@@ -30,7 +30,7 @@ from rmq_protocol.validation import is_system_group
 
 from .. import machine
 from .._asyncio import for_each
-from ..client import ClientInstance, store_time_ms
+from ..client import ClientInstance, has_no_members, store_time_ms
 from ..errors import BrokerError, RocketMQError
 from .requests import ask_at, check, cluster_info
 from .results import BrokerOverview, GroupLag, GroupOverview, Overview, QueueLag, QueueStats
@@ -59,7 +59,8 @@ class _Found(msgspec.Struct):
     broker: BrokerOverview
     topics: dict[str, dict[MessageQueue, QueueStats]] = {}
     lags: dict[str, dict[MessageQueue, QueueLag]] = {}
-    members: dict[str, tuple[str, ...]] = {}
+    members: dict[str, tuple[str, ...] | None] = {}
+    """None where it has not said them."""
 
 
 async def overview(instance: ClientInstance, wanted: Wanted, timeout: float) -> Overview:
@@ -80,11 +81,14 @@ async def overview(instance: ClientInstance, wanted: Wanted, timeout: float) -> 
 async def _groups(instance: ClientInstance, found: Iterable[_Found], timeout: float) -> dict[str, GroupOverview]:
     lags: dict[str, dict[MessageQueue, QueueLag]] = {}
     members: dict[str, set[str]] = {}
+    unknown: set[str] = set()
     for each in found:
         for name, queues in each.lags.items():
             lags.setdefault(name, {}).update(queues)
         for name, ids in each.members.items():
-            members.setdefault(name, set()).update(ids)
+            members.setdefault(name, set()).update(ids or ())
+            if ids is None:
+                unknown.add(name)
     oldest = await for_each(lags, lambda name: _oldest(instance, lags[name], timeout), at_once=AT_ONCE)
     names = instance.names
     groups = {}
@@ -92,7 +96,8 @@ async def _groups(instance: ClientInstance, found: Iterable[_Found], timeout: fl
         queues = {names.shown_queue(queue): each for queue, each in lags.get(name, {}).items()}
         retries = {queue: each for queue, each in queues.items() if queue.topic.startswith(RETRY_TOPIC_PREFIX)}
         lag = GroupLag({queue: each for queue, each in queues.items() if queue not in retries}, retries)
-        groups[names.shown(name)] = GroupOverview(lag, tuple(sorted(members.get(name, ()))), oldest.get(name))
+        ids = None if name in unknown else tuple(sorted(members.get(name, ())))
+        groups[names.shown(name)] = GroupOverview(lag, ids, oldest.get(name))
     return groups
 
 
@@ -154,7 +159,7 @@ class _Asked:
             ),
             {shown(name): queues for name, queues in topics.items() if queues is not None},
             {name: queues for name, queues in lags.items() if queues},
-            {name: ids for name, ids in members.items() if ids},
+            {name: ids for name, ids in members.items() if ids is None or ids},
         )
 
     async def _topics(self) -> list[str]:
@@ -205,12 +210,13 @@ class _Asked:
             for queue, each in decode_body(ConsumeStats, body).offset_table.items()
         }
 
-    async def _members(self, group: str) -> tuple[str, ...]:
+    async def _members(self, group: str) -> tuple[str, ...] | None:
+        """Returns the client ids of a group's members; None where the broker refuses to say them."""
         header = GetConsumerListByGroupRequestHeader(consumerGroup=group)
         try:
             body = (await self._get(RequestCode.GET_CONSUMER_LIST_BY_GROUP, to_ext(header))).body
-        except BrokerError:  # it has none
-            return ()
+        except BrokerError as error:
+            return () if has_no_members(error.code, error.remark) else None
         return decode_body(GetConsumerListByGroupResponseBody, body).consumer_id_list
 
     async def _get(self, code: RequestCode, fields: dict[str, str] | None = None) -> RemotingCommand:

@@ -157,12 +157,12 @@ class BrokerOverview(msgspec.Struct, frozen=True):
 
 
 class GroupOverview(msgspec.Struct, frozen=True):
-    """A consumer group. ``members``: client ids of those that are connected. ``oldest_store_time_ms``: when the oldest message that
-    is not committed was stored, epoch ms; None without one, and where it could not be read. It is looked for in two queues at
-    most, those that committed the oldest messages last."""
+    """A consumer group. ``members``: client ids of those that are connected; None where a broker refused to say them, as a busy
+    one does. ``oldest_store_time_ms``: when the oldest message that is not committed was stored, epoch ms; None without one, and
+    where it could not be read. It is looked for in two queues at most, those that committed the oldest messages last."""
 
     lag: GroupLag
-    members: tuple[str, ...]
+    members: tuple[str, ...] | None
     oldest_store_time_ms: int | None = None
 
 

@@ -8,7 +8,7 @@ from .instance import ClientInstance
 from .lifecycle import LifeCycle, LifeState
 from .losses import lost_offsets
 from .masters import has_master, known_master
-from .membership import group_members
+from .membership import group_members, has_no_members
 from .name_servers import NameServers
 from .names import Names
 from .offsets import (
@@ -58,6 +58,7 @@ __all__ = [
     "first_port",
     "group_members",
     "has_master",
+    "has_no_members",
     "known_master",
     "known_queue",
     "last_success_age",

@@ -11,7 +11,7 @@ from rmq_protocol.json_body import decode_body
 from ..broker_answers import broker_error
 from .instance import ClientInstance
 
-__all__ = ["group_members"]
+__all__ = ["group_members", "has_no_members"]
 
 
 async def group_members(instance: ClientInstance, group: str, broker_name: str, topic: str) -> tuple[str, ...]:
@@ -25,10 +25,15 @@ async def group_members(instance: ClientInstance, group: str, broker_name: str, 
     response, address = await instance.ask_broker(
         broker_name, topic, command, instance.config.request_timeout, any_replica=True
     )
-    if response.code == ResponseCode.SYSTEM_ERROR and "no consumer for this group" in (response.remark or ""):
+    if has_no_members(response.code, response.remark):
         return ()
     if response.code != ResponseCode.SUCCESS:
         raise broker_error(
             response.code, response.remark, request="GET_CONSUMER_LIST_BY_GROUP", broker=broker_name, address=address
         )
     return decode_body(GetConsumerListByGroupResponseBody, response.body).consumer_id_list
+
+
+def has_no_members(code: int | None, remark: str | None) -> bool:
+    """Returns whether an answer to GET_CONSUMER_LIST_BY_GROUP says that the group has no members."""
+    return code == ResponseCode.SYSTEM_ERROR and "no consumer for this group" in (remark or "")

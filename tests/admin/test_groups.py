@@ -21,6 +21,7 @@ from rmq_async.errors import (
     SubscriptionGroupNotExistError,
     TopicNotFoundError,
 )
+from rmq_protocol.constants import RequestCode, ResponseCode
 
 from ..consumer.group.support import until
 
@@ -332,10 +333,21 @@ async def test_overview_shows_names_of_its_namespace_only(server: EmbeddedRocket
     assert [*seen.topics] == ["OrderTopic"]
     assert {queue.topic for queue in seen.topics["OrderTopic"]} == {"OrderTopic"}
     (group,) = seen.groups.values()
-    assert ([*seen.groups], group.lag.messages, group.lag.retries, len(group.members)) == (["billing"], 3, 0, 1)
+    assert ([*seen.groups], group.lag.messages, group.lag.retries, len(group.members or ())) == (["billing"], 3, 0, 1)
     assert {queue.topic for queue in group.lag.queues} == {"OrderTopic"}
     assert [*outside.topics] == ["OrderTopic", "shop%OrderTopic"]
     assert [*outside.groups] == ["shop%billing"]
+
+
+async def test_overview_without_the_members_that_a_busy_broker_does_not_say(server: EmbeddedRocketMQ, admin: Admin) -> None:
+    async with Consumer("billing", namesrv=server.namesrv, topics="OrderTopic", start_from="earliest"):
+        server.fail_next(ResponseCode.SYSTEM_BUSY, 1, request=RequestCode.GET_CONSUMER_LIST_BY_GROUP)
+        busy = await admin.overview(groups="billing")
+        known = await admin.overview(groups="billing")
+    stopped = await admin.overview(groups="billing")
+    assert busy.groups["billing"].members is None
+    assert len(known.groups["billing"].members or ()) == 1
+    assert stopped.groups["billing"].members == ()
 
 
 async def test_overview_names_a_broker_that_does_not_respond_and_goes_on(server: EmbeddedRocketMQ) -> None:

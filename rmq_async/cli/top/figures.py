@@ -45,14 +45,14 @@ class GroupRow:
     """The figures of one group.
 
     ``rate``: messages a second that are committed, those of retries not included. ``oldest``: seconds since the oldest message
-    that is not committed was stored.
+    that is not committed was stored. ``members``: None where a broker refused to say them.
     """
 
     group: str
     lag: int
     retries: int
     rate: float | None
-    members: int
+    members: int | None
     oldest: float | None
 
 
@@ -191,7 +191,8 @@ def _group_rows(found: Overview, rates: Mapping[str, float], time_ms: int, patte
         if _passes({name, *(queue.topic for queue in each.lag.queues)}, patterns):
             stored = each.oldest_store_time_ms
             oldest = None if stored is None else max(time_ms - stored, 0) / 1000
-            rows.append(GroupRow(name, each.lag.messages, each.lag.retries, rates.get(name), len(each.members), oldest))
+            members = None if each.members is None else len(each.members)
+            rows.append(GroupRow(name, each.lag.messages, each.lag.retries, rates.get(name), members, oldest))
     return tuple(rows)
 
 

@@ -113,7 +113,7 @@ def _topic(row: Any) -> list[Text]:
 
 def _group(row: Any) -> list[Text]:
     lag = Text(f"{row.lag:,}", "yellow" if row.lag else "")
-    members = Text(f"{row.members:,}", "red" if row.lag and not row.members else "")
+    members = Text("?" if row.members is None else f"{row.members:,}", "red" if row.lag and row.members == 0 else "")
     return [_name(row.group), lag, Text(_rate(row.rate)), members, Text(_age(row.oldest)), Text(f"{row.retries:,}")]
 
 
