@@ -92,6 +92,10 @@ class Dialogue:
             properties = {"UNIQ_KEY": f"{text}", "KEYS": "key", **({} if tags is None else {"TAGS": tags})}
             response = await self.client.send(topic, text.encode(), queue=queue, properties=properties)
             assert response.code == 0, response
+        end = int((response.ext_fields or {}).get("queueOffset") or 0) + 1
+        async with asyncio.timeout(5):  # a broker enters what it has stored into its queues a moment later
+            while await self.client.offset(RequestCode.GET_MAX_OFFSET, topic, queue) < end:
+                await asyncio.sleep(0.01)
 
     async def pop(self, what: str, topic: str, **over: object) -> list[Popped]:
         return self.say(what, await self.client.pop(topic, **over))
@@ -224,7 +228,6 @@ class Dialogue:
             self.lines.append(f"queues of priorities: {answered}")
         await self.send(topic, "plain 2", queue=2)
         await self.send(topic, "plain 0", queue=0)
-        await asyncio.sleep(0.1)  # a broker enters what it has stored into its queues a moment later
         for _ in range(6):
             await self.pop("two of the highest", topic, maxMsgNums=2)
 
