@@ -138,8 +138,11 @@ class Admin(ClientUser):
             timeout = instance.config.request_timeout
             return await topic_settings.sync(instance, from_broker, to_broker, patterns, dry_run=dry_run, timeout=timeout)
 
-    async def topics(self) -> tuple[str, ...]:
-        """Names of all topics a name server knows, those of the system included, sorted; with ``namespace`` of those in it."""
+    async def topics(self, *, system: bool = True) -> tuple[str, ...]:
+        """Names of all topics a name server knows, sorted; with ``namespace`` of those in it.
+
+        ``system``: with those that servers make: of the system, of brokers and clusters, of retries and dead letters.
+        """
         code = RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER
 
         def read(response: RemotingCommand, address: str) -> tuple[str, ...]:
@@ -151,7 +154,11 @@ class Admin(ClientUser):
 
         async with self._call() as instance:
             found, _ = await instance.name_servers.ask(RemotingCommand(code=code), instance.config.request_timeout, read)
-        return found
+            if system:
+                return found
+            info = await cluster_info(instance, self._deadline())
+        own = {*info.broker_addr_table, *info.cluster_addr_table}
+        return tuple(name for name in found if topic_settings.is_wanted(name, name, "*", own))
 
     async def topic_route(self, topic: str) -> TopicRouteData:
         """The route of ``topic`` as a name server gives it now. Raises TopicNotFoundError, NameServerError."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Final
 
 import click
 import msgspec
@@ -13,6 +14,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 __all__ = ["Output", "plain_table"]
+
+_WIDEST: Final = 100_000
+"""Columns of a pipe."""
 
 
 def plain_table(*texts: str, **numbers: bool) -> Table:
@@ -47,8 +51,10 @@ class Output:
             click.echo(body)
 
     def table(self, table: Table) -> None:
+        """A table; nothing where a program reads JSON. Rows are folded for a terminal only: in a pipe each is one line."""
         if not self.as_json:
-            Console(markup=False, highlight=False).print(table)
+            width = None if sys.stdout.isatty() else _WIDEST
+            Console(markup=False, highlight=False, width=width).print(table)
 
     def trouble(self, text: str) -> None:
         """One line on stderr, for people and programs alike."""

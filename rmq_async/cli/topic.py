@@ -11,7 +11,6 @@ from rich.table import Table
 
 from rmq_async import Admin, ClientConfig
 from rmq_protocol.route import BrokerData
-from rmq_protocol.validation import is_system_topic
 
 from .options import PROPERTY, ClientOptions, client_config, client_options, needs_command, pass_options, run
 from .output import Output, plain_table
@@ -38,18 +37,17 @@ def with_admin(config: ClientConfig, work: Callable[[Admin], Awaitable[None]]) -
     return 0
 
 
-@topic.command("list", short_help="Print the names of all topics.")
-@click.option("--system", is_flag=True, help="Those of the system too.")
+@topic.command("list", short_help="Print the names of the topics.")
+@click.option("--system", is_flag=True, help="Those of the system, brokers, clusters, retries and dead letters too.")
 @client_options
 def list_topics(system: bool, namesrv: str | None, timeout: float, as_json: bool) -> int:
-    """Print the names of all topics that the name servers know."""
+    """Print the names of the topics that the name servers know."""
     output = Output(as_json=as_json)
 
     async def work(admin: Admin) -> None:
-        for name in await admin.topics():
-            if system or not is_system_topic(name):
-                output.record({"topic": name})
-                output.line(name)
+        for name in await admin.topics(system=system):
+            output.record({"topic": name})
+            output.line(name)
 
     return with_admin(client_config(namesrv, timeout), work)
 

@@ -17,8 +17,11 @@ def test_a_topic_from_creation_to_deletion(server: EmbeddedRocketMQ, rmq_here: R
     )
     assert "Life" in rmq_here("topic", "list").out.splitlines()
     assert {"topic": "Life"} in rmq_here("topic", "list", "--json").records
-    assert "TBW102" not in rmq_here("topic", "list").out
-    assert "TBW102" in rmq_here("topic", "list", "--system").out
+    theirs = ("TBW102", "DefaultCluster", "DefaultCluster_REPLY_TOPIC", "broker-a", "%RETRY%life")
+    assert rmq_here("group", "create", "life").code == 0
+    assert rmq_here("topic", "create", "%RETRY%life").code == 0
+    assert not {*theirs} & {*rmq_here("topic", "list").out.splitlines()}
+    assert {*theirs} <= {*rmq_here("topic", "list", "--system").out.splitlines()}
 
     (first, second) = rmq_here("topic", "route", "Life", "--json").records
     assert first == {
@@ -50,6 +53,17 @@ def test_a_topic_from_creation_to_deletion(server: EmbeddedRocketMQ, rmq_here: R
         ended = rmq_here("topic", *command, "Life")
         assert (ended.code, ended.out) == (1, "")
         assert "Life" in one_line(ended.err)
+
+
+def test_rows_of_a_table_are_whole_in_a_pipe(rmq_here: Rmq, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "20")
+    name = "Long" * 30
+    assert rmq_here("topic", "create", name, "--broker", "broker-a", "--queues", "1").code == 0
+    heading, row = rmq_here("topic", "route", name).out.splitlines()
+    assert heading.split() == ["broker", "cluster", "addresses", "write", "read", "perm"]
+    assert row.split()[0::5] == ["broker-a", "both"]
+    would = rmq_here("topic", "sync", "--from", "broker-a", "--to", "broker-b", "--topics", name, "--dry-run")
+    assert would.out.splitlines()[1].split() == [name, "create", "1", "1", "both"]
 
 
 def test_settings_of_a_topic(rmq_here: Rmq) -> None:
