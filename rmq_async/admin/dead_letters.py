@@ -19,6 +19,7 @@ from rmq_protocol.constants import (
     SysFlag,
 )
 from rmq_protocol.headers import PullMessageResponseHeader, SendMessageRequestHeaderV2, from_ext, to_ext
+from rmq_protocol.heartbeat import java_hash
 from rmq_protocol.message import Message, MessageExt, MessageQueue
 from rmq_protocol.properties import message_properties
 from rmq_protocol.pull_codec import pull_header
@@ -32,6 +33,8 @@ from ..errors import RequestTimeoutError, TopicNotFoundError
 __all__ = ["read", "resend"]
 
 PULL_SIZE: Final = 32
+_ANY_QUEUE: Final = -1
+"""The broker chooses one."""
 _PULLED: Final = frozenset(
     {
         ResponseCode.SUCCESS,
@@ -107,21 +110,30 @@ async def _pull(
 
 
 async def _send(instance: ClientInstance, group: str, received: MessageExt, deadline: float) -> None:
-    """Sends a copy to the topic that the message was first sent to, with its id; the broker chooses the queue."""
+    """Sends a copy to the topic that the message was first sent to, with its id.
+
+    A sharding key chooses the queue, as it does in producers; else the broker chooses it.
+    """
     message = Message.from_received(received)
     route = await instance.routes.fetch(message.topic, max(deadline - machine.monotonic(), 0.0))
-    brokers = sorted({queue.broker_name for queue in route.publish_queues})
-    if not brokers:
+    queues = route.publish_queues
+    if not queues:
         raise TopicNotFoundError(f"topic {instance.names.display_name(message.topic)} has no queue to write to")
-    broker = received.queue.broker_name if received.queue.broker_name in brokers else brokers[0]
+    if message.sharding_key is not None:
+        queue = queues[abs(java_hash(message.sharding_key)) % len(queues)]  # beside the other messages of the key
+        holder, broker, queue_id = route.broker_of(queue), queue.broker_name, queue.queue_id
+    else:
+        brokers = sorted({queue.broker_name for queue in queues})
+        broker = received.queue.broker_name if received.queue.broker_name in brokers else brokers[0]
+        holder, queue_id = broker, _ANY_QUEUE
     properties = message_properties(message, received.unique_id or received.offset_msg_id)
     body, sys_flag = await _as_stored(instance, received, deadline)
     header = SendMessageRequestHeaderV2(
-        a=group, b=message.topic, c=AUTO_CREATE_TOPIC_KEY, d=4, e=-1, f=sys_flag, g=round(machine.time() * 1000), h=message.flag,
-        i=properties, j=0, k=False, l=None, m=False, n=broker,
+        a=group, b=message.topic, c=AUTO_CREATE_TOPIC_KEY, d=4, e=queue_id, f=sys_flag, g=round(machine.time() * 1000),
+        h=message.flag, i=properties, j=0, k=False, l=None, m=False, n=broker,
     )  # fmt: skip
     command = RemotingCommand(code=RequestCode.SEND_MESSAGE_V2, ext_fields={**to_ext(header)}, body=body)
-    response, address = await instance.ask_broker(broker, message.topic, command, max(deadline - machine.monotonic(), 0.0))
+    response, address = await instance.ask_broker(holder, message.topic, command, max(deadline - machine.monotonic(), 0.0))
     if response.code != ResponseCode.SUCCESS:
         raise broker_error(response.code, response.remark, request="SEND_MESSAGE_V2", broker=broker, address=address)
 

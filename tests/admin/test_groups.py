@@ -263,6 +263,24 @@ async def test_resend_dead_letters_sends_each_once(server: EmbeddedRocketMQ, adm
     assert len(handled) == 5
 
 
+async def test_resend_dead_letters_with_a_sharding_key_goes_to_its_queue(server: EmbeddedRocketMQ, admin: Admin) -> None:
+    keys = [f"customer-{number}" for number in range(8)]
+    async with Producer("orders", namesrv=server.namesrv) as producer:
+        for key in keys:
+            await producer.send(Message("OrderTopic", b"bad " + key.encode(), sharding_key=key))
+    consumer, _ = worker(server)
+    async with consumer:
+        await consumer.wait_settled(len(keys))
+    assert await admin.resend_dead_letters("billing") == len(keys)
+    queues: dict[str | None, set[MessageQueue]] = {}
+    for message in server.messages("OrderTopic"):
+        queues.setdefault(message.sharding_key, set()).add(message.queue)
+    assert queues.keys() == {*keys}
+    assert len(server.messages("OrderTopic")) == 2 * len(keys)
+    assert all(len(each) == 1 for each in queues.values())
+    assert len(set.union(*queues.values())) > 1
+
+
 @pytest.mark.parametrize("kind", ["zlib", "lz4", "zstd"])
 async def test_resend_dead_letters_compresses_what_was_compressed(server: EmbeddedRocketMQ, admin: Admin, kind: str) -> None:
     body = b"bad" + bytes(5 << 20)  # above the broker's limit, unless it is compressed
