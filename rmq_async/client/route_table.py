@@ -29,7 +29,7 @@ from rmq_protocol.route import decode_route, route_fingerprint
 
 from .. import machine
 from .._asyncio import Flight, SingleFlight, WaitFor
-from .._text import printable
+from .._text import printable, without_faq
 from ..broker_answers import broker_error
 from ..errors import NameServerError, RocketMQError, TopicNotFoundError
 from .name_servers import NameServers, NoUsableAnswerError
@@ -348,7 +348,7 @@ class RouteTable:
             if old is not None and not old.provisional:
                 log = logger.debug if topic in self._doubted else logger.warning
                 self._doubted.add(topic)
-                said = printable(answer.remark or "no such topic")
+                said = printable(without_faq(answer.remark) or "no such topic")
                 log("name server %s about topic %s: %s; the old route stays in use", answer.name_server, topic, said)
             return answer
         self._digests[topic] = answer.digest
@@ -440,7 +440,7 @@ class RouteTable:
         return NameServerError(text)
 
     def _not_found(self, topic: str, answer: _Answer, create_key: str | None = None) -> TopicNotFoundError:
-        said = printable(answer.remark or "no such topic")
+        said = printable(without_faq(answer.remark) or "no such topic")
         text = f"topic {self._display_name(topic)} not found, name server {answer.name_server} says: {said}"
         if create_key is not None:
             text += (

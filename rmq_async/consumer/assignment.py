@@ -327,7 +327,7 @@ class Assignment:
         """Returns the seconds for one of the last steps of a drain: ``longest``, in a stop at most a part of the time left."""
         return max(min(longest, part * (self._end - machine.monotonic())), 0.0)
 
-    async def reset(self, held: HeldQueue, offset: int, why: str = "an operator has reset it") -> None:
+    async def reset(self, held: HeldQueue, offset: int, why: str = "reset by a tool", level: int = logging.WARNING) -> None:
         """Goes on at ``offset``: drops what has not begun, waits for what has, up to RESET_TIME, and commits."""
         await self._end_pulls(held)
         if held.is_ordered:
@@ -340,7 +340,7 @@ class Assignment:
         if not held.is_owned:
             return
         self._intake.withdraw_waiting(held)
-        logger.warning("%s goes on at offset %d instead of %d: %s", held.shown, offset, held.progress.watermark, why)
+        logger.log(level, "%s goes on at offset %d instead of %d: %s", held.shown, offset, held.progress.watermark, why)
         held.restart(offset)
         if held.state is QueueState.STOPPED:
             held.state = QueueState.RUNNING

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Literal
@@ -105,7 +106,7 @@ class Control(LifeCycle):
         elif session.calls.is_own_task(asyncio.current_task()):
             raise ClientStateError("seek() waits for running handlers: call it from another task")
         offset = await offset_at(session.instance, held.queue, to)
-        await session.assignment.reset(held, offset, "seek() was called")
+        await session.assignment.reset(held, offset, "seek() was called", logging.INFO)
         if not held.is_owned:
             raise QueueLostError(f"{queue} has gone to another member", broker=queue.broker_name)
 

@@ -190,7 +190,7 @@ class Settling:
                 )
                 logger.warning("%s: %s", _where(delivery, item.message), text)
             if decision.outcome is Outcome.DEAD_LETTERED:
-                reason = decision.reason or _error_text(cause)
+                reason = _reason(decision, cause)
                 name, where = delivery.subscription.name, _where(delivery, item.message)
                 logger.error(
                     "%s: %s, attempt %d, by handler %s: %s", self._outcomes.given_up, where, item.attempt, name, reason
@@ -230,6 +230,13 @@ def _count(delivery: Delivery, outcome: Outcome) -> None:
 
 def _where(delivery: Delivery, message: MessageExt) -> str:
     return f"message {message.msg_id} of {delivery.topic} ({message.queue}, offset {message.queue_offset})"
+
+
+def _reason(decision: Decision, cause: BaseException) -> str:
+    """Returns why a message is given up, with the last error of its handler unless the reason is the handler's own."""
+    if decision.reason and isinstance(cause, DeadLetter):
+        return decision.reason
+    return f"{decision.reason}: {_error_text(cause)}" if decision.reason else _error_text(cause)
 
 
 def _error_text(error: BaseException) -> str:

@@ -55,7 +55,7 @@ class FakeNameServer(Peer):
         if callable(found):
             found(link, request)
         elif found is None:
-            remark = f"No topic route info in name server for the topic: {topic}"
+            remark = f"No topic route info in name server for the topic: {topic}\nSee https://example.org for details."
             link.reply(request, code=ResponseCode.TOPIC_NOT_EXIST, remark=remark, body=b"")
         elif isinstance(found, tuple):
             link.reply(request, code=found[0], remark=found[1], body=b"")
