@@ -12,11 +12,12 @@ import click
 
 from rmq_async import Admin
 from rmq_async.admin import OffsetChange
+from rmq_protocol.forwarding import original_topic
 from rmq_protocol.validation import is_system_group
 
 from .options import MOMENT, ClientOptions, client_config, client_options, moment_help, needs_command, pass_options
 from .output import Output, plain_table
-from .records import fields_of, headline, moment
+from .records import fields_of, headline, moment, visible
 from .topic import with_admin
 
 __all__ = ["group"]
@@ -214,9 +215,12 @@ def dead_letters(name: str, limit: int, namesrv: str | None, timeout: float, as_
     output = Output(as_json=as_json)
 
     async def work(admin: Admin) -> None:
-        for message in await admin.dead_letters(name, limit=limit):
+        found = await admin.dead_letters(name, limit=limit)
+        for message in found:
             output.record(fields_of(message))
-            output.line(headline(message))
+            output.line(f"{headline(message)} of={visible(original_topic(message.topic, message.properties), kept='')}")
+        if not found:
+            output.trouble(f"group {name} has no dead letters that were not sent again")
 
     return with_admin(client_config(namesrv, timeout), work)
 

@@ -49,9 +49,12 @@ def test_a_group_from_creation_to_deletion(server: EmbeddedRocketMQ, rmq_here: R
 
     dead = rmq_here("group", "dead-letters", "billing", "--json").records
     assert [each["body"] for each in dead] == ["bad"]
-    assert "keys=k" in one_line(rmq_here("group", "dead-letters", "billing").out)
+    assert one_line(rmq_here("group", "dead-letters", "billing").out).endswith(" keys=k of=billing")
     assert rmq_here("group", "resend", "billing", "--yes") == (0, "1 sent again\n", "")
     assert rmq_here("group", "resend", "billing", "--yes", "--json").records == [{"group": "billing", "sent": 0}]
+    ended = rmq_here("group", "dead-letters", "billing")
+    assert (ended.code, ended.out) == (0, "")
+    assert one_line(ended.err) == "rmq: group billing has no dead letters that were not sent again"
 
     ended = rmq_here("group", "members", "billing")
     assert (ended.code, ended.out) == (1, "")
