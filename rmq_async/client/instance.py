@@ -47,6 +47,7 @@ from ..transport import (
     not_supported,
 )
 from .cluster_probe import ClusterProbe, local_address
+from .first_commits import FirstCommits
 from .gaps import GapTable
 from .group_requests import GroupRequests
 from .heartbeat import Heartbeats
@@ -98,6 +99,7 @@ class ClientInstance:
         self.config = config
         self.names = Names(config.namespace)
         self.gaps = GapTable()
+        self.first_commits = FirstCommits()
         self.replies = ReplyTable()
         self.group_requests = GroupRequests()
         self.handlers: dict[int, RequestHandler] = {

@@ -194,20 +194,25 @@ async def committed_offset(instance: ClientInstance, group: str, queue: MessageQ
 async def commit_offset(instance: ClientInstance, group: str, queue: MessageQueue, offset: int) -> None:
     """Stores ``offset`` for ``group`` on the broker; returns after its answer.
 
-    A broker creates a group at its first heartbeat, which it handles concurrently with later requests: if it does not know the
-    group, the request is repeated after its answer to that heartbeat.
+    The first commits of a group and topic go one after the other, see ``first_commits``. A broker creates a group at its first
+    heartbeat, which it handles concurrently with later requests: if it does not know the group, the request is repeated after its
+    answer to that heartbeat.
     """
     header = UpdateConsumerOffsetRequestHeader(
         consumerGroup=group, topic=queue.topic, queueId=queue.queue_id, commitOffset=offset, bname=queue.broker_name
     )
     fields: dict[str, str | None] = {**to_ext(header)}
-    try:
-        await _request(instance, queue, RequestCode.UPDATE_CONSUMER_OFFSET, fields)
-    except SubscriptionGroupNotExistError as error:
-        if group not in instance.heartbeats.consumer_groups or error.address is None:
-            raise
-        await instance.heartbeats.wait_answer(error.address, instance.config.request_timeout)
-        await _request(instance, queue, RequestCode.UPDATE_CONSUMER_OFFSET, fields)
+
+    async def send() -> None:
+        try:
+            await _request(instance, queue, RequestCode.UPDATE_CONSUMER_OFFSET, fields)
+        except SubscriptionGroupNotExistError as error:
+            if group not in instance.heartbeats.consumer_groups or error.address is None:
+                raise
+            await instance.heartbeats.wait_answer(error.address, instance.config.request_timeout)
+            await _request(instance, queue, RequestCode.UPDATE_CONSUMER_OFFSET, fields)
+
+    await instance.first_commits.commit((group, queue.topic, queue.broker_name), send)
 
 
 def epoch_ms(when: float | datetime) -> int:

@@ -356,7 +356,8 @@ class EmbeddedRocketMQ(PopSwitches):
     def shuffle(self, seed: int | None, *, broker: str | None = None) -> None:
         """Makes the broker (None: all brokers) serve concurrent requests of one connection in any order.
 
-        Real brokers serve requests in several threads: two concurrent sends may be stored in either order.
+        Real brokers serve requests in several threads: two concurrent sends may be stored in either order, and of concurrent first
+        commits of a group some are lost.
         ``seed`` makes the order repeatable; None ends it.
         """
         for listener in self._listeners(broker):

@@ -159,7 +159,9 @@ class Broker(BaseService):
             **ReplyProcessor(self.state, self.calls, self._sends, self._reply).handlers(),
             **PullMessageProcessor(self.state, self.held, property_filter=settings.property_filter).handlers(),
             **QueryProcessor(self.state).handlers(),
-            **ProgressProcessor(self.state, self.calls, by_server=settings.server_side_reset).handlers(),
+            **ProgressProcessor(
+                self.state, self.calls, by_server=settings.server_side_reset, gate=self.listener.gate
+            ).handlers(),
             **GroupProcessor(self.state.groups, self.state.offsets, self.state.pop_offsets).handlers(),
             **LockProcessor(self.state.locks).handlers(),
             **AssignmentProcessor(self.state).handlers(),

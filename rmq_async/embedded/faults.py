@@ -118,7 +118,8 @@ class Gate:
     """Holds the answers of one server back. They leave in the order in which they came, unless each draws a delay of its own.
 
     ``open`` is what the server asks on its way out: nothing to hold. ``apart``: each answer is held by itself. ``chance``: draws
-    which requests are served next; None while they are served as they come. ``slices``: draws the parts in which answers leave;
+    which requests are served next; None while they are served as they come. ``turn``: counts these draws: requests of one were in
+    flight together. ``slices``: draws the parts in which answers leave;
     None while they leave whole.
     """
 
@@ -126,6 +127,7 @@ class Gate:
         self.open = True
         self.stalled = False
         self.chance: random.Random | None = None
+        self.turn = 0
         self.slices: random.Random | None = None
         self.apart = False
         self._delay = 0.0

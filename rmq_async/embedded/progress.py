@@ -19,6 +19,7 @@ from rmq_protocol.headers import (
 from rmq_protocol.message import MessageQueue
 
 from .calls import ClientCalls
+from .faults import Gate
 from .server import Connection
 from .service import Handler, Refused, header_of
 from .state import BrokerState
@@ -29,13 +30,17 @@ __all__ = ["ProgressProcessor"]
 class ProgressProcessor:
     """The answers about offsets of groups.
 
-    ``by_server``: whether resets wait at the broker (``useServerSideResetOffset``), else they are sent to the members.
+    ``by_server``: whether resets wait at the broker (``useServerSideResetOffset``), else they are sent to the members. ``gate``:
+    while it draws the order of requests, first commits race, as in the threads of a real broker.
     """
 
-    def __init__(self, state: BrokerState, calls: ClientCalls, *, by_server: bool = True) -> None:
+    def __init__(self, state: BrokerState, calls: ClientCalls, *, by_server: bool = True, gate: Gate | None = None) -> None:
         self._state = state
         self._calls = calls
         self._by_server = by_server
+        self._gate = Gate() if gate is None else gate
+        self._first = ("", "", -1)
+        """Group, topic and turn of the gate of the last commit that was the first one of its table."""
 
     def handlers(self) -> dict[int, Handler]:
         return {
@@ -67,8 +72,22 @@ class ProgressProcessor:
             raise Refused(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"Group {group[:160]} not exist!", {})
         if self._state.topics.get(topic) is None:
             raise Refused(ResponseCode.TOPIC_NOT_EXIST, f"Topic {topic[:160]} not exist!", {})
+        if self._loses(group, topic, header.queueId):
+            return make_response(command, ResponseCode.SUCCESS)
         taken = self._state.offsets.commit(group, topic, header.queueId, header.commitOffset)
         return make_response(command, ResponseCode.SUCCESS, None if taken else "Offset has been previously reset", {})
+
+    def _loses(self, group: str, topic: str, queue_id: int) -> bool:
+        """Returns whether the offset is lost: each of two concurrent commits that find no table of the group's offsets in the
+        topic makes one, and one replaces the other (``ConsumerOffsetManager.commitOffset``)."""
+        if self._gate.chance is None:
+            return False
+        this = (group, topic, self._gate.turn)
+        if topic not in self._state.offsets.topics_of(group):
+            self._first = this
+            return False
+        is_new = self._state.offsets.find(group, topic, queue_id) < 0
+        return is_new and self._first == this and self._gate.chance.random() < 0.5
 
     def all(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         body = encode_body(ConsumerOffsetSerializeWrapper(self._state.offsets.all()), standard=False)

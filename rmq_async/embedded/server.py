@@ -185,6 +185,7 @@ class Connection(asyncio.Protocol):
             self._serve(self._frames)
         elif self._frames and not self._paused and not gate.stalled:
             chosen = drawn(self._frames, gate.chance)
+            gate.turn += 1
             self._serve(chosen)
             self._frames.extendleft(chosen)
             if self._frames:

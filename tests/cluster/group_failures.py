@@ -16,6 +16,7 @@ from typing import Final
 import msgspec
 
 from rmq_async import Admin, Consumer, Message, MessageExt, MessageQueue, Producer, PullConsumer, RocketMQError
+from rmq_async.errors import BrokerNotFoundError
 from rmq_async.testing.cluster import RealCluster
 
 __all__ = ["FAILURES", "Failure", "fails"]
@@ -184,8 +185,17 @@ class Watched:
         return min(found, default=None)
 
     async def behind(self, queues: list[MessageQueue]) -> int:
+        """Asks until the name servers list all brokers again: one that was paused drops a broker whose connection has
+        ended, and the broker registers again within 30 s."""
+        deadline = monotonic() + PATIENCE
         async with PullConsumer(self.name, namesrv=self.real.namesrv) as reader:
-            return sum([await reader.max_offset(queue) - (await reader.committed(queue) or 0) for queue in queues])
+            while True:
+                try:
+                    return sum([await reader.max_offset(queue) - (await reader.committed(queue) or 0) for queue in queues])
+                except BrokerNotFoundError:
+                    if monotonic() > deadline:
+                        raise
+                await asyncio.sleep(0.2)
 
 
 async def _until(condition: Callable[[], object], timeout: float = PATIENCE) -> None:

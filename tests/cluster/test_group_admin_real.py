@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rmq_async import Admin, Consumer, DeadLetter, Message, MessageExt, Producer, Retry
+from rmq_async import Admin, Consumer, DeadLetter, Message, MessageExt, Producer, PullConsumer, Retry
 from rmq_async.errors import ClientStateError, SubscriptionGroupNotExistError
 from rmq_async.testing.cluster import OLD_VERSION, RealCluster
 
@@ -53,6 +53,20 @@ async def test_group_lag_equals_what_mqadmin_shows(cluster: RealCluster, tmp_pat
         total = re.search(r"Consume Diff Total: (\d+)", shown)
         assert total is not None
         assert (lag.messages, lag.messages + lag.retries) == (5, int(total[1]))
+
+
+async def test_first_offsets_of_new_groups_are_all_kept(each_cluster: RealCluster) -> None:
+    """Brokers lose some of those that are committed at once, in 1 of 100 to 300 groups (``client.first_commits``)."""
+    topic = f"First_{uuid.uuid4().hex}"
+    async with Admin(namesrv=each_cluster.namesrv) as admin:
+        await admin.create_topic(topic, queues=8)
+        for _ in range(100):
+            group = f"{topic}_{uuid.uuid4().hex[:8]}"
+            await admin.create_group(group)
+            async with PullConsumer(group, namesrv=each_cluster.namesrv) as consumer:
+                queues = sorted(await consumer.queues(topic))
+                await asyncio.gather(*(consumer.commit(queue, 1) for queue in queues))
+                assert [await consumer.committed(queue) for queue in queues] == [1] * 8
 
 
 async def test_group_settings_members_and_copies_of_offsets(each_cluster: RealCluster) -> None:

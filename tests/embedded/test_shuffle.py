@@ -111,3 +111,26 @@ async def test_shuffle_waits_while_stalled(server: EmbeddedRocketMQ, broker: Raw
     for _ in NUMBERS:
         await broker.read()
     assert sorted(stored(server)) == NUMBERS
+
+
+async def test_shuffled_first_commits_of_a_group_lose_some(server: EmbeddedRocketMQ, broker: RawClient) -> None:
+    """All are answered with success, as real brokers do whose threads race; the commits after them are kept."""
+    seed = seeded()
+    kept = []
+    await broker.send("T", b"first")
+    for number in range(20):
+        server.shuffle(seed + number)
+        group = f"g{number}"
+        await broker.ask(200, {}, b'{"groupName": "%s"}' % group.encode())
+        server.stall("broker-a")
+        for queue_id in range(4):
+            broker.write(15, {"consumerGroup": group, "topic": "T", "queueId": str(queue_id), "commitOffset": "1"})
+        await broker.writer.drain()
+        await asyncio.sleep(0.02)
+        server.resume("broker-a")
+        assert [(await broker.read()).code for _ in range(4)] == [0] * 4
+        kept.append(len(server.progress(group)))
+        await broker.ask(15, {"consumerGroup": group, "topic": "T", "queueId": "0", "commitOffset": "2"})
+        assert 0 in [queue.queue_id for queue in server.progress(group)]
+    assert min(kept) < 4
+    assert min(kept) >= 1

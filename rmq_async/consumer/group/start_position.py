@@ -14,9 +14,10 @@ their first message.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import datetime
-from typing import Final, Literal
+from typing import Final, Literal, TypeVar
 
 from rmq_protocol.errors import shown
 from rmq_protocol.message import MessageQueue
@@ -24,13 +25,17 @@ from rmq_protocol.message import MessageQueue
 from ... import machine
 from ..._asyncio import for_each
 from ..._backoff import Backoff
+from ..._text import printable
 from ...client import ClientInstance, commit_offset, committed_offset, max_offset, min_offset, search_offset
 from ...errors import ConfigError, RocketMQError
 
 __all__ = ["StartFrom", "first_positions", "offset_at", "start_offset", "store_positions"]
 
+logger = logging.getLogger(__name__)
+
 FIRST_PAUSE: Final = 0.1
 LONGEST_PAUSE: Final = 1.0
+T = TypeVar("T")
 StartFrom = Literal["latest", "earliest"] | datetime
 
 
@@ -51,28 +56,53 @@ async def first_positions(
 
 
 async def store_positions(instance: ClientInstance, group: str, positions: dict[MessageQueue, int]) -> None:
-    """Commits the first positions of a topic, the first queue of each broker last; returns when the brokers have answered.
+    """Commits the first positions of a topic, the first queue of each broker last; returns when the brokers show them.
 
-    What may pass is repeated for ``request_timeout``, and then raised.
+    What may pass is repeated for ``request_timeout``, and then raised. What a broker has taken and does not show
+    is repeated too, and then logged: where two
+    members start at the same time, the first commit of one can replace that of the other (``client.first_commits``).
     """
     deadline = machine.monotonic() + instance.config.request_timeout
 
-    async def store(queue: MessageQueue) -> None:
+    async def store(queue: MessageQueue) -> bool:
+        """Returns whether the broker shows the offset."""
+        await _repeat(lambda: commit_offset(instance, group, queue, positions[queue]), deadline)
+        offset = await _repeat(lambda: committed_offset(instance, group, queue), deadline)
+        return offset is not None and offset >= positions[queue]
+
+    async def store_all(queues: Sequence[MessageQueue]) -> None:
         pauses = Backoff(FIRST_PAUSE, LONGEST_PAUSE)
-        while True:
-            try:
-                await commit_offset(instance, group, queue, positions[queue])
-            except RocketMQError as error:
-                pause = pauses.next()
-                if not error.retriable or machine.monotonic() + pause > deadline:
-                    raise
-                await asyncio.sleep(pause)
-            else:
+        while queues:
+            shows = await for_each(queues, store)
+            queues = [queue for queue in queues if not shows[queue]]
+            pause = pauses.next()
+            if queues and machine.monotonic() + pause > deadline:
+                brokers = printable(", ".join(sorted({queue.broker_name for queue in queues})))
+                logger.warning(
+                    "group %s: %s took the first offsets of %d queues and does not show them; until the next commit, a member "
+                    "that takes one of these queues over reads it from its first message on",
+                    printable(instance.names.display_name(group)), brokers, len(queues),
+                )  # fmt: skip
                 return
+            if queues:
+                await asyncio.sleep(pause)
 
     last = _first_queues(positions)
-    await for_each([queue for queue in positions if queue not in last], store)
-    await for_each(last, store)
+    await store_all([queue for queue in positions if queue not in last])
+    await store_all(last)
+
+
+async def _repeat(request: Callable[[], Awaitable[T]], deadline: float) -> T:
+    """Awaits the request, again after each error that may pass, until ``deadline``. Raises the last error."""
+    pauses = Backoff(FIRST_PAUSE, LONGEST_PAUSE)
+    while True:
+        try:
+            return await request()
+        except RocketMQError as error:
+            pause = pauses.next()
+            if not error.retriable or machine.monotonic() + pause > deadline:
+                raise
+        await asyncio.sleep(pause)
 
 
 def _unfinished(queues: Sequence[MessageQueue], stored: frozenset[MessageQueue]) -> list[MessageQueue]:
