@@ -7,7 +7,6 @@ import logging
 import os
 import re
 import signal
-import threading
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -21,6 +20,7 @@ from rmq_async import ClientConfig, ConfigError
 from rmq_async.config import LONGEST, NAMESRV_ENVIRONMENT, name_servers
 
 from .security import security_options, security_settings
+from .signals import end_at_once, signals_handled
 
 __all__ = [
     "AGE",
@@ -34,7 +34,6 @@ __all__ = [
     "Interrupted",
     "client_config",
     "client_options",
-    "exit_code_of",
     "interrupted_by",
     "json_option",
     "moment_help",
@@ -144,42 +143,30 @@ def interrupted_by(number: int) -> Interrupted:
     return Terminated() if number == signal.SIGTERM else Interrupted()
 
 
-def exit_code_of(number: int) -> int:
-    """Returns the exit code of a command that a signal ended: 130 for SIGINT, 143 for SIGTERM."""
-    return 128 + number
-
-
-def run(work: Coroutine[Any, Any, T]) -> T:
+def run(work: Coroutine[Any, Any, T], *, signalled: bool = False) -> T:
     """Runs a coroutine by ``rmq_async.run``. The first SIGINT or SIGTERM cancels it and raises Interrupted; a second one ends the
-    process at once, also while the loop is blocked by output that no one reads."""
+    process at once, also while the loop is blocked by output that no one reads. ``signalled``: there has been a first one."""
     try:
-        return rmq_async.run(_until_signal(work))
+        return rmq_async.run(_until_signal(work, signalled))
     except KeyboardInterrupt:  # before the signals are handled
         raise Interrupted from None
 
 
-async def _until_signal(work: Coroutine[Any, Any, T]) -> T:
-    if threading.current_thread() is not threading.main_thread():
-        return await work
+async def _until_signal(work: Coroutine[Any, Any, T], signalled: bool) -> T:
     loop, task, received = asyncio.get_running_loop(), asyncio.current_task(), list[int]()
     assert task is not None
 
-    def handle(number: int, _: object) -> None:
+    def cancel(number: int) -> None:
         received.append(number)
-        if len(received) > 1:
-            os._exit(exit_code_of(number))
         loop.call_soon_threadsafe(task.cancel)
 
-    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        return await work
-    except asyncio.CancelledError:
-        if received:
-            raise interrupted_by(received[0]) from None
-        raise
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    with signals_handled(end_at_once if signalled else cancel):
+        try:
+            return await work
+        except asyncio.CancelledError:
+            if received:
+                raise interrupted_by(received[0]) from None
+            raise
 
 
 def client_config(namesrv: str | None, timeout: float) -> ClientConfig:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import resource
-import signal
 from typing import Final
 
 import click
@@ -14,6 +12,7 @@ from rmq_async.embedded import MAX_BROKERS, EmbeddedRocketMQ
 
 from .options import json_option
 from .output import Output
+from .signals import ended_by_signal
 
 __all__ = ["server"]
 
@@ -47,27 +46,24 @@ def server(as_json: bool, host: str, port: int, brokers: int, max_memory: int) -
 async def run_server(host: str, port: int, brokers: int, megabytes: int, output: Output) -> int:
     """Serves until SIGTERM or SIGINT. ``megabytes``: MiB of messages that are kept. Raises OSError, which names the address,
     where it cannot listen."""
-    ended = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, ended.set)
     _allow_many_connections()
     server = EmbeddedRocketMQ(host=host, port=port, brokers=brokers, max_memory=megabytes << 20)
-    try:
-        await server.start()
-    except OSError as error:
-        raise OSError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
-    except UnicodeError as error:
-        raise OSError(f"cannot listen on {host}:{port}: that is no host name") from error
-    try:
-        output.record({"namesrv": server.namesrv, "brokers": server.brokers})
-        output.line(f"name server {server.namesrv}")
-        for name, address in server.brokers.items():
-            output.line(f"{name} {address}")
-        output.line("Messages are kept in memory until this ends: Ctrl-C or SIGTERM.")
-        await ended.wait()
-    finally:
-        await server.stop()
+    with ended_by_signal() as ended:
+        try:
+            await server.start()
+        except OSError as error:
+            raise OSError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
+        except UnicodeError as error:
+            raise OSError(f"cannot listen on {host}:{port}: that is no host name") from error
+        try:
+            output.record({"namesrv": server.namesrv, "brokers": server.brokers})
+            output.line(f"name server {server.namesrv}")
+            for name, address in server.brokers.items():
+                output.line(f"{name} {address}")
+            output.line("Messages are kept in memory until this ends: Ctrl-C or SIGTERM.")
+            await ended.wait()
+        finally:
+            await server.stop()
     return 0
 
 

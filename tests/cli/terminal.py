@@ -82,6 +82,14 @@ class Terminal:
         if self.process is not None:
             self.process.send_signal(signal.SIGWINCH)  # the kernel sends it to programs whose terminal this is
 
+    def hold(self) -> None:
+        """Stops the output, as Ctrl-S does."""
+        termios.tcflow(self._theirs, termios.TCOOFF)
+
+    @property
+    def blocking(self) -> bool:
+        return os.get_blocking(self._theirs)
+
     async def ended(self) -> int:
         assert self.process is not None
         return await asyncio.wait_for(self.process.wait(), 10)

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
 import signal
+import subprocess
 import threading
+from contextlib import suppress
+from pathlib import Path
+from time import monotonic, sleep
 from typing import Any
 
 import pytest
@@ -14,7 +19,7 @@ from rmq_async.cli.bench.figures import Histogram, Part, failed, merged, percent
 from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_protocol.constants import RequestCode
 
-from .support import Ended, Rmq, end, one_line, rmq, start
+from .support import START, Ended, Rmq, end, environment, one_line, rmq, start
 
 TOPIC = "Bench"
 
@@ -160,3 +165,32 @@ async def test_a_signal_ends_it_with_the_figures_so_far(
     found = result_of(ended)
     assert 0 < found["acknowledged"] == found["stored"]
     assert 0 < found["seconds"] < 30
+
+
+def test_processes_end_with_a_parent_that_is_killed(server: EmbeddedRocketMQ) -> None:
+    arguments = ("--topic", "Orphans", "--create", "--in-flight", "4", "--processes", "2", "--json", "--seconds", "20")
+    command = [*START, "bench", *arguments, "--namesrv", server.namesrv]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment(), start_new_session=True) as process:
+        assert process.stdout is not None
+        try:
+            assert b"progress" in process.stdout.readline()
+            process.kill()
+            process.wait(10)
+            deadline = monotonic() + 8
+            while _members(process.pid) and monotonic() < deadline:
+                sleep(0.05)
+            assert _members(process.pid) == []
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+def _members(group: int) -> list[int]:
+    """Processes of a group that run."""
+    found = []
+    for each in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            state, _, number = each.read_text().rpartition(")")[2].split()[:3]
+            if int(number) == group and state != "Z":
+                found.append(int(each.parent.name))
+    return found

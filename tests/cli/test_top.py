@@ -10,6 +10,7 @@ import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from itertools import count
+from pathlib import Path
 
 import pytest
 
@@ -194,8 +195,27 @@ async def test_a_signal_restores_the_terminal(number: signal.Signals, code: int,
         terminal.process.send_signal(number)
         assert await terminal.ended() == code
         assert terminal.settings_now() == terminal.settings
+        assert terminal.blocking
         assert b"\x1b[?1049l" in terminal.sent
         assert b"Traceback" not in terminal.sent
+
+
+async def test_a_second_signal_ends_the_view_at_once_and_restores_the_terminal() -> None:
+    async with (
+        EmbeddedRocketMQ() as server,
+        Terminal("top", "--timeout", "30", "--interval", "0.2", "--namesrv", server.namesrv) as terminal,
+    ):
+        await until(lambda: "broker-a" in terminal.text, 20)
+        process = terminal.process
+        assert process is not None
+        terminal.hold()
+        await until(lambda: Path(f"/proc/{process.pid}/wchan").read_text() == "wait_woken", 20)  # for the terminal
+        process.send_signal(signal.SIGTERM)
+        await asyncio.sleep(0.2)
+        assert process.returncode is None
+        process.send_signal(signal.SIGTERM)
+        assert await terminal.ended() == 143
+        assert terminal.settings_now() == terminal.settings
 
 
 async def test_name_servers_that_are_away_leave_the_last_figures() -> None:

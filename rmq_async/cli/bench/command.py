@@ -11,8 +11,9 @@ import click
 
 from rmq_async import Admin, ClientConfig, ProducerConfig, RocketMQError, TopicNotFoundError
 
-from ..options import ClientOptions, client_config, client_options, exit_code_of, pass_options, run
+from ..options import ClientOptions, client_config, client_options, pass_options, run
 from ..output import Output
+from ..signals import exit_code_of
 from .figures import merged
 from .load import MODES, Ending, LoadSettings
 from .processes import run_processes
@@ -122,7 +123,7 @@ def bench(options: _BenchOptions) -> int:
     before = run(_offsets_before(client, topic, options.queues if options.create else None))
     progress, ending = _Progress(output, monotonic()), Ending()
     whole = merged(run_processes(settings, client, processes, progress.report, ending))
-    stored = None if before is None else run(_stored(client, topic, before, whole.total))
+    stored = None if before is None else run(_stored(client, topic, before, whole.total), signalled=ending.number > 0)
     code = print_result(output, BenchResult(settings, processes, whole, stored))
     return code or (exit_code_of(ending.number) if ending.number else 0)
 

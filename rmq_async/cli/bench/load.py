@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from time import perf_counter, process_time
@@ -18,12 +18,11 @@ from typing import Any, Final
 
 from rmq_async import ClientConfig, Message, Producer
 
-from ..options import exit_code_of
+from ..signals import end_at_once, signals_handled
 from .figures import Histogram, Part, failed
 
-__all__ = ["MODES", "SIGNALS", "Ending", "LoadSettings", "run_load"]
+__all__ = ["MODES", "Ending", "LoadSettings", "run_load"]
 
-SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 MODES: Final = {"send": 64, "async": 1024, "batch": 8, "oneway": 1, "adaptive": 1024}
 """Calls in flight, unless an option gives another number."""
 GROUP: Final = "rmq_bench"
@@ -60,11 +59,21 @@ class Ending:
         self.number = 0
         self._shares = shares
 
-    def received(self, number: int, ended: asyncio.Event) -> None:
-        if self.number and not self._shares:
-            os._exit(exit_code_of(number))
-        self.number = self.number or number
-        ended.set()
+    @contextmanager
+    def by_signal(self) -> Iterator[asyncio.Event]:
+        """Provides an event of the running loop that a first signal sets."""
+        loop, ended = asyncio.get_running_loop(), asyncio.Event()
+
+        def first(number: int) -> None:
+            self.number = number
+            loop.call_soon_threadsafe(ended.set)
+
+        with signals_handled(first, _ignore if self._shares else end_at_once):
+            yield ended
+
+
+def _ignore(_: int) -> None:
+    """Ignores a signal."""
 
 
 @dataclass
@@ -100,9 +109,6 @@ class _State:
 async def run_load(settings: LoadSettings, client: ClientConfig, report: Report, ending: Ending) -> Part:
     """Sends and counts, up to the end or to a signal. Raises what starting and stopping the producer raises; failed sends are
     counted."""
-    ended = asyncio.Event()
-    for number in SIGNALS:
-        asyncio.get_running_loop().add_signal_handler(number, ending.received, number, ended)
     limit = max(65535, settings.in_flight * settings.batch)
     adaptive: dict[str, Any] = {"batching": True} if settings.mode == "adaptive" else {}
     producer = Producer(
@@ -113,8 +119,9 @@ async def run_load(settings: LoadSettings, client: ClientConfig, report: Report,
         compress_over=settings.body + 1,
         **adaptive,
     )
-    async with producer:
-        return await _measured(settings, _State(settings.messages), producer, report, ended)
+    with ending.by_signal() as ended:
+        async with producer:
+            return await _measured(settings, _State(settings.messages), producer, report, ended)
 
 
 async def _measured(settings: LoadSettings, state: _State, producer: Producer, report: Report, ended: asyncio.Event) -> Part:

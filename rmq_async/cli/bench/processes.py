@@ -10,9 +10,8 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-import threading
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from multiprocessing.connection import Connection, wait
 from typing import Any
@@ -20,9 +19,10 @@ from typing import Any
 import rmq_async
 from rmq_async import ClientConfig, RocketMQError
 
-from ..options import interrupted_by, run
+from ..options import FAILED, interrupted_by, run
+from ..signals import signals_handled
 from .figures import Part
-from .load import SIGNALS, Ending, LoadSettings, Report, run_load
+from .load import Ending, LoadSettings, Report, run_load
 
 __all__ = ["run_processes"]
 
@@ -37,7 +37,8 @@ def run_processes(settings: LoadSettings, client: ClientConfig, number: int, rep
     try:
         for each in range(number):
             ours, theirs = context.Pipe(duplex=False)
-            child = context.Process(target=_child, args=(_share(settings, each, number), client, theirs), daemon=True)
+            shared = _share(settings, each, number)
+            child = context.Process(target=_child, args=(shared, client, theirs, os.getpid()), daemon=True)
             child.start()
             theirs.close()
             children[ours] = child
@@ -51,27 +52,19 @@ def run_processes(settings: LoadSettings, client: ClientConfig, number: int, rep
             pipe.close()
 
 
-@contextmanager
-def _ended_by_signal(children: Iterable[Any], ending: Ending) -> Iterator[None]:
+def _ended_by_signal(children: Iterable[Any], ending: Ending) -> AbstractContextManager[None]:
     """Passes a first signal on to the children. Raises Interrupted at a second one."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
 
-    def handle(number: int, _: object) -> None:
-        if ending.number:
-            raise interrupted_by(number)
+    def first(number: int) -> None:
         ending.number = number
         for child in children:
             if child.is_alive():
                 os.kill(child.pid, signal.SIGTERM)
 
-    before = {number: signal.signal(number, handle) for number in SIGNALS}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    def again(number: int) -> None:
+        raise interrupted_by(number)
+
+    return signals_handled(first, again)
 
 
 def _share(settings: LoadSettings, number: int, of: int) -> LoadSettings:
@@ -112,10 +105,14 @@ def _code(child: Any) -> object:
     return child.exitcode
 
 
-def _child(settings: LoadSettings, client: ClientConfig, pipe: Connection) -> None:
+def _child(settings: LoadSettings, client: ClientConfig, pipe: Connection, parent: int) -> None:
+    def report(count: int, failed: int) -> None:
+        if os.getppid() != parent:  # it was killed: this process has an end to read from too, so a write does not say so
+            os._exit(FAILED)
+        pipe.send((count, failed))
+
     try:
-        ending = Ending(shares=True)
-        pipe.send(rmq_async.run(run_load(settings, client, lambda count, failed: pipe.send((count, failed)), ending)))
+        pipe.send(rmq_async.run(run_load(settings, client, report, Ending(shares=True))))
     except KeyboardInterrupt:
         pass
     except Exception as error:  # noqa: BLE001 - the parent prints it, in one line

@@ -8,7 +8,6 @@ comes again, and uses up no attempt.
 from __future__ import annotations
 
 import asyncio
-import signal
 from collections import Counter
 from contextlib import suppress
 from typing import Final
@@ -21,12 +20,12 @@ from rmq_async import ClientConfig, Consumer, DeadLetter, MessageExt, RetryLater
 from ..output import Output
 from ..printer import Printer
 from ..records import body_bytes, fields_of, headline
+from ..signals import exit_code_of, signals_handled
 from .execute import CANNOT_RUN, DEAD_LETTER, Commands
 from .settings import ConsumeOptions
 
 __all__ = ["consume_messages"]
 
-SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 NOT_STARTED: Final = -1
 LAST_COMMITS: Final = 1.0
 """Seconds of a stop that cancels the handlers at once."""
@@ -34,15 +33,24 @@ LAST_COMMITS: Final = 1.0
 
 async def consume_messages(options: ConsumeOptions, config: ClientConfig) -> int:
     """Consumes until --count, a signal or a failure; returns the exit code."""
-    loop = asyncio.get_running_loop()
-    work = _Work(options)
+    loop, work = asyncio.get_running_loop(), _Work(options)
 
+    def received(number: int) -> None:
+        loop.call_soon_threadsafe(work.interrupt, number)
+
+    with signals_handled(received, received):
+        await _consume(options, config, work)
+    if work.failure is not None:
+        raise work.failure
+    work.summarize()
+    return 0 if work.aborted is None else exit_code_of(work.aborted)
+
+
+async def _consume(options: ConsumeOptions, config: ClientConfig, work: _Work) -> None:
     async def handle(message: MessageExt) -> None:
         await work.handle(message)
 
     handle.__module__, handle.__qualname__ = "rmq", "consume"  # in the log
-    for number in SIGNALS:
-        loop.add_signal_handler(number, work.interrupt, number)
     consumer = Consumer(options.group, client=config, start_from=options.start_from, concurrency=options.concurrency)
     consumer.subscribe(
         options.topic,
@@ -60,10 +68,6 @@ async def consume_messages(options: ConsumeOptions, config: ClientConfig) -> int
     finally:
         await consumer.stop(LAST_COMMITS if work.leaving or work.cut.is_set() else None)
         work.printer.close()
-    if work.failure is not None:
-        raise work.failure
-    work.summarize()
-    return 0 if work.aborted is None else 128 + work.aborted
 
 
 async def _started(consumer: Consumer, over: asyncio.Event) -> bool:
@@ -105,7 +109,8 @@ class _Work:
         """Set when no handler is waited for."""
         self.leaving = False
         """Whether a call waits for the stop to cancel it."""
-        self.aborted: signal.Signals | None = None
+        self.aborted: int | None = None
+        """The second signal."""
         self.failure: Exception | None = None
         self.printer = Printer()
         self._options = options
@@ -116,10 +121,10 @@ class _Work:
         self._idle = asyncio.Event()
         self._idle.set()
 
-    def interrupt(self, number: signal.Signals) -> None:
+    def interrupt(self, number: int) -> None:
         """Ends the work at a first signal, what runs at a second one."""
         if self.over.is_set() and self.aborted is None:
-            self.aborted = signal.Signals(number)
+            self.aborted = number
             self.cut.set()
         elif self._running and self._commands is not None:
             self._output.trouble(f"ends after {self._running} running commands; a second signal ends them too")

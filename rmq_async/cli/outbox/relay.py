@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 from collections.abc import Coroutine
 from contextlib import AsyncExitStack
 from time import monotonic
@@ -16,6 +15,7 @@ from rmq_async.outbox import Outbox, OutboxStatus, Store
 
 from ..options import FAILED
 from ..output import Output
+from ..signals import ended_by_signal
 from .database import ERRORS, connected
 from .report import Progress, message_count
 from .settings import RelayOptions
@@ -32,11 +32,8 @@ T = TypeVar("T")
 
 async def run_relay(database: str, settings: RelayOptions, client: ClientConfig, output: Output) -> int:
     """Relays until SIGTERM or SIGINT, or with --drain until the end, also while the cluster is away; returns the exit code."""
-    ended = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, ended.set)
     async with AsyncExitStack() as stack:
+        ended = stack.enter_context(ended_by_signal())
         found = await _unless(ended, stack.enter_async_context(connected(database, settings.table)))
         before = None if found is None else await _unless(ended, found[1].status())
         if found is None or before is None:

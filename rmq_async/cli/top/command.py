@@ -19,9 +19,10 @@ from rmq_async import Admin, ClientConfig, RocketMQError
 
 from ..options import ClientOptions, client_config, client_options, pass_options, run
 from ..output import Output
+from ..signals import end_at_once, exit_code_of, signals_handled
 from .controls import COLUMNS, Controls
 from .figures import Figures, Watch
-from .terminal import pressed_keys
+from .terminal import leave_at_once, pressed_keys, settings_now
 from .view import picture, whole
 
 __all__ = ["top"]
@@ -91,18 +92,23 @@ class _Top:
         self._look_now = asyncio.Event()
 
     async def run(self) -> int:
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._end, 128 + number)
         console = Console(highlight=False)
         if not console.is_terminal and "COLUMNS" not in os.environ:
             console.width = WIDTH
-        async with Admin(client=self._config) as admin:
-            is_live = console.is_terminal and not console.is_dumb_terminal
-            if is_live and not self._options.once and not self._options.as_json:
-                await self._live(admin, console)
-            else:
-                await self._print(admin, console)
+        is_live = console.is_terminal and not console.is_dumb_terminal and not self._options.once and not self._options.as_json
+        loop, before = asyncio.get_running_loop(), settings_now() if is_live else None
+
+        def first(number: int) -> None:
+            loop.call_soon_threadsafe(self._end, exit_code_of(number))
+
+        def again(number: int) -> None:
+            if is_live:
+                leave_at_once(before)
+            end_at_once(number)
+
+        with signals_handled(first, again):
+            async with Admin(client=self._config) as admin:
+                await (self._live if is_live else self._print)(admin, console)
         return self._code
 
     def _end(self, code: int) -> None:

@@ -5,17 +5,22 @@ from __future__ import annotations
 import asyncio
 import codecs
 import os
+import select
 import termios
 import tty
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Final
+from contextlib import contextmanager, suppress
+from typing import Any, Final
 
 from .controls import keys_of
 
-__all__ = ["pressed_keys"]
+__all__ = ["leave_at_once", "pressed_keys", "settings_now"]
 
 STDIN: Final = 0
+STDOUT: Final = 1
+LEAVE: Final = b"\x1b[?25h\x1b[?1049l"
+"""Shows the cursor, and the screen as it was before the view."""
+Settings = list[Any]
 
 
 @contextmanager
@@ -36,11 +41,26 @@ def pressed_keys(press: Callable[[str], None]) -> Iterator[None]:
         for key in keys_of(decode(data)):
             press(key)
 
-    before = termios.tcgetattr(STDIN)
+    before, blocks = termios.tcgetattr(STDIN), os.get_blocking(STDIN)
     tty.setcbreak(STDIN)
     loop.add_reader(STDIN, read)
+    os.set_blocking(STDIN, blocks)  # uvloop changes that, for all programs on the terminal: what they write would be cut off
     try:
         yield
     finally:
         loop.remove_reader(STDIN)
         termios.tcsetattr(STDIN, termios.TCSADRAIN, before)
+
+
+def settings_now() -> Settings | None:
+    """Returns the settings of the terminal that is standard input; None where it is none."""
+    return termios.tcgetattr(STDIN) if os.isatty(STDIN) else None
+
+
+def leave_at_once(settings: Settings | None) -> None:
+    """Gives the terminal back without waiting for it, for a process that is about to end."""
+    with suppress(OSError, termios.error):
+        if settings is not None:
+            termios.tcsetattr(STDIN, termios.TCSANOW, settings)
+        if select.select([], [STDOUT], [], 0)[1]:
+            os.write(STDOUT, LEAVE)

@@ -1,0 +1,63 @@
+"""SIGINT and SIGTERM: the first one lets a command end in order, a second one ends it at once.
+
+The handlers are the interpreter's, not those of a loop: a loop that is blocked, by output that no one reads or by a call that does
+not return, would never call its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final
+
+__all__ = ["end_at_once", "ended_by_signal", "exit_code_of", "signals_handled"]
+
+SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
+
+
+def exit_code_of(number: int) -> int:
+    """Returns the exit code of a command that a signal ended: 130 for SIGINT, 143 for SIGTERM."""
+    return 128 + number
+
+
+def end_at_once(number: int) -> None:
+    """Ends the process, without what it had still to do."""
+    os._exit(exit_code_of(number))
+
+
+@contextmanager
+def signals_handled(first: Callable[[int], object], again: Callable[[int], object] = end_at_once) -> Iterator[None]:
+    """Calls ``first`` with the number of the first signal, ``again`` with that of each later one.
+
+    Both are called in the main thread between any two of its steps, as handlers of ``signal.signal`` are: what they have to do on a
+    loop they give to ``call_soon_threadsafe``. Outside of the main thread no signal is handled.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    received = False
+
+    def handle(number: int, _: object) -> None:
+        nonlocal received
+        call = again if received else first
+        received = True
+        call(number)
+
+    before = {number: signal.signal(number, handle) for number in SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def ended_by_signal() -> Iterator[asyncio.Event]:
+    """Provides an event of the running loop that the first signal sets; a second one ends the process at once."""
+    loop, ended = asyncio.get_running_loop(), asyncio.Event()
+    with signals_handled(lambda _: loop.call_soon_threadsafe(ended.set)):
+        yield ended
