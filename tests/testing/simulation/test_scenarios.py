@@ -94,6 +94,11 @@ def test_run_of_groups_waits_for_messages_that_were_given_back() -> None:
     assert run_seed("groups", 200918).violation == ""
 
 
+def test_run_of_groups_waits_for_queues_of_members_that_are_gone() -> None:
+    """A broker listed one for 120 s, which left 24 s for the queues that it had owned."""
+    assert run_seed("groups", 300021).violation == ""
+
+
 @pytest.mark.parametrize("hash_seed", ["0", "1", "4711"])
 def test_hashes_are_equal_under_each_hash_seed(hash_seed: str) -> None:
     environment = {**os.environ, "PYTHONHASHSEED": hash_seed}

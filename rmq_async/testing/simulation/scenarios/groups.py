@@ -35,7 +35,7 @@ LONGEST_REGISTRATION: Final = 45.0
 FIRST_SENDS: Final = 1.5
 """Mean seconds between two turns of the sender."""
 LONGEST_DRAIN: Final = 60.0
-"""Seconds after the calm in which what is left is handled."""
+"""Seconds after the calm, and after the last member that was gone and listed, in which what is left is handled."""
 LONGEST_CALL: Final = 40.0
 """Seconds of a handler call at most: after 60 s it counts as stuck."""
 FAREWELL: Final = 6.0
@@ -221,10 +221,14 @@ class Crew:
         self.log.look(resting=True)
 
     async def _drained(self) -> None:
+        """Waits until all is handled; a broker that lists a member that is gone gets more time: its queues wait until then."""
         end = self.cluster.now + LONGEST_DRAIN
         while self.cluster.now < end:
-            if all(low >= high for low, high in self.log.backlogs[-1].queues.values()) and not self.log.delayed():
+            backlog = self.log.backlogs[-1]
+            if all(low >= high for low, high in backlog.queues.values()) and not self.log.delayed():
                 return
+            if backlog.ghosts:
+                end = self.cluster.now + LONGEST_DRAIN
             await asyncio.sleep(LOOK_EVERY)
 
     # -- members
