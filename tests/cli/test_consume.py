@@ -81,7 +81,7 @@ async def test_the_exit_code_is_the_outcome(server: EmbeddedRocketMQ, tmp_path: 
         (0, "done"), (1, "retry"), (65, "dead-letter"), (75, "retry"),
     ]  # fmt: skip
     assert ended.records[0].keys() == {
-        "topic", "broker", "queue_id", "queue_offset", "msg_id", "attempt", "exit_code", "outcome", "seconds",
+        "topic", "broker", "queue_id", "queue_offset", "msg_id", "attempt", "exit_code", "error", "outcome", "seconds",
     }  # fmt: skip
     assert ended.err.splitlines()[-1] == "rmq: 4 messages: 1 done, 2 to be tried again, 1 dead-lettered"
     assert committed(server, "g-Codes", "Codes") == 4
@@ -111,6 +111,24 @@ async def test_a_command_that_cannot_be_run_ends_it(server: EmbeddedRocketMQ) ->
     assert "exit code 127" in ended.err.splitlines()[-1]
     assert len(server.retries("g-Typo")) == 1
     assert committed(server, "g-Typo", "Typo") == 1
+
+
+async def test_a_process_that_cannot_be_started_is_an_outcome_too(
+    server: EmbeddedRocketMQ, rmq_here: Rmq, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refused(*_: object, **__: object) -> None:
+        raise OSError(11, "Resource temporarily unavailable")
+
+    await fill(server, "Forks", [b"1"])
+    monkeypatch.setattr(asyncio, "create_subprocess_shell", refused)
+    arguments = ("--group", "g-Forks", "--from", "earliest", "--exec", "true", "--count", "1")
+    ended = await asyncio.to_thread(rmq_here, "consume", "Forks", *arguments, "--json")
+    assert ended.code == 0
+    (outcome,) = ended.records
+    assert (outcome["outcome"], outcome["exit_code"], outcome["attempt"]) == ("retry", None, 1)
+    assert "Resource temporarily unavailable" in outcome["error"]
+    assert "Resource temporarily unavailable" in ended.err
+    assert [each.body for each in server.retries("g-Forks")] == [b"1"]
 
 
 async def test_a_command_that_takes_too_long_is_ended(server: EmbeddedRocketMQ) -> None:

@@ -26,7 +26,6 @@ from .settings import ConsumeOptions
 
 __all__ = ["consume_messages"]
 
-NOT_STARTED: Final = -1
 LAST_COMMITS: Final = 1.0
 """Seconds of a stop that cancels the handlers at once."""
 
@@ -89,12 +88,12 @@ async def _started(consumer: Consumer, over: asyncio.Event) -> bool:
 class _FailedError(RetryLater):
     """The command has failed; logged without a traceback."""
 
-    def __init__(self, code: int) -> None:
+    def __init__(self, code: int | None) -> None:
         super().__init__()
         self.code = code
 
     def __repr__(self) -> str:
-        return f"exit code {self.code}"
+        return "no process" if self.code is None else f"exit code {self.code}"
 
 
 class _Work:
@@ -183,16 +182,18 @@ class _Work:
         line = f"{headline(message)}\n".encode() if self._options.verbose else b""
         return line + body_bytes(message) + b"\n"
 
-    async def _execute(self, message: MessageExt) -> tuple[str, int]:
-        """Returns the outcome of the message, and the exit code."""
+    async def _execute(self, message: MessageExt) -> tuple[str, int | None]:
+        """Returns the outcome of the message, and the exit code; None where no process can be started."""
         assert self._commands is not None
         began = asyncio.get_running_loop().time()
         delivery = current_delivery()
+        code: int | None = None
+        error: str | None = None
         try:
             code = await self._commands.run(message, delivery)
-        except OSError as error:
-            click.echo(f"rmq: message {message.msg_id}: no process can be started: {error}", err=True)
-            return "retry", NOT_STARTED
+        except OSError as raised:
+            error = f"no process can be started: {raised}"
+            self._output.trouble(f"message {message.msg_id}: {error}")
         if self.cut.is_set():
             await self._leave()
         if code in CANNOT_RUN:
@@ -202,7 +203,8 @@ class _Work:
             seconds = round(asyncio.get_running_loop().time() - began, 3)
             facts = {"topic": message.topic, "broker": message.queue.broker_name, "queue_id": message.queue.queue_id}
             facts |= {"queue_offset": message.queue_offset, "msg_id": message.msg_id, "attempt": delivery.attempt}
-            await self._print(msgspec.json.encode({**facts, "exit_code": code, "outcome": outcome, "seconds": seconds}) + b"\n")
+            ended = {"exit_code": code, "error": error, "outcome": outcome, "seconds": seconds}
+            await self._print(msgspec.json.encode({**facts, **ended}) + b"\n")
         return outcome, code
 
     async def _print(self, data: bytes) -> None:
