@@ -16,8 +16,12 @@ from zlib import crc32
 import msgspec
 
 from rmq_async import MessageExt, MessageQueue, ProducerConfig
+from rmq_async._text import printable
+from rmq_protocol.forwarding import holdable
 
-__all__ = ["LONGEST_LINE", "Queues", "read_record"]
+from .output import Output
+
+__all__ = ["LONGEST_LINE", "LeftOut", "Queues", "read_record"]
 
 LONGEST_LINE: Final = 6 * ProducerConfig.max_message_size + (1 << 20)
 """Bytes: a body of control characters takes six times its size, ``\\u0001``; properties take 32 KiB at most, before that."""
@@ -67,6 +71,39 @@ def _body(record: _Record) -> bytes:
         return b64decode(record.body_base64, validate=True)
     except ValueError as error:
         raise ValueError(f"body_base64 is not Base64: {error}") from None
+
+
+class LeftOut:
+    """Counts what ``Message.from_received`` leaves out although the sender gave it: texts that no message may hold. Clients of
+    other languages send blank ones, and U+0001 within a value."""
+
+    def __init__(self) -> None:
+        self._texts = self._messages = 0
+        self._first = ""
+
+    def count(
+        self, message: MessageExt, where: str, *, tags: bool = True, keys: bool = True, sharding_key: bool = True
+    ) -> None:
+        """``tags``, ``keys``, ``sharding_key``: whether those of the message are copied."""
+        texts = [name for name, value in message.user_properties.items() if not (holdable(name) and holdable(value))]
+        found = [f"property {name}" for name in texts]
+        if keys:
+            found += [f"key {key}" for key in message.keys if holdable(key) is None]
+        if tags and message.tags and holdable(message.tags) is None:
+            found.append(f"tag {message.tags}")
+        if sharding_key and message.sharding_key and holdable(message.sharding_key) is None:
+            found.append(f"sharding key {message.sharding_key}")
+        if found:
+            self._texts += len(found)
+            self._messages += 1
+            self._first = self._first or printable(f"{found[0]} of {where}")
+
+    def report(self, output: Output) -> None:
+        if self._texts:
+            output.trouble(
+                f"{self._texts} texts of {self._messages} messages are left out, blank or with control characters 0 to 2, "
+                f"which no message may hold; the first: {self._first}"
+            )
 
 
 class Queues:

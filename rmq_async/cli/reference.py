@@ -45,7 +45,8 @@ rmq message query OrderTopic order-17
 
 A copy has what the senders gave: body, tags, keys, flag, sharding key and properties, in the order of each queue. It does not have
 the unique id (each copy gets its own), the origin and the counters of a retry or dead letter, delays that are over, and marks of
-transactions: a dead letter that is copied is an ordinary message. Lines of `rmq message query --json` and
+transactions: a dead letter that is copied is an ordinary message. Texts that no message may hold, blank ones and those with control
+characters 0 to 2, are left out and counted on stderr. Lines of `rmq message query --json` and
 `rmq group dead-letters --json` can be sent in the same way, and so can objects of your own, such as
 `{"body": "x", "tags": "t", "keys": ["k"], "properties": {"a": "1"}}`; those that name no `broker` and `queue_id` go to any
 queue, or to that of their sharding key (property `__SHARDINGKEY`).

@@ -31,7 +31,7 @@ from rmq_async import (
 from rmq_protocol.constants import AUTO_CREATE_TOPIC_KEY
 from rmq_protocol.message import MAX_DELAY_LEVEL
 
-from .copying import LONGEST_LINE, Queues, read_record
+from .copying import LONGEST_LINE, LeftOut, Queues, read_record
 from .lines import lines_of
 from .options import PROPERTY, QUEUE, ClientOptions, client_config, client_options, pass_options, run
 from .output import Output
@@ -168,9 +168,9 @@ def _body(body: str | None, path: Path | None) -> bytes:
     return sys.stdin.buffer.read() if path == Path("-") else path.read_bytes()
 
 
-def _outgoing(options: _SendOptions, queues: Queues | None) -> AsyncIterator[Outgoing]:
+def _outgoing(options: _SendOptions, queues: Queues | None, left_out: LeftOut) -> AsyncIterator[Outgoing]:
     if queues is not None:
-        return _copies(options, queues)
+        return _copies(options, queues, left_out)
     return _again(options, _body(options.body, options.path)) if options.is_single else _lines(options)
 
 
@@ -184,17 +184,21 @@ async def _lines(options: _SendOptions) -> AsyncIterator[Outgoing]:
         yield f"line {number}", options.message(line), options.only_queue
 
 
-async def _copies(options: _SendOptions, queues: Queues) -> AsyncIterator[Outgoing]:
+async def _copies(options: _SendOptions, queues: Queues, left_out: LeftOut) -> AsyncIterator[Outgoing]:
     async for number, line in _numbered_lines(LONGEST_LINE):
         try:
             received, place = read_record(line)
             message = options.copy(received)
         except ValueError as error:
             raise click.ClickException(f"line {number} of standard input: {error}") from None
+        name = f"line {number}"
+        left_out.count(
+            received, name, tags=options.tags is None, keys=not options.keys, sharding_key=options.sharding_key is None
+        )
         queue = options.only_queue
         if queue is None and options.sharding_key is None and place is not None:
             queue = queues.of(place)
-        yield f"line {number}", message, queue
+        yield name, message, queue
 
 
 async def _numbered_lines(limit: int) -> AsyncIterator[tuple[int, bytes]]:
@@ -225,8 +229,9 @@ async def _send(options: _SendOptions, config: ClientConfig) -> int:
     async with producer:
         queues = Queues(await producer.fetch_publish_queues(options.topic)) if options.is_copy else None
         results: Results = asyncio.Queue()
-        room = asyncio.Semaphore(MAX_UNPRINTED)
-        sender = asyncio.create_task(_send_all(options, _outgoing(options, queues), producer, results, room), name="rmq send")
+        room, left_out = asyncio.Semaphore(MAX_UNPRINTED), LeftOut()
+        outgoing = _outgoing(options, queues, left_out)
+        sender = asyncio.create_task(_send_all(options, outgoing, producer, results, room), name="rmq send")
         stored, failed, failure = 0, "", None
         try:
             while (sent := await results.get()) is not None:
@@ -241,6 +246,7 @@ async def _send(options: _SendOptions, config: ClientConfig) -> int:
         finally:
             sender.cancel()
             await asyncio.wait([sender])
+    left_out.report(output)
     if options.is_single and failure is not None:
         raise failure
     if failure is not None:

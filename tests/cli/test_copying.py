@@ -104,6 +104,23 @@ async def test_a_copy_carries_nothing_of_the_system(server: EmbeddedRocketMQ, tm
     assert message.wait_store
 
 
+async def test_a_copy_says_what_it_leaves_out(server: EmbeddedRocketMQ, tmp_path: Path) -> None:
+    lines = line(body="1", properties={"a": "1"}) + line(
+        body="2", properties={"a": "x\x01y", "b": "", "c": "3"}, keys=["k", "\x02"]
+    )
+    lines += line(body="3", properties={"a\x02": "1"}) + line(body="4", tags="\x01", properties={"__SHARDINGKEY": "\x00"})
+    ended = await copied(server, tmp_path, lines, "LeftOut")
+    assert ended.code == 0
+    found = {each.body: (each.user_properties, each.keys, each.tags) for each in server.messages("LeftOut")}
+    assert found == {b"1": ({"a": "1"}, (), None), b"2": ({"c": "3"}, ("k",), None), b"3": ({}, (), None), b"4": ({}, (), None)}
+    assert one_line(ended.err) == (
+        "rmq: 6 texts of 3 messages are left out, blank or with control characters 0 to 2, which no message may hold; the first: "
+        "property a of line 2"
+    )
+    replaced = await copied(server, tmp_path, line(body="5", tags="\x01", keys="\x02"), "LeftOut", "--tags", "t", "--keys", "k")
+    assert (replaced.code, replaced.err) == (0, "")
+
+
 async def test_options_replace_what_the_messages_have(server: EmbeddedRocketMQ, tmp_path: Path) -> None:
     options = ("--tags", "new", "--keys", "k9", "--property", "a=2", "--queue", "broker-b:1")
     lines = line(body="x", tags="old", keys=["k1"], properties={"a": "1", "b": "1"}, broker="broker-a", queue_id=0)
