@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from time import monotonic
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
@@ -26,7 +27,7 @@ from rmq_async.errors import ConfigError
 from rmq_async.spark.options import read_options
 from rmq_async.spark.pipelines.arguments import check_topics as check_topics_there
 from rmq_async.spark.pipelines.arguments import refuse_topics
-from rmq_async.spark.pipelines.compaction import compact
+from rmq_async.spark.pipelines.compaction import check_store, compact
 from rmq_async.spark.pipelines.files import Files
 from rmq_async.spark.pipelines.job import Progress, connection_options, moment, no_progress, run_job, whole_number
 from rmq_async.spark.pipelines.session import activate
@@ -97,7 +98,10 @@ def archive(
     _check(wanted, pattern, options or {})
     place = checkpoint or f"{path.rstrip('/')}/_checkpoint"
     activate(spark)
-    before = _before(Files(spark), path, place, wanted, pattern)
+    store = Files(spark)
+    if compacting:  # what cannot be done after a run that may take hours
+        check_store(path, store.scheme(path))
+    before = _before(store, path, place, wanted, pattern)
     reading: dict[str, str | int | None] = {
         "subscribe": ",".join(wanted) or None,
         "subscribePattern": pattern,
@@ -331,6 +335,8 @@ class _Archive:
         """Raises ConfigError and TopicNotFoundError."""
         options, topics = connection_options(given), given.topic or ()
         _check(topics, given.pattern, options)
+        if given.compact:
+            check_store(given.path, urlsplit(given.path).scheme)
         subjects = {"subscribe": ",".join(topics)} if topics else {"subscribePattern": given.pattern}
         tags = {} if given.tags is None else {"tags": given.tags}
         read_options({**subjects, **tags, **options}, streaming=True)

@@ -77,8 +77,7 @@ def compact(spark: SparkSession, path: str, ddl: str) -> Compacted:
     Raises ConfigError for a store without atomic renames, and PipelineError where the rewritten files hold other rows.
     """
     files = Files(spark)
-    if (scheme := files.scheme(path)) not in _ATOMIC:
-        raise ConfigError(f"{path} cannot be compacted: a store {scheme} does not rename files atomically")
+    check_store(path, files.scheme(path))
     log = f"{path.rstrip('/')}/_spark_metadata"
     names = files.names(log) or ()
     name = newest_list(names)
@@ -97,6 +96,12 @@ def compact(spark: SparkSession, path: str, ddl: str) -> Compacted:
     rest = [entry for entry in listed if entry.uri not in replaced]
     files.replace(f"{log}/{name}", log_text([*rest, *made]))
     return Compacted(before=len(replaced), after=len(made), deleted=deleted)
+
+
+def check_store(path: str, scheme: str) -> None:
+    """Raises ConfigError for the scheme of a store without atomic renames."""
+    if scheme not in _ATOMIC:
+        raise ConfigError(f"{path} cannot be compacted: a store {scheme} does not rename files atomically")
 
 
 def newest_list(names: Iterable[str]) -> str | None:
