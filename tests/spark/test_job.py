@@ -26,6 +26,7 @@ from pyspark.errors import PySparkException
 from rmq_async import MessageQueue
 from rmq_async.errors import ConfigError, TopicNotFoundError
 from rmq_async.spark.pipelines import archive, dlq_replay, job, load, outgoing, publish, reconcile, replay
+from rmq_async.spark.pipelines.silence import silent_start
 from rmq_async.testing.threaded import ThreadedRocketMQ
 
 from .conftest import QUICK, Topics
@@ -202,6 +203,11 @@ def server() -> Iterator[ThreadedRocketMQ]:
             "there is no environment variable NO_SUCH",
         ),
         (dlq_replay, ["gone"], "group gone has no dead letters: there is no topic %DLQ%gone"),
+        (
+            archive,
+            ["--topic", "gone", "--path", "s3a://b/a", "--compact"],
+            "s3a://b/a cannot be compacted: a store s3a does not",
+        ),
         (dlq_replay, ["g o"], "group 'g o' holds a character that is not allowed"),
         (reconcile, ["--topic", "gone", "--sent", "p"], "gone"),
         (reconcile, ["--topic", "gone", "--by", "name"], "by must be id, key, spark-id or property:NAME, not name"),
@@ -222,19 +228,56 @@ def test_mistakes_are_found_before_spark_starts(
     assert expected in capsys.readouterr().err
 
 
+def test_archive_that_cannot_be_compacted_is_refused_before_it_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A path without a scheme is on the session's default store, which only Hadoop knows."""
+
+    class Files:
+        def __init__(self, _: object) -> None: ...
+
+        def scheme(self, path: str) -> str:
+            return "s3a"
+
+    monkeypatch.setattr(archive, "Files", Files)
+    monkeypatch.setattr(archive, "activate", lambda _: None)
+    spark: Any = None
+    with pytest.raises(ConfigError, match="archive cannot be compacted: a store s3a does not rename files atomically"):
+        archive.archive(spark, "T", "archive", compacting=True)
+
+
 def test_start_of_spark_is_silent_unless_it_fails(capfd: pytest.CaptureFixture[str]) -> None:
     """The JVM is a child that inherits stderr."""
     shout = [sys.executable, "-c", "import sys; print('WARN of a JVM', file=sys.stderr)"]
-    with job.silent_start(True):
+    with silent_start(True):
         subprocess.run(shout, check=True)
     assert capfd.readouterr().err == ""
-    with job.silent_start(False):
+    with silent_start(False):
         subprocess.run(shout, check=True)
     assert capfd.readouterr().err == "WARN of a JVM\n"
-    with pytest.raises(OSError, match="no Java"), job.silent_start(True):
+    with pytest.raises(OSError, match="no Java"), silent_start(True):
         subprocess.run(shout, check=True)
         raise OSError("no Java")
     assert capfd.readouterr().err == "WARN of a JVM\n"
+
+
+def test_what_a_jvm_says_is_bounded(capfd: pytest.CaptureFixture[str]) -> None:
+    shout = [
+        sys.executable,
+        "-c",
+        "import os; [os.write(2, b'x' * 65536) for _ in range(64)]; os.write(1, b'!'); os.read(0, 1)",
+    ]
+    with silent_start(True):
+        process = subprocess.Popen(shout, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    with process:
+        assert process.stdout is not None
+        assert process.stdout.read(1) == b"!"
+        assert os.stat(f"/proc/{process.pid}/fd/2").st_size <= 65536
+    with pytest.raises(OSError, match="no Java"), silent_start(True):
+        subprocess.run(shout, check=True, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+        raise OSError("no Java")
+    said = capfd.readouterr().err
+    assert said.startswith("xxx")
+    assert said.endswith(f"\n... and {63 * 65536} bytes more\n")
+    assert len(said) < 66_000
 
 
 # -- archive: whether path and checkpoint belong together

@@ -198,7 +198,6 @@ def _session(place: Path) -> SparkSession:
     for name in NOISY:
         logging.getLogger(name).setLevel(logging.CRITICAL)
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    said = place / "spark.log"
     builder = SparkSession.builder.appName("rmq demo").master("local[*]")
     for setting, value in {
         "spark.ui.enabled": "false",
@@ -213,34 +212,24 @@ def _session(place: Path) -> SparkSession:
         "spark.local.dir": str(place / "local"),
     }.items():
         builder = builder.config(setting, value)
+    said = None
     try:
-        with _errors_to(said):
+        with pipelines.silence.stderr_kept() as said:
             spark = builder.getOrCreate()
     except (PySparkException, Py4JError, OSError) as error:
-        raise click.ClickException(f"Spark does not start: {_first_trouble(said) or error}") from None
+        why = None if said is None else _first_trouble(said.text())
+        raise click.ClickException(f"Spark does not start: {why or error}") from None
     spark.sparkContext.setLogLevel("OFF")
     return spark
 
 
-def _first_trouble(said: Path) -> str | None:
+def _first_trouble(said: str) -> str | None:
     """Returns the error of Java when it cannot start, without the lines of the script around it."""
-    lines = said.read_text(errors="replace").splitlines() if said.exists() else []
     return next(
-        (line for line in lines if line.strip() and not line.startswith("WARNING") and "/spark-class: " not in line), None
+        (
+            line
+            for line in said.splitlines()
+            if line.strip() and not line.startswith("WARNING") and "/spark-class: " not in line
+        ),
+        None,
     )
-
-
-@contextmanager
-def _errors_to(path: Path) -> Iterator[None]:
-    """Redirects the stderr of processes started inside, for as long as they live: Java writes much there that is not about the
-    demo."""
-    kept = os.dup(2)
-    target = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
-    sys.stderr.flush()
-    os.dup2(target, 2)
-    os.close(target)
-    try:
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)

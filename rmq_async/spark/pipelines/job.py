@@ -15,7 +15,6 @@ import logging
 import os
 import re
 import sys
-import tempfile
 import textwrap
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,17 +29,17 @@ from pyspark.sql import SparkSession
 
 from rmq_async.errors import ConfigError, RocketMQError
 from rmq_async.spark.pipelines.session import running_or
+from rmq_async.spark.pipelines.silence import silent_start
 from rmq_async.spark.short_errors import sentence
 
 __all__ = [
     "Job", "PipelineError", "Progress", "connection_options", "moment", "named_values", "no_progress", "parser", "run_job",
-    "silent_start", "whole_number",
+    "whole_number",
 ]  # fmt: skip
 
 Progress = Callable[[Mapping[str, Any]], None]
 """Called now and then with figures of what was done so far."""
 
-STDERR: Final = 2
 FEWEST_SHUFFLED: Final = 8
 """Partitions of a shuffle on one machine."""
 FAILED: Final = 1
@@ -213,35 +212,6 @@ def _quiet() -> Iterator[None]:
     finally:
         for logger, disabled in zip(loggers, before, strict=True):
             logger.disabled = disabled
-
-
-@contextmanager
-def silent_start(silent: bool) -> Iterator[None]:
-    """Keeps from the terminal what a JVM that starts inside, and its children, ever write to stderr, unless the start fails.
-
-    Spark logs before its level can be set, and the JVM itself warns. It is kept in a file without a name, which grows while the JVM
-    runs and is gone with it.
-    """
-    try:
-        terminal = os.dup(STDERR) if silent else None
-    except OSError:  # there is no stderr
-        terminal = None
-    if terminal is None:
-        yield
-        return
-    with tempfile.TemporaryFile() as kept:
-        sys.stderr.flush()
-        os.dup2(kept.fileno(), STDERR)
-        failed = True
-        try:
-            yield
-            failed = False
-        finally:
-            os.dup2(terminal, STDERR)
-            os.close(terminal)
-            if failed:
-                kept.seek(0)
-                sys.stderr.write(kept.read().decode(errors="replace"))
 
 
 def _session(name: str, given: argparse.Namespace) -> SparkSession:

@@ -1,0 +1,81 @@
+"""Keeps from the terminal what a JVM says that this process starts.
+
+Spark logs before its level can be set, the JVM itself warns, and workers inherit their stderr from it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Final
+
+__all__ = ["Said", "silent_start", "stderr_kept"]
+
+STDERR: Final = 2
+KEPT: Final = 64 * 1024
+"""Bytes."""
+CHUNK: Final = 64 * 1024
+LAST_WORDS: Final = 1.0
+"""Seconds for a process that ends with an error."""
+
+
+class Said:
+    """What comes out of a pipe: the first 64 KiB are kept, the rest is counted."""
+
+    def __init__(self, reader: int) -> None:
+        self._reader = reader
+        self._kept = bytearray()
+        self._left_out = 0
+        self._thread = threading.Thread(target=self._read_all, name="rmq_async stderr", daemon=True)
+        self._thread.start()
+
+    def text(self) -> str:
+        """Returns the first 64 KiB, after up to a second for the children to end."""
+        self._thread.join(LAST_WORDS)
+        more = f"\n... and {self._left_out} bytes more\n" if self._left_out else ""
+        return self._kept.decode(errors="replace") + more
+
+    def _read_all(self) -> None:
+        """Reads until no process has the other end any more, so that none of them ever waits for room."""
+        while data := os.read(self._reader, CHUNK):
+            room = data[: KEPT - len(self._kept)]
+            self._kept += room
+            self._left_out += len(data) - len(room)
+        os.close(self._reader)
+
+
+@contextmanager
+def stderr_kept() -> Iterator[Said]:
+    """Keeps from the terminal what processes that start inside, and their children, ever write to stderr. Raises OSError where
+    there is no stderr."""
+    terminal = os.dup(STDERR)
+    reader, writer = os.pipe()
+    sys.stderr.flush()
+    os.dup2(writer, STDERR)
+    os.close(writer)
+    try:
+        yield Said(reader)
+    finally:
+        sys.stderr.flush()
+        os.dup2(terminal, STDERR)
+        os.close(terminal)
+
+
+@contextmanager
+def silent_start(silent: bool) -> Iterator[None]:
+    """The same, where ``silent`` and there is a stderr. Prints the beginning of what was kept if the start fails."""
+    said: Said | None = None
+    with ExitStack() as stack:
+        if silent:
+            with suppress(OSError):
+                said = stack.enter_context(stderr_kept())
+        try:
+            yield
+        except BaseException:
+            stack.close()
+            if said is not None:
+                sys.stderr.write(said.text())
+            raise
