@@ -26,6 +26,8 @@ from rmq_async import Admin, MessageExt, PullConsumer
 from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_async.testing.cluster import ExternalCluster, RealCluster, require
 
+from .class_data import keep_classes, submit_options
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -132,8 +134,17 @@ def broker(loop: Loop) -> Iterator[Broker]:
         made.close()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def classes() -> Iterator[None]:
+    """Lets each JVM of Spark use the classes that an earlier one has loaded."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in submit_options().items():
+            patch.setenv(name, value)
+        yield
+
+
 @pytest.fixture(scope="session")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+def spark(classes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     missing = [name for name in ("pyspark", "pyarrow") if find_spec(name) is None]
     if (version := _java_version()) < 17:
         missing.append(f"Java 17 or later, there is {version or 'none'}")
@@ -170,6 +181,8 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         .getOrCreate()
     )
     session.sparkContext.setLogLevel("OFF")
+    keep_classes(session)
+    os.environ.update(submit_options())
     yield session
     session.stop()
 
