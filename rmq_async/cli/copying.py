@@ -87,12 +87,10 @@ class LeftOut:
         """``tags``, ``keys``, ``sharding_key``: whether those of the message are copied."""
         texts = [name for name, value in message.user_properties.items() if not (holdable(name) and holdable(value))]
         found = [f"property {name}" for name in texts]
-        if keys:
-            found += [f"key {key}" for key in message.keys if holdable(key) is None]
-        if tags and message.tags and holdable(message.tags) is None:
-            found.append(f"tag {message.tags}")
-        if sharding_key and message.sharding_key and holdable(message.sharding_key) is None:
-            found.append(f"sharding key {message.sharding_key}")
+        others = [("key", key) for key in message.keys if keys]
+        others += [("tag", message.tags)] if tags and message.tags else []
+        others += [("sharding key", message.sharding_key)] if sharding_key and message.sharding_key else []
+        found += [f"{name} {text}" for name, text in others if holdable(text) is None]
         if found:
             self._texts += len(found)
             self._messages += 1
