@@ -14,6 +14,7 @@ from .._text import printable
 from ..client import ClientInstance, send_back, send_dead_letter
 from ..errors import BrokerError, ConnectionLostError, RequestTimeoutError, RocketMQError
 from .decision import Decision
+from .group_limit import GroupLimits
 from .held_queue import HeldQueue, Waiting
 from .outcome import Outcome
 
@@ -41,6 +42,7 @@ class Outcomes:
         self.retried = 0
         self.dead_lettered = 0
         self.unsure = 0
+        self._limits = GroupLimits(instance, group)
         self._refused: dict[object, str] = {}
         """The last error of each message that is not given back yet."""
 
@@ -79,6 +81,7 @@ class Outcomes:
     ) -> Outcome:
         """``request``: what this give-back is known by among those under way."""
         instance, wire_topic = self._instance, self._instance.names.wire(topic)
+        is_last = await self._is_last(wire_topic, message, decision)
         pauses, stored = Backoff(FIRST_PAUSE, LONGEST_PAUSE), True
         while held.is_owned:
             try:
@@ -102,12 +105,19 @@ class Outcomes:
                 logger.warning("message %s was not taken back, again in %.1f s: %s", message.msg_id, pause, text)
                 await asyncio.sleep(pause)
             else:
-                if stored and decision.outcome is Outcome.RETRIED:
+                if stored and decision.outcome is Outcome.RETRIED and not is_last:
                     self.retried += 1
                     return Outcome.RETRIED
                 self.dead_lettered += 1
                 return Outcome.DEAD_LETTERED
         return Outcome.ABANDONED
+
+    async def _is_last(self, topic: str, message: MessageExt, decision: Decision) -> bool:
+        """Returns whether the broker makes a retry a dead letter, by the group's setting. ``topic``: on the wire."""
+        if decision.outcome is not Outcome.RETRIED or decision.max_times is not None:
+            return False
+        limit = await self._limits.of(message.queue.broker_name, topic)
+        return limit is not None and message.reconsume_times >= limit
 
 
 def _is_gone(error: RocketMQError) -> bool:

@@ -122,6 +122,8 @@ class Settling:
             outcome = decision.outcome
             if decision.in_place is None:
                 outcome = await self._outcomes.settle(delivery.topic, item, decision)
+                if outcome is Outcome.DEAD_LETTERED and decision.outcome is Outcome.RETRIED:  # by the broker
+                    self._log_given_up(delivery, item, _error_text(error))
             del decided[item]
             is_here = item.held.running.pop(item, None) is not None
             all_taken &= outcome is not Outcome.ABANDONED
@@ -190,17 +192,17 @@ class Settling:
                 )
                 logger.warning("%s: %s", _where(delivery, item.message), text)
             if decision.outcome is Outcome.DEAD_LETTERED:
-                reason = _reason(decision, cause)
-                name, where = delivery.subscription.name, _where(delivery, item.message)
-                logger.error(
-                    "%s: %s, attempt %d, by handler %s: %s", self._outcomes.given_up, where, item.attempt, name, reason
-                )
+                self._log_given_up(delivery, item, _reason(decision, cause))
             else:
                 (retried if cause is error else marked).append(item)
         for items in (retried, marked):
             if items:
                 decision, cause = decided[items[0]]
                 self._log_retried(delivery, items, cause, decision.in_place)
+
+    def _log_given_up(self, delivery: Delivery, item: Waiting, reason: str) -> None:
+        name, where = delivery.subscription.name, _where(delivery, item.message)
+        logger.error("%s: %s, attempt %d, by handler %s: %s", self._outcomes.given_up, where, item.attempt, name, reason)
 
     def _log_retried(self, delivery: Delivery, retried: list[Waiting], error: BaseException, in_place: float | None) -> None:
         subscription, quiet = delivery.subscription, isinstance(error, RetryLater | DeadLetter)

@@ -10,17 +10,16 @@ import logging
 from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
-from rmq_protocol.bodies import KVTable, MessageRequestModeSerializeWrapper, SubscriptionGroupConfig, decode_body
+from rmq_protocol.bodies import KVTable, MessageRequestModeSerializeWrapper, decode_body
 from rmq_protocol.command import RemotingCommand
 from rmq_protocol.constants import RequestCode, ResponseCode
 from rmq_protocol.errors import RemoteProtocolError
-from rmq_protocol.headers import GetSubscriptionGroupConfigRequestHeader, to_ext
 
 from ..._text import printable
 from ...client import ClientInstance
 from ...errors import ConfigError, RocketMQError
 
-__all__ = ["Looked", "attempts_of", "check_broker", "version_name"]
+__all__ = ["Looked", "check_broker", "version_name"]
 
 logger = logging.getLogger(__name__)
 
@@ -93,17 +92,3 @@ async def _said_version(instance: ClientInstance, broker: str, topic: str, timeo
 
 def _is_pulled(modes: Mapping[str, object], group: str) -> bool:
     return getattr(modes.get(group), "mode", None) == "PULL"
-
-
-async def attempts_of(instance: ClientInstance, group: str, broker: str, topic: str, timeout: float) -> int | None:
-    """Returns ``retryMaxTimes`` of the group; None where the broker does not say it."""
-    header = GetSubscriptionGroupConfigRequestHeader(group=group)
-    command = RemotingCommand(code=RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG, ext_fields={**to_ext(header)})
-    try:
-        response, _ = await instance.ask_broker(broker, topic, command, timeout)
-        if response.code == ResponseCode.SUCCESS:
-            return max(decode_body(SubscriptionGroupConfig, response.body).retry_max_times, 0)
-        logger.debug("settings of group %s at %s: %d %s", group, broker, response.code, printable(response.remark))
-    except RocketMQError as error:
-        logger.debug("settings of group %s at %s: %s", group, broker, printable(error))
-    return None

@@ -20,8 +20,9 @@ from ...client import ClientInstance, committed_offset
 from ...errors import ConfigError, RocketMQError, TopicNotFoundError
 from ..config import ConsumerConfig
 from ..group import Conflicts, check_filter, first_positions, store_positions
+from ..group_limit import attempts_of
 from ..subscription import Subscription
-from .checks import attempts_of, check_broker
+from .checks import check_broker
 from .outcomes import USUAL_LIMIT
 from .popping import Source
 

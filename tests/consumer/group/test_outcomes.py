@@ -11,6 +11,7 @@ import time
 import pytest
 
 from rmq_async import (
+    Admin,
     Consumer,
     DeadLetter,
     HandlerTimeoutError,
@@ -24,6 +25,7 @@ from rmq_async import (
 )
 from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_async.testing.simulation import Simulation
+from rmq_protocol.constants import RequestCode
 
 from .support import Seen, create, send, until
 
@@ -194,6 +196,47 @@ async def test_handler_raises_cancelled_error_of_its_own() -> None:
             await send(server.namesrv, b"x")
             (only,) = await consumer.wait_settled(1)
         assert only.outcome is Outcome.DEAD_LETTERED
+
+
+async def test_last_retry_by_the_setting_of_the_group_is_a_dead_letter_that_is_seen(caplog: pytest.LogCaptureFixture) -> None:
+    """``Retry()`` leaves the limit to the broker, which says nothing when it keeps a message as a dead letter."""
+    async with EmbeddedRocketMQ() as server:
+        await create(server.namesrv)
+        async with Admin(namesrv=server.namesrv) as admin:
+            await admin.create_group("g", retry_max_times=1)
+
+        async def fails(message: MessageExt) -> None:
+            raise ValueError("no such account")
+
+        consumer = Consumer("g", namesrv=server.namesrv, retry=Retry(delays=(1,)))
+        consumer.subscribe("T", fails)
+        async with consumer:
+            await send(server.namesrv, *[b"%d" % number for number in range(5)])
+            settled = await consumer.wait_settled(10)
+            assert consumer.stats().dead_lettered == consumer.stats().retried == 5
+        assert [each.outcome for each in settled] == [Outcome.RETRIED] * 5 + [Outcome.DEAD_LETTERED] * 5
+        assert len(server.dead_letters("g")) == 5
+        assert server.requests[RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG] == 1
+    errors = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
+    assert len(errors) == 5
+    assert all(each.startswith("dead-lettered: ") and each.endswith("ValueError('no such account')") for each in errors)
+
+
+async def test_retry_where_the_setting_of_the_group_is_not_known_is_confirmed_as_a_retry() -> None:
+    async with EmbeddedRocketMQ() as server:
+        await create(server.namesrv, queues=1)
+
+        async def fails(message: MessageExt) -> None:
+            raise ValueError("fails")
+
+        consumer = Consumer("g", namesrv=server.namesrv)
+        consumer.subscribe("T", fails)
+        async with consumer:
+            server.fail_next(16, 100, request=RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG)  # NO_PERMISSION
+            await send(server.namesrv, b"1", b"2")
+            settled = await consumer.wait_settled(2)
+        assert [each.outcome for each in settled] == [Outcome.RETRIED] * 2
+        assert server.requests[RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG] == 1
 
 
 async def test_message_to_deliver_again_without_a_subscription(caplog: pytest.LogCaptureFixture) -> None:
