@@ -211,7 +211,7 @@ def clone(source: str, target: str, topic: str, yes: bool, namesrv: str | None, 
 @click.option("--limit", type=click.IntRange(1, 65535), default=100, show_default=True, metavar="N", help="Messages, at most.")
 @client_options
 def dead_letters(name: str, limit: int, namesrv: str | None, timeout: float, as_json: bool) -> int:
-    """Print the dead letters of GROUP that were not sent again."""
+    """Print the dead letters of GROUP that were not sent again: queue, offset, time, id, tags, keys, and each one's first topic."""
     output = Output(as_json=as_json)
 
     async def work(admin: Admin) -> None:

@@ -22,8 +22,8 @@ WIDTH: Final = 100
 _OPENING: Final = """\
 # Command line
 
-`rmq` comes with the extra `cli`: `pip install 'rmq-async[cli]'`. This page is made from what `--help` says, by
-`python -m rmq_async.cli.reference`.
+Every command of `rmq`, with its options. It comes with the extra `cli`: `pip install 'rmq-async[cli]'`. This page is made from
+what `--help` says, by `python -m rmq_async.cli.reference`.
 
 - Results go to stdout, lines for people or with `--json` one object a line; errors are one line on stderr.
 - Exit codes: 0, 1 for failure, 2 for wrong use, 130 after Ctrl-C, 143 after SIGTERM; a second signal ends a command at once.
@@ -51,11 +51,13 @@ characters 0 to 2, are left out and counted on stderr. Lines of `rmq message que
 `{"body": "x", "tags": "t", "keys": ["k"], "properties": {"a": "1"}}`; those that name no `broker` and `queue_id` go to any
 queue, or to that of their sharding key (property `__SHARDINGKEY`).
 
-A worker without a program: each message of a topic is a file in `outbox/`, and what is no JSON is dead-lettered.
+A worker without a program: each message of a topic is a file in `orders/`, and what is no JSON is dead-lettered. A file that cannot
+be written is another exit code, so its message comes again.
 
 ```sh
+mkdir -p orders
 rmq consume OrderTopic --group archive --from earliest --concurrency 4 \\
-    --exec 'jq -e . > "outbox/$RMQ_MSG_ID" || exit 65'
+    --exec 'order=$(jq -c .) || exit 65; printf "%s\\n" "$order" > "orders/$RMQ_MSG_ID"'
 ```
 
 `rmq top` is a live view of the cluster, here of one with a broker that does not respond; `rmq top --once --json` gives its
