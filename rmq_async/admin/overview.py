@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from fnmatch import fnmatchcase
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -22,7 +22,7 @@ from rmq_protocol.bodies import (
 )
 from rmq_protocol.cluster import ClusterInfo
 from rmq_protocol.command import RemotingCommand
-from rmq_protocol.constants import DLQ_TOPIC_PREFIX, MASTER_ID, RETRY_TOPIC_PREFIX, RequestCode
+from rmq_protocol.constants import DLQ_TOPIC_PREFIX, MASTER_ID, RETRY_TOPIC_PREFIX, RequestCode, ResponseCode
 from rmq_protocol.headers import GetConsumerListByGroupRequestHeader, GetConsumeStatsRequestHeader, to_ext
 from rmq_protocol.json_body import decode_body
 from rmq_protocol.message import MessageQueue
@@ -37,6 +37,8 @@ from .results import BrokerOverview, GroupLag, GroupOverview, Overview, QueueLag
 from .topics import is_wanted, settings_of
 
 __all__ = ["Wanted", "overview"]
+
+T = TypeVar("T")
 
 AT_ONCE: Final = 8
 """Requests under way at one broker."""
@@ -57,10 +59,10 @@ class _Found(msgspec.Struct):
     """What one broker has said."""
 
     broker: BrokerOverview
-    topics: dict[str, dict[MessageQueue, QueueStats]] = {}
-    lags: dict[str, dict[MessageQueue, QueueLag]] = {}
+    topics: dict[str, dict[MessageQueue, QueueStats] | None] = {}
+    lags: dict[str, dict[MessageQueue, QueueLag] | None] = {}
     members: dict[str, tuple[str, ...] | None] = {}
-    """None where it has not said them."""
+    """Each None where it has refused to say them."""
 
 
 async def overview(instance: ClientInstance, wanted: Wanted, timeout: float) -> Overview:
@@ -70,21 +72,30 @@ async def overview(instance: ClientInstance, wanted: Wanted, timeout: float) -> 
     asked = [_Asked(instance, name, clusters.get(name, ""), wanted, timeout) for name in sorted(info.broker_addr_table)]
     found = await for_each(asked, lambda each: each.ask(info), at_once=max(len(asked), 1))
     brokers = {each.broker.name: each.broker for each in found.values()}
-    topics: dict[str, dict[MessageQueue, QueueStats]] = {}
-    for each in found.values():
-        for name, queues in each.topics.items():
-            topics.setdefault(name, {}).update(queues)
+    topics, unknown = _together([(each.broker.name, each.topics) for each in found.values()])
     groups = await _groups(instance, found.values(), timeout)
-    return Overview(brokers, topics, groups)
+    return Overview(brokers, topics, groups, unknown)
 
 
-async def _groups(instance: ClientInstance, found: Iterable[_Found], timeout: float) -> dict[str, GroupOverview]:
-    lags: dict[str, dict[MessageQueue, QueueLag]] = {}
+def _together(
+    said: Iterable[tuple[str, dict[str, dict[MessageQueue, T] | None]]],
+) -> tuple[dict[str, dict[MessageQueue, T]], dict[str, tuple[str, ...]]]:
+    """Returns the queues of all brokers by topic or group, and the brokers that refused to say theirs."""
+    found: dict[str, dict[MessageQueue, T]] = {}
+    unknown: dict[str, tuple[str, ...]] = {}
+    for broker, names in said:
+        for name, queues in names.items():
+            found.setdefault(name, {}).update(queues or {})
+            if queues is None:
+                unknown[name] = (*unknown.get(name, ()), broker)
+    return found, unknown
+
+
+async def _groups(instance: ClientInstance, found: Collection[_Found], timeout: float) -> dict[str, GroupOverview]:
+    lags, lag_unknown = _together([(each.broker.name, each.lags) for each in found])
     members: dict[str, set[str]] = {}
     unknown: set[str] = set()
     for each in found:
-        for name, queues in each.lags.items():
-            lags.setdefault(name, {}).update(queues)
         for name, ids in each.members.items():
             members.setdefault(name, set()).update(ids or ())
             if ids is None:
@@ -97,7 +108,7 @@ async def _groups(instance: ClientInstance, found: Iterable[_Found], timeout: fl
         retries = {queue: each for queue, each in queues.items() if queue.topic.startswith(RETRY_TOPIC_PREFIX)}
         lag = GroupLag({queue: each for queue, each in queues.items() if queue not in retries}, retries)
         ids = None if name in unknown else tuple(sorted(members.get(name, ())))
-        groups[names.shown(name)] = GroupOverview(lag, ids, oldest.get(name))
+        groups[names.shown(name)] = GroupOverview(lag, ids, oldest.get(name), lag_unknown.get(name, ()))
     return groups
 
 
@@ -157,8 +168,8 @@ class _Asked:
                 version=facts.get("brokerVersionDesc", ""),
                 disk_used=_ratio(facts.get("commitLogDiskRatio", "")),
             ),
-            {shown(name): queues for name, queues in topics.items() if queues is not None},
-            {name: queues for name, queues in lags.items() if queues},
+            {shown(name): queues for name, queues in topics.items() if queues is None or queues},
+            {name: queues for name, queues in lags.items() if queues is None or queues},
             {name: ids for name, ids in members.items() if ids is None or ids},
         )
 
@@ -187,10 +198,11 @@ class _Asked:
         return sorted(name for name in names if owns(name) and any(fnmatchcase(shown(name), each) for each in patterns))
 
     async def _stats(self, topic: str) -> dict[MessageQueue, QueueStats] | None:
+        """Returns the offsets of a topic's queues, none of a topic that was deleted meanwhile; None where the broker refuses."""
         try:
             body = (await self._get(RequestCode.GET_TOPIC_STATS_INFO, {"topic": topic})).body
-        except BrokerError:  # deleted meanwhile
-            return None
+        except BrokerError as error:
+            return {} if error.code == ResponseCode.TOPIC_NOT_EXIST else None
         shown = self._instance.names.shown_queue
         return {
             shown(queue): QueueStats(each.min_offset, each.max_offset, each.last_update_timestamp)
@@ -198,11 +210,12 @@ class _Asked:
         }
 
     async def _lag(self, group: str) -> dict[MessageQueue, QueueLag] | None:
+        """The same of a group."""
         header = GetConsumeStatsRequestHeader(consumerGroup=group)
         try:
             body = (await self._get(RequestCode.GET_CONSUME_STATS, to_ext(header))).body
-        except BrokerError:
-            return None
+        except BrokerError as error:
+            return {} if error.code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST else None
         return {
             queue: QueueLag(
                 each.consumer_offset, each.broker_offset, max(each.pull_offset - each.consumer_offset, 0), each.last_timestamp

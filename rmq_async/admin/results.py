@@ -159,16 +159,20 @@ class BrokerOverview(msgspec.Struct, frozen=True):
 class GroupOverview(msgspec.Struct, frozen=True):
     """A consumer group. ``members``: client ids of those that are connected; None where a broker refused to say them, as a busy
     one does. ``oldest_store_time_ms``: when the oldest message that is not committed was stored, epoch ms; None without one, and
-    where it could not be read. It is looked for in two queues at most, those that committed the oldest messages last."""
+    where it could not be read. It is looked for in two queues at most, those that committed the oldest messages last.
+    ``lag_unknown``: brokers that refused to say the group's offsets, which ``lag`` is without."""
 
     lag: GroupLag
     members: tuple[str, ...] | None
     oldest_store_time_ms: int | None = None
+    lag_unknown: tuple[str, ...] = ()
 
 
 class Overview(msgspec.Struct, frozen=True):
-    """Brokers, topics and groups by name, as those brokers show them that respond."""
+    """Brokers, topics and groups by name, as those brokers show them that respond. ``topics_unknown``: brokers that refused to say
+    a topic's offsets, as busy ones do, by topic; its queues on them are not in ``topics``."""
 
     brokers: Mapping[str, BrokerOverview]
     topics: Mapping[str, Mapping[MessageQueue, QueueStats]]
     groups: Mapping[str, GroupOverview]
+    topics_unknown: Mapping[str, tuple[str, ...]] = {}

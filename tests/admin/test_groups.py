@@ -368,6 +368,19 @@ async def test_overview_without_the_members_that_a_busy_broker_does_not_say(serv
     assert stopped.groups["billing"].members == ()
 
 
+async def test_overview_names_brokers_that_are_too_busy_to_say_offsets(server: EmbeddedRocketMQ, admin: Admin) -> None:
+    await send(server, b"1")
+    async with Consumer("billing", namesrv=server.namesrv, topics="OrderTopic", start_from="earliest"):
+        await admin.overview()
+    server.fail_next(ResponseCode.SYSTEM_BUSY, 1, request=RequestCode.GET_CONSUME_STATS)
+    server.fail_next(ResponseCode.SYSTEM_BUSY, 1, request=RequestCode.GET_TOPIC_STATS_INFO)
+    busy = await admin.overview(topics="OrderTopic", groups="billing")
+    known = await admin.overview(topics="OrderTopic", groups="billing")
+    assert len(busy.groups["billing"].lag_unknown) == len(busy.topics_unknown["OrderTopic"]) == 1
+    assert {queue.broker_name for queue in busy.topics["OrderTopic"]}.isdisjoint(busy.topics_unknown["OrderTopic"])
+    assert (known.groups["billing"].lag_unknown, known.topics_unknown) == ((), {})
+
+
 async def test_overview_names_a_broker_that_does_not_respond_and_goes_on(server: EmbeddedRocketMQ) -> None:
     async with Admin(namesrv=server.namesrv, request_timeout=0.3) as admin:
         await admin.create_topic("OrderTopic", queues=1)

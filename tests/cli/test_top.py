@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import shutil
 import signal
 import subprocess
@@ -12,12 +13,15 @@ from contextlib import asynccontextmanager
 from itertools import count
 from pathlib import Path
 
+import msgspec
 import pytest
+from rich.console import Console
 
 from rmq_async import Admin, Consumer, Message, MessageExt, MessageQueue, Producer
 from rmq_async.admin import BrokerOverview, GroupLag, GroupOverview, Overview, QueueLag, QueueStats
 from rmq_async.cli.top.controls import Controls, keys_of
 from rmq_async.cli.top.figures import Watch
+from rmq_async.cli.top.view import whole as whole_view
 from rmq_async.embedded import EmbeddedRocketMQ
 
 from ..waiting import until
@@ -97,6 +101,25 @@ def test_a_broker_that_name_servers_have_forgotten_is_away() -> None:
     figures = watch.figures(Overview({"a": found.brokers["a"]}, {}, {}), 2.0, 2)
     assert [(each.broker, each.state) for each in figures.brokers] == [("a", "up"), ("b", "away")]
     assert figures.away == ("b",)
+
+
+def test_what_a_busy_broker_does_not_say_is_unknown() -> None:
+    watch, whole = Watch(), seen({queue("T", 0): 10, queue("T", 0, "b"): 10}, {queue("T", 0): 5, queue("T", 0, "b"): 5})
+    part = seen({queue("T", 0): 20}, {queue("T", 0): 8})
+    group = msgspec.structs.replace(part.groups["g"], lag_unknown=("b",))
+    part = msgspec.structs.replace(part, groups={"g": group}, topics_unknown={"T": ("b",)})
+    watch.figures(whole, 100.0, 5000)
+    for found in (watch.figures(part, 102.0, 7000), watch.figures(whole, 104.0, 9000)):
+        (topic,), (row,), (a, b) = found.topics, found.groups, found.brokers
+        assert (topic.in_rate, topic.out_rate, row.rate) == (None, None, None)
+        assert (b.in_rate, b.out_rate, b.state, a.in_rate is None) == (None, None, "up", False)
+        known = found.time_ms == 9000
+        assert (topic.messages, topic.queues, row.lag, row.retries) == ((20, 2, 10, 0) if known else (None, None, None, None))
+        console = Console(width=160, record=True, file=io.StringIO())
+        console.print(whole_view(found, Controls()))
+        assert ("?" in console.export_text()) is not known
+    again = watch.figures(whole, 106.0, 11000)
+    assert (again.topics[0].in_rate, again.groups[0].rate) == (0.0, 0.0)
 
 
 def test_a_filter_shows_groups_of_its_topics() -> None:

@@ -29,14 +29,14 @@ class TopicRow:
     """The figures of one topic.
 
     ``in_rate``, ``out_rate``: messages a second, None where they are not known yet. ``messages``: that are stored. ``groups``:
-    that have offsets.
+    that have offsets. ``messages``, ``queues``: None where a broker refused to say them.
     """
 
     topic: str
     in_rate: float | None
     out_rate: float | None
-    messages: int
-    queues: int
+    messages: int | None
+    queues: int | None
     groups: int
 
 
@@ -45,12 +45,12 @@ class GroupRow:
     """The figures of one group.
 
     ``rate``: messages a second that are committed, those of retries not included. ``oldest``: seconds since the oldest message
-    that is not committed was stored. ``members``: None where a broker refused to say them.
+    that is not committed was stored. ``lag``, ``retries``, ``members``: None where a broker refused to say them.
     """
 
     group: str
-    lag: int
-    retries: int
+    lag: int | None
+    retries: int | None
     rate: float | None
     members: int | None
     oldest: float | None
@@ -117,11 +117,15 @@ class Watch:
         self._last, self._at = found, at
         came, went = _moved(_stored(last), _stored(found)), _moved_by_group(last, found)
         out = {queue: count for queue, count in _sum(went.values()).items() if queue.topic in found.topics}
-        known_brokers = [name for name, each in last.brokers.items() if each.problem is None]
-        topics = _topic_rows(found, _Rates(came, out, "topic", seconds, last.topics))
-        rates = {name: sum(went[name].values()) / seconds for name in went if seconds is not None and name in last.groups}
+        gaps = _Gaps(last, found)
+        up = {name for name, each in last.brokers.items() if each.problem is None}
+        by_topic = _Rates(came, out, "topic", seconds, last.topics.keys() - gaps.topics, last.topics.keys() - gaps.read_topics)
+        topics = _topic_rows(found, by_topic)
+        rated = last.groups.keys() - gaps.groups
+        rates = {name: sum(went[name].values()) / seconds for name in went if seconds is not None and name in rated}
         groups = _group_rows(found, rates, time_ms, patterns)
-        brokers = self._brokers(found.brokers, _Rates(came, out, "broker_name", seconds, known_brokers))
+        by_broker = _Rates(came, out, "broker_name", seconds, up - gaps.storing, up - gaps.reading)
+        brokers = self._brokers(found.brokers, by_broker)
         return Figures(time_ms, seconds, topics, groups, brokers)
 
     def _brokers(self, found: Mapping[str, BrokerOverview], rates: _Rates) -> tuple[BrokerRow, ...]:
@@ -149,8 +153,29 @@ class Watch:
         return tuple(sorted(rows, key=lambda row: row.broker))
 
 
+class _Gaps:
+    """What brokers refused to say, in one of two overviews.
+
+    ``topics``, ``groups``: of whose offsets. ``read_topics``: that those groups read. ``storing``, ``reading``: brokers that
+    refused offsets of topics, and of groups.
+    """
+
+    def __init__(self, *overviews: Overview) -> None:
+        refused = [(name, group) for each in overviews for name, group in each.groups.items() if group.lag_unknown]
+        self.topics = {name for each in overviews for name in each.topics_unknown}
+        self.groups = {name for name, _ in refused}
+        self.read_topics = {
+            queue.topic
+            for each in overviews
+            for name in self.groups & each.groups.keys()
+            for queue in each.groups[name].lag.queues
+        }
+        self.storing = {broker for each in overviews for brokers in each.topics_unknown.values() for broker in brokers}
+        self.reading = {broker for _, group in refused for broker in group.lag_unknown}
+
+
 class _Rates:
-    """Messages a second by the name that ``part`` of a queue is. ``known``: names that the last overview had."""
+    """Messages a second by the name that ``part`` of a queue is. ``came_to``, ``went_from``: names of which that is known."""
 
     def __init__(
         self,
@@ -158,10 +183,11 @@ class _Rates:
         went: Mapping[MessageQueue, int],
         part: str,
         seconds: float | None,
-        known: Collection[str],
+        came_to: Collection[str],
+        went_from: Collection[str],
     ) -> None:
         self._seconds = seconds
-        self._known = frozenset(known)
+        self._known = came_to, went_from
         self._sums: list[Counter[str]] = [Counter(), Counter()]
         for sums, moved in zip(self._sums, (came, went), strict=True):
             for queue, count in moved.items():
@@ -169,10 +195,12 @@ class _Rates:
 
     def of(self, name: str) -> tuple[float | None, float | None]:
         """Returns what came in and what went out."""
-        if self._seconds is None or name not in self._known:
+        if self._seconds is None:
             return None, None
-        came, went = self._sums
-        return came[name] / self._seconds, went[name] / self._seconds
+        came, went = (
+            sums[name] / self._seconds if name in known else None for sums, known in zip(self._sums, self._known, strict=True)
+        )
+        return came, went
 
 
 def _topic_rows(found: Overview, rates: _Rates) -> tuple[TopicRow, ...]:
@@ -180,8 +208,9 @@ def _topic_rows(found: Overview, rates: _Rates) -> tuple[TopicRow, ...]:
     rows = []
     for name, queues in sorted(found.topics.items()):
         rate_in, rate_out = rates.of(name)
-        messages = sum(max(each.max_offset - each.min_offset, 0) for each in queues.values())
-        rows.append(TopicRow(name, rate_in, rate_out, messages, len(queues), groups[name]))
+        known = name not in found.topics_unknown
+        messages = sum(max(each.max_offset - each.min_offset, 0) for each in queues.values()) if known else None
+        rows.append(TopicRow(name, rate_in, rate_out, messages, len(queues) if known else None, groups[name]))
     return tuple(rows)
 
 
@@ -192,7 +221,8 @@ def _group_rows(found: Overview, rates: Mapping[str, float], time_ms: int, patte
             stored = each.oldest_store_time_ms
             oldest = None if stored is None else max(time_ms - stored, 0) / 1000
             members = None if each.members is None else len(each.members)
-            rows.append(GroupRow(name, each.lag.messages, each.lag.retries, rates.get(name), members, oldest))
+            lag, retries = (None, None) if each.lag_unknown else (each.lag.messages, each.lag.retries)
+            rows.append(GroupRow(name, lag, retries, rates.get(name), members, oldest))
     return tuple(rows)
 
 

@@ -65,7 +65,7 @@ def _state(figures: Figures, controls: Controls) -> Text:
     at = datetime.fromtimestamp(figures.time_ms / 1000).astimezone().strftime("%H:%M:%S")
     line = Text(f"rmq top  {at}", style="bold", no_wrap=True, overflow="ellipsis")
     line.append(f"  in {_rate(_sum(figures.topics, 'in_rate'))}/s  out {_rate(_sum(figures.topics, 'out_rate'))}/s", "not bold")
-    line.append(f"  lag {sum(each.lag for each in figures.groups):,}", "not bold")
+    line.append(f"  lag {_count(_sum(figures.groups, 'lag'))}", "not bold")
     if controls.filter:
         line.append(f"  filter {visible(controls.filter)}", "not bold cyan")
     if figures.problem is not None:
@@ -107,14 +107,15 @@ def _table(name: str, rows: Sequence[Any], controls: Controls) -> Table:
 
 
 def _topic(row: Any) -> list[Text]:
-    numbers = (_rate(row.in_rate), _rate(row.out_rate), f"{row.messages:,}", f"{row.queues:,}", f"{row.groups:,}")
+    numbers = (_rate(row.in_rate), _rate(row.out_rate), _count(row.messages), _count(row.queues), _count(row.groups))
     return [_name(row.topic), *map(Text, numbers)]
 
 
 def _group(row: Any) -> list[Text]:
-    lag = Text(f"{row.lag:,}", "yellow" if row.lag else "")
-    members = Text("?" if row.members is None else f"{row.members:,}", "red" if row.lag and row.members == 0 else "")
-    return [_name(row.group), lag, Text(_rate(row.rate)), members, Text(_age(row.oldest)), Text(f"{row.retries:,}")]
+    lag = Text(_count(row.lag), "yellow" if row.lag else "")
+    members = Text(_count(row.members), "red" if row.lag and row.members == 0 else "")
+    oldest = "?" if row.lag is None else _age(row.oldest)
+    return [_name(row.group), lag, Text(_rate(row.rate)), members, Text(oldest), Text(_count(row.retries))]
 
 
 def _broker(row: Any) -> list[Text]:
@@ -138,6 +139,10 @@ def _name(text: str) -> Text:
 def _sum(rows: Sequence[Any], name: str) -> float | None:
     found = [getattr(row, name) for row in rows]
     return None if None in found else sum(found)
+
+
+def _count(number: float | None) -> str:
+    return "?" if number is None else f"{number:,.0f}"
 
 
 def _rate(number: float | None, unknown: str = "...") -> str:
