@@ -138,7 +138,8 @@ def _topics(start: _Offsets | None, end: _Offsets, latest: _Offsets | None) -> I
 def _together(one: TopicLag, other: TopicLag) -> TopicLag:
     """Of a topic that two sources of a query read."""
     moments = [each.oldest for each in (one, other) if each.oldest is not None]
-    return TopicLag(one.topic, one.behind + other.behind, one.read + other.read, min(moments, default=None))
+    known = all(each.oldest is not None for each in (one, other) if each.behind)
+    return TopicLag(one.topic, one.behind + other.behind, one.read + other.read, min(moments, default=None) if known else None)
 
 
 class LagListener(StreamingQueryListener):

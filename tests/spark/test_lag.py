@@ -250,3 +250,13 @@ def test_query_of_spark(spark: SparkSession, topics: Topics, tmp_path: Path) -> 
         listener.close()
     assert behind == sorted(behind, reverse=True)
     assert 0 < behind[0] <= 80
+
+
+def test_age_is_unknown_where_one_of_two_sources_does_not_know_it() -> None:
+    known = offset({"a/b/0": 5}), offset({"a/b/0": 5}, init={}), offset({"a/b/0": 9}, t={"a": 5000})
+    unknown = offset({"a/b/1": 5}), offset({"a/b/1": 5}, init={}), offset({"a/b/1": 9})
+    read = offset({"a/b/1": 5}), offset({"a/b/1": 9}, init={}), offset({"a/b/1": 9})
+    for other, oldest in ((unknown, None), (read, 5.0)):
+        lag = lag_of(progress_of(known, other))
+        assert lag is not None
+        assert lag.topics[0].oldest == oldest
