@@ -110,7 +110,7 @@ OPTIONS: Final = (
     Option("credentialsFile", _ALL, "", "Instead of these: JSON of all three, a file on every machine that is read at each use."),
     Option(
         "credentialsProvider", _ALL, "",
-        "Instead: `module:function`, to import on every machine; it returns the three, or `Credentials`, and is asked at each use.",
+        "Instead: `module:function`, to import on every machine; it returns the three, or `Credentials`, which are used for 30 s.",
     ),
     Option("tls", _ALL, "false", "Speak TLS; certificates are verified."),
     Option("tlsVerify", _ALL, "true", "`false`: certificates are not verified."),

@@ -3,6 +3,9 @@
 A reader or writer is pickled once, so it holds the path or the name, never a secret. Each task, and each request of a planner,
 takes what is valid then (``current``): other credentials are another client, and the worker closes the old one when nothing uses
 it. Where they cannot be had for a moment, those of the last time serve on.
+
+A file on a mount that hangs, or a function that waits for a service, may take any time. So a thread of its own asks, callers wait
+for it up to ``LONGEST`` seconds, and later ones not at all where there are credentials of the last time.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ from __future__ import annotations
 import importlib
 import json
 import logging
+import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -29,16 +33,61 @@ logger = logging.getLogger(__name__)
 PROVIDED_FOR: Final = 30.0
 """Seconds that a function's answer is used: a planner asks many times a second."""
 LONGEST_FILE: Final = 65_536
+LONGEST: Final = 30.0
+"""Seconds that a caller waits."""
 
 
 @dataclass(frozen=True)
 class _Kept:
+    """``warned``: when a warning said last that these serve on."""
+
     credentials: Credentials
     at: float
+    warned: float = float("-inf")
 
 
-_kept: dict[tuple[str | None, str | None], _Kept] = {}
+class _Question:
+    """A thread that asks for credentials. ``late``: a caller has waited for it in vain."""
+
+    def __init__(self, access: Access) -> None:
+        self.late = False
+        self._access = access
+        self._over = threading.Event()
+        self._found: Credentials | ConfigError | None = None
+        threading.Thread(target=self._ask, name="rmq_async credentials", daemon=True).start()
+
+    def _ask(self) -> None:
+        try:
+            file = self._access.credentials_file
+            self._found = _read(file) if file is not None else _provided(str(self._access.credentials_provider))
+        except ConfigError as error:
+            self._found = error
+        finally:
+            self._over.set()
+
+    def answer(self, patient: bool) -> Credentials | ConfigError:
+        """Returns the credentials, or why there are none. ``patient``: waits for them, also where another caller has."""
+        if not self._over.wait(LONGEST if patient or not self.late else 0.0):
+            self.late = True
+            return ConfigError(f"option {_asked(self._access)} has not returned in {LONGEST:g} s")
+        return self._found or ConfigError(f"option {_asked(self._access)} ended its thread")
+
+    @property
+    def over(self) -> bool:
+        return self._over.is_set()
+
+
+_Key = tuple[str | None, str | None]
+
+_kept: dict[_Key, _Kept] = {}
+_questions: dict[_Key, _Question] = {}
 _lock = threading.Lock()
+
+
+def _asked(access: Access) -> str:
+    if access.credentials_file is not None:
+        return f"credentialsFile: {access.credentials_file}"
+    return f"credentialsProvider: {access.credentials_provider}"
 
 
 def current(access: Access) -> Access:
@@ -75,18 +124,24 @@ def _current_of(access: Access) -> Credentials:
         kept = _kept.get(key)
         if kept is not None and access.credentials_provider is not None and monotonic() - kept.at < PROVIDED_FOR:
             return kept.credentials
-        try:
-            if access.credentials_file is not None:
-                found = _read(access.credentials_file)
-            else:
-                found = _provided(str(access.credentials_provider))
-        except ConfigError as error:
-            if kept is None:
-                raise
-            logger.warning("the credentials of the last time are used again: %s", printable(error))
-            return kept.credentials
-        _kept[key] = _Kept(found, monotonic())
-        return found
+        question = _questions.get(key)
+        if question is None:
+            question = _questions[key] = _Question(access)
+    found = question.answer(patient=kept is None)
+    with _lock:
+        if question.over and _questions.get(key) is question:
+            del _questions[key]
+        if isinstance(found, Credentials):
+            _kept[key] = _Kept(found, monotonic())
+            return found
+        if kept is None:
+            raise found
+        warns = monotonic() - kept.warned >= PROVIDED_FOR
+        if warns:
+            _kept[key] = replace(_kept[key], warned=monotonic())
+    if warns:
+        logger.warning("the credentials of the last time are used again: %s", printable(found))
+    return kept.credentials
 
 
 def _read(path: str) -> Credentials:
@@ -133,3 +188,13 @@ def _made(option: str, make: Callable[[], Credentials]) -> Credentials:
         return make()
     except ConfigError as error:
         raise ConfigError(f"option {option}: {error}") from None
+
+
+def _forget_threads() -> None:
+    """Forgets the parent's threads in a child: they do not exist here, and one of them may have had the lock."""
+    global _lock
+    _lock = threading.Lock()
+    _questions.clear()
+
+
+os.register_at_fork(after_in_child=_forget_threads)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import logging
 import pickle
+import threading
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -37,6 +39,17 @@ def provide() -> Any:
 def wrong() -> Any:
     """Has never given any credentials."""
     return provide()
+
+
+GATE = threading.Event()
+"""What ``slow`` waits for."""
+
+
+def slow() -> Any:
+    """Used by one test."""
+    answer = provide()
+    assert GATE.wait(30)
+    return answer
 
 
 def renewed() -> Any:
@@ -79,6 +92,31 @@ def test_file_is_read_at_each_use(tmp_path: Path, caplog: pytest.LogCaptureFixtu
     assert renewal.current(given) == found, "the last ones serve on"
     assert "the credentials of the last time are used again: option credentialsFile" in caplog.text
     assert renewal.current(access()) == access()
+
+
+def test_function_that_does_not_return_is_waited_for_once(
+    now: list[float], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(renewal, "LONGEST", 0.3)
+    given = access(credentialsProvider=f"{__name__}:slow")
+    GIVEN[:] = [("alice", "hush")]
+    GATE.clear()
+    with pytest.raises(ConfigError, match=r"option credentialsProvider: .*slow has not returned in 0\.3 s"):
+        renewal.current(given)
+    GATE.set()
+    assert renewal.current(given).access_key == "alice"
+    GATE.clear()
+    GIVEN[:] = [("bob", "hush")]
+    now[0] += 31
+    began = monotonic()
+    assert [renewal.current(given).access_key for _ in range(20)] == ["alice"] * 20
+    assert 0.3 <= monotonic() - began < 0.6, "only the first call waits"
+    assert caplog.text.count("has not returned in 0.3 s") == 1
+    GATE.set()
+    now[0] += 1
+    deadline = monotonic() + 5
+    while renewal.current(given).access_key != "bob":
+        assert monotonic() < deadline
 
 
 @pytest.mark.parametrize(
