@@ -81,7 +81,8 @@ class Controls:
         text = self.filter
         if not text or "*" in text or "?" in text:
             return (text or "*",)
-        return ("*" + "".join(f"[{each.lower()}{each.upper()}]" for each in text) + "*",)
+        either = [f"[{each.lower()}{each.upper()}]" if each.isalpha() else f"[{each}]" for each in text]
+        return (f"*{''.join(either)}*",)
 
     def press(self, key: str) -> None:
         """Does what a key says; others do nothing."""
