@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import os
 import random
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from typing import Any, Final
 
 import click
@@ -105,7 +107,7 @@ def _outcomes(seeds: Iterable[int], given: _SimulateOptions) -> Iterator[Outcome
                 return
             yield run_seed(given.scenario, seed, without=given.without)
         return
-    with ProcessPoolExecutor(given.jobs, mp_context=get_context("spawn")) as pool:
+    with ProcessPoolExecutor(given.jobs, mp_context=get_context("spawn"), initializer=_end_with_parent) as pool:
         running: set[Future[Outcome]] = set()
         try:
             while True:
@@ -119,6 +121,18 @@ def _outcomes(seeds: Iterable[int], given: _SimulateOptions) -> Iterator[Outcome
         finally:
             for each in running:
                 each.cancel()
+
+
+def _end_with_parent() -> None:
+    """Ends this process when its parent has ended: one that was killed stops no process of its pool."""
+    parent = parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        parent.join()
+        os._exit(FAILED)
+
+    threading.Thread(target=watch, name="rmq simulate parent", daemon=True).start()
 
 
 def _report(outcomes: Iterator[Outcome], number: int | None, output: Output, without: tuple[str, ...]) -> int:

@@ -7,6 +7,8 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 from typing import Any, NamedTuple
 
 START = [sys.executable, "-W", "error", "-m", "rmq_async.cli"]
@@ -69,3 +71,14 @@ def one_line(text: str) -> str:
     """The only line there is."""
     (line,) = text.splitlines()
     return line
+
+
+def members(group: int) -> list[int]:
+    """Processes of a group that run."""
+    found = []
+    for each in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            state, _, number = each.read_text().rpartition(")")[2].split()[:3]
+            if int(number) == group and state != "Z":
+                found.append(int(each.parent.name))
+    return found

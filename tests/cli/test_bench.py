@@ -9,7 +9,6 @@ import signal
 import subprocess
 import threading
 from contextlib import suppress
-from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
 
@@ -19,7 +18,7 @@ from rmq_async.cli.bench.figures import Histogram, Part, failed, merged, percent
 from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_protocol.constants import RequestCode
 
-from .support import START, Ended, Rmq, end, environment, one_line, rmq, start
+from .support import START, Ended, Rmq, end, environment, members, one_line, rmq, start
 
 TOPIC = "Bench"
 
@@ -177,20 +176,9 @@ def test_processes_end_with_a_parent_that_is_killed(server: EmbeddedRocketMQ) ->
             process.kill()
             process.wait(10)
             deadline = monotonic() + 8
-            while _members(process.pid) and monotonic() < deadline:
+            while members(process.pid) and monotonic() < deadline:
                 sleep(0.05)
-            assert _members(process.pid) == []
+            assert members(process.pid) == []
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-
-
-def _members(group: int) -> list[int]:
-    """Processes of a group that run."""
-    found = []
-    for each in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):
-            state, _, number = each.read_text().rpartition(")")[2].split()[:3]
-            if int(number) == group and state != "Z":
-                found.append(int(each.parent.name))
-    return found

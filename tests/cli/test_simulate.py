@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
+import subprocess
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from time import monotonic, sleep
 from typing import Any
 
 import pytest
@@ -15,7 +19,7 @@ from rmq_async.cli.app import run_command
 from rmq_async.testing.simulation import SCENARIOS, Faults, Simulation, campaign
 from rmq_async.testing.simulation.scenarios import Scenario
 
-from .support import Ended, one_line, rmq
+from .support import START, Ended, environment, members, one_line, rmq
 
 Simulate = Callable[..., Ended]
 
@@ -154,3 +158,22 @@ def test_a_violation_is_printed_with_the_line_that_repeats_it(simulate: Simulate
     assert repeated.code == 1
     assert record["violation"].splitlines()[1] in repeated.out
     assert f"repeat: {record['repeat']}\n" in repeated.out  # nothing more can be left out
+
+
+def test_processes_end_with_a_parent_that_is_killed() -> None:
+    command = [*START, "simulate", "--jobs", "2", "--for", "60s", "--scenario", "mixed"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, env=environment(), start_new_session=True) as process:
+        try:
+            deadline = monotonic() + 30
+            while len(members(process.pid)) < 4 and monotonic() < deadline:  # a process of multiprocessing is among them
+                sleep(0.05)
+            sleep(1.0)  # they begin their work
+            process.kill()
+            process.wait(10)
+            deadline = monotonic() + 10
+            while members(process.pid) and monotonic() < deadline:
+                sleep(0.05)
+            assert members(process.pid) == []
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
