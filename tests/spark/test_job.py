@@ -259,6 +259,41 @@ def test_start_of_spark_is_silent_unless_it_fails(capfd: pytest.CaptureFixture[s
     assert capfd.readouterr().err == "WARN of a JVM\n"
 
 
+@pytest.mark.parametrize("event", ["progress", "summary"])
+def test_reader_that_goes_away_ends_a_program_quietly(event: str) -> None:
+    """As given to spark-submit, without ``rmq`` around it."""
+    program = f"""
+import contextlib, sys
+from rmq_async.spark.pipelines import job
+
+class Done:
+    __dataclass_fields__ = {{}}
+    failed = False
+
+class Job:
+    DESCRIPTION = EXAMPLES = ""
+    def arguments(self, parser): pass
+    def check(self, given): pass
+    def run(self, spark, given, progress):
+        if {event!r} == "progress":
+            progress({{"messages": 1}})
+        return Done()
+
+job.running_or = lambda begin: contextlib.nullcontext()
+job.dataclasses.fields = lambda _: ()
+sys.stdin.read()
+raise SystemExit(job.run_job("fake", Job(), ["--json"]))
+"""
+    command = [sys.executable, "-W", "error", "-c", program]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        process.stdin.close()
+        assert (process.wait(30), process.stderr.read()) == (1, b"")
+
+
 def test_what_a_jvm_says_is_bounded(capfd: pytest.CaptureFixture[str]) -> None:
     shout = [
         sys.executable,

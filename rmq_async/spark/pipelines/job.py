@@ -18,7 +18,7 @@ import sys
 import textwrap
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from typing import Any, ClassVar, Final, Protocol
 
@@ -170,7 +170,17 @@ def moment(text: str) -> datetime:
 
 
 def run_job(name: str, job: Job, arguments: Sequence[str] | None = None) -> int:
-    """Reads the arguments and runs the job, in a session that it stops if it made it; returns the exit code."""
+    """Reads the arguments and runs the job, in a session that it stops if it made it; returns the exit code. Ends quietly where the
+    reader of its output has gone."""
+    try:
+        return _run_job(name, job, arguments)
+    except _ReaderGoneError:
+        with suppress(OSError), open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())  # what is left in the buffer is written at the end of the process
+        return FAILED
+
+
+def _run_job(name: str, job: Job, arguments: Sequence[str] | None) -> int:
     made = parser(name, job)
     try:
         given = made.parse_args(arguments)
@@ -259,6 +269,10 @@ def explained(error: BaseException) -> tuple[str, int]:
     return _STATE.sub("", _CLASS.sub("", _JAVA.sub("", lines[0]))), FAILED
 
 
+class _ReaderGoneError(Exception):
+    """The reader of standard output has closed it."""
+
+
 class _Report:
     def __init__(self, name: str, *, as_json: bool) -> None:
         self._name = name
@@ -289,8 +303,11 @@ class _Report:
             for key, value in figures.items():
                 if isinstance(value, Mapping) and value:
                     text += f"\n{'':9}{key}:" + "".join(f"\n{'':11}{name} {_pair(each)}" for name, each in value.items())
-        sys.stdout.write(text + "\n")
-        sys.stdout.flush()
+        try:
+            sys.stdout.write(text + "\n")
+            sys.stdout.flush()
+        except BrokenPipeError:
+            raise _ReaderGoneError from None
 
 
 def _pair(value: object) -> str:
