@@ -50,9 +50,7 @@ class Terminal:
             if self.process.returncode is None:
                 self.process.kill()
             await self.process.wait()
-        asyncio.get_running_loop().remove_reader(self._mine)
-        os.close(self._mine)
-        os.close(self._theirs)
+        self.vanish()
 
     @property
     def lines(self) -> list[str]:
@@ -81,6 +79,14 @@ class Terminal:
         fcntl.ioctl(self._mine, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
         if self.process is not None:
             self.process.send_signal(signal.SIGWINCH)  # the kernel sends it to programs whose terminal this is
+
+    def vanish(self) -> None:
+        """Closes the terminal. As it controls no session here, nothing gets SIGHUP."""
+        if self._mine >= 0:
+            asyncio.get_running_loop().remove_reader(self._mine)
+            os.close(self._mine)
+            os.close(self._theirs)
+            self._mine = -1
 
     def hold(self) -> None:
         """Stops the output, as Ctrl-S does."""

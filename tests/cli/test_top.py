@@ -241,6 +241,13 @@ async def test_a_second_signal_ends_the_view_at_once_and_restores_the_terminal()
         assert terminal.settings_now() == terminal.settings
 
 
+async def test_it_ends_with_its_terminal(server: EmbeddedRocketMQ) -> None:
+    async with Terminal("top", "--interval", "0.2", "--namesrv", server.namesrv) as terminal:
+        await until(lambda: "Brokers" in terminal.text, 20)
+        terminal.vanish()
+        assert await terminal.ended() == 129
+
+
 async def test_name_servers_that_are_away_leave_the_last_figures() -> None:
     async with (
         EmbeddedRocketMQ() as server,

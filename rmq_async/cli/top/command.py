@@ -29,6 +29,7 @@ __all__ = ["top"]
 
 WIDTH: Final = 160
 """Columns of a file or a pipe."""
+TERMINAL_GONE: Final = exit_code_of(signal.SIGHUP)
 SORTABLE: Final = ("name", *dict.fromkeys(column for columns in COLUMNS.values() for column in columns[1:]))
 
 
@@ -134,6 +135,13 @@ class _Top:
     # -- live
 
     async def _live(self, admin: Admin, console: Console) -> None:
+        try:
+            await self._viewed(admin, console)
+        except OSError:
+            if self._code != TERMINAL_GONE:
+                raise
+
+    async def _viewed(self, admin: Admin, console: Console) -> None:
         with Live(console=console, screen=True, auto_refresh=False) as live:
 
             def draw() -> None:
@@ -154,7 +162,7 @@ class _Top:
                 draw()
 
             asyncio.get_running_loop().add_signal_handler(signal.SIGWINCH, draw)
-            with pressed_keys(press):
+            with pressed_keys(press, lambda: self._end(TERMINAL_GONE)):
                 await self._watch(admin, show)
 
     async def _watch(self, admin: Admin, show: Callable[[Figures], Awaitable[None]]) -> None:

@@ -24,8 +24,9 @@ Settings = list[Any]
 
 
 @contextmanager
-def pressed_keys(press: Callable[[str], None]) -> Iterator[None]:
-    """Calls ``press`` for each key; does nothing where standard input is no terminal. Restores the terminal's settings."""
+def pressed_keys(press: Callable[[str], None], gone: Callable[[], None]) -> Iterator[None]:
+    """Calls ``press`` for each key, ``gone`` when the terminal has been closed; does nothing where standard input is no terminal.
+    Restores the terminal's settings."""
     if not os.isatty(STDIN):
         yield
         return
@@ -38,6 +39,7 @@ def pressed_keys(press: Callable[[str], None]) -> Iterator[None]:
             data = b""
         if not data:
             loop.remove_reader(STDIN)
+            gone()
         for key in keys_of(decode(data)):
             press(key)
 
@@ -49,7 +51,8 @@ def pressed_keys(press: Callable[[str], None]) -> Iterator[None]:
         yield
     finally:
         loop.remove_reader(STDIN)
-        termios.tcsetattr(STDIN, termios.TCSADRAIN, before)
+        with suppress(termios.error):  # it is gone
+            termios.tcsetattr(STDIN, termios.TCSADRAIN, before)
 
 
 def settings_now() -> Settings | None:
