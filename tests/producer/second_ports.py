@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -23,24 +24,31 @@ class SecondPort(Server):
         self.broker.serve(link, command)
 
 
+def _is_free(port: int) -> bool:
+    """Returns whether a server can listen there; uvloop's servers that cannot leave an open socket behind."""
+    with socket.socket() as tried:
+        tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            tried.bind(("127.0.0.1", port))
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+            return False
+    return True
+
+
 @asynccontextmanager
 async def with_second_ports(count: int) -> AsyncIterator[tuple[Cluster, list[SecondPort]]]:
     async with Cluster(count) as cluster:
         ports: list[SecondPort] = []
         for broker in cluster.brokers:
-            while True:
-                second = SecondPort(broker)
-                try:
-                    await second.start()
-                except OSError as error:
-                    if error.errno != errno.EADDRINUSE:
-                        raise
-                    await broker.stop()  # the port is in use: both try other ones
-                    broker.port = 0
-                    await broker.start()
-                else:
-                    ports.append(second)
-                    break
+            while not _is_free(broker.port - 2):
+                await broker.stop()  # both try other ones
+                broker.port = 0
+                await broker.start()
+            second = SecondPort(broker)
+            await second.start()
+            ports.append(second)
         cluster.name_server.routes[TOPIC] = cluster.route()
         try:
             yield cluster, ports
