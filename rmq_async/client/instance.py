@@ -46,6 +46,7 @@ from ..transport import (
     generation,
     not_supported,
 )
+from . import client_ids
 from .cluster_probe import ClusterProbe, local_address
 from .first_commits import FirstCommits
 from .gaps import GapTable
@@ -291,7 +292,7 @@ class ClientInstance:
         self.name_server_watch = NameServerWatch(self.name_servers, self.cluster_probe.run_once)
         local_ip = await self._local_ip()
         self.client_ip = config.client_ip or local_ip or "127.0.0.1"
-        self.client_id = f"{self.client_ip}@{config.instance_name}" + (f"@{config.unit_name}" if config.unit_name else "")
+        self.client_id = client_ids.take(self.client_ip, config.instance_name, config.unit_name)
         self.unique_ids = UniqueIds(packed_ip(self.client_ip) or packed_ip(local_ip) or _LOOPBACK)
         self.routes = RouteTable(
             self.name_servers,
@@ -384,6 +385,8 @@ class ClientInstance:
             if hasattr(self, "pool"):
                 await self.pool.aclose(timeout)
         finally:
+            if hasattr(self, "client_id"):
+                client_ids.give_back(self.client_id)
             if hasattr(self, "threads"):
                 self.threads.close()
 

@@ -332,7 +332,7 @@ async def test_two_loops_have_clients_of_their_own() -> None:
 
         await asyncio.to_thread(asyncio.run, elsewhere())
         assert found[0] is not instance
-        assert found[0].client_id == instance.client_id
+        assert found[0].client_id == f"{instance.client_id}#2"
 
 
 async def test_a_forked_child_is_refused_and_touches_nothing() -> None:

@@ -1,0 +1,59 @@
+"""The ids by which servers distinguish the clients of this process.
+
+Clients that do not share connections, because they run on two event loops or with two configs, may have the same instance name: the
+default is one for the whole process. Under one id, two members of a group would each take all queues of both, and hold each other's
+locks, and a broker would push the replies for both to the one that it met last. So the second one's name is ``name#2``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterator
+from itertools import count
+from threading import Lock
+
+from rmq_protocol.client_id import build_client_id
+
+__all__ = ["give_back", "take"]
+
+
+class _Taken:
+    """The ids in use, with the loops of their clients, which may run in several threads."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Also called in a child, whose clients are others, and where a thread that held the lock does not run."""
+        self.lock = Lock()
+        self.loops: dict[str, asyncio.AbstractEventLoop] = {}
+
+
+_taken = _Taken()
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_taken.reset)
+
+
+def take(ip: str, instance_name: str, unit_name: str | None) -> str:
+    """Returns an id that no other client of this process has, until ``give_back`` or until the running loop is closed."""
+    loop = asyncio.get_running_loop()
+    with _taken.lock:
+        loops = _taken.loops = {each: its for each, its in _taken.loops.items() if not its.is_closed()}
+        client_id = next(each for each in _ids(ip, instance_name, unit_name) if each not in loops)
+        loops[client_id] = loop
+    return client_id
+
+
+def give_back(client_id: str) -> None:
+    """Ends the use of an id, on the loop that took it."""
+    with _taken.lock:
+        if _taken.loops.get(client_id) is asyncio.get_running_loop():
+            del _taken.loops[client_id]
+
+
+def _ids(ip: str, instance_name: str, unit_name: str | None) -> Iterator[str]:
+    yield build_client_id(ip, instance_name, unit_name)
+    for number in count(2):
+        yield build_client_id(ip, f"{instance_name}#{number}", unit_name)
