@@ -22,7 +22,9 @@ VIRTUAL_NODES: Final = 10
 
 
 def allocate_averagely(client_id: str, queues: Sequence[MessageQueue], client_ids: Sequence[str]) -> tuple[MessageQueue, ...]:
-    """A contiguous share of ``queues`` (``AVG``); the first members get one more where it does not come out even."""
+    """Returns a contiguous share of ``queues`` (``AVG``). Where they cannot be divided evenly, the first members get one
+    queue more.
+    """
     if client_id not in client_ids:
         return ()
     share, rest = divmod(len(queues), len(client_ids))
@@ -32,14 +34,16 @@ def allocate_averagely(client_id: str, queues: Sequence[MessageQueue], client_id
 
 
 def allocate_by_circle(client_id: str, queues: Sequence[MessageQueue], client_ids: Sequence[str]) -> tuple[MessageQueue, ...]:
-    """Deals the queues out one by one (``AVG_BY_CIRCLE``)."""
+    """Returns each n-th of ``queues`` for n members (``AVG_BY_CIRCLE``)."""
     return tuple(queues[client_ids.index(client_id) :: len(client_ids)]) if client_id in client_ids else ()
 
 
 def allocate_by_consistent_hash(
     client_id: str, queues: Sequence[MessageQueue], client_ids: Sequence[str]
 ) -> tuple[MessageQueue, ...]:
-    """Gives each queue to the member that follows it on a ring (``CONSISTENT_HASH``): few move when a member comes or goes."""
+    """Returns the queues that precede ``client_id`` on a hash ring (``CONSISTENT_HASH``): few queues move when a member
+    joins or leaves.
+    """
     if client_id not in client_ids:
         return ()
     ring = {_place(f"{member}-{number}"): member for member in client_ids for number in range(VIRTUAL_NODES)}
@@ -61,7 +65,8 @@ def _text(queue: MessageQueue) -> str:
 def allocate_machine_room(
     client_id: str, queues: Sequence[MessageQueue], client_ids: Sequence[str], machine_rooms: Collection[str]
 ) -> tuple[MessageQueue, ...]:
-    """The queues of ``client_id`` of those in ``machine_rooms`` (``AllocateMessageQueueByMachineRoom``), in contiguous shares.
+    """Returns the share of ``client_id`` in the queues of ``machine_rooms``, a contiguous one
+    (``AllocateMessageQueueByMachineRoom``).
 
     A queue's machine room is the part of its broker's name before the only ``@``; queues without a room are not allocated.
     """
@@ -82,10 +87,11 @@ def allocate_nearby_rooms(
     room_of_client: Callable[[str], str],
     allocate: Callable[[str, Sequence[MessageQueue], Sequence[str]], Sequence[MessageQueue]],
 ) -> tuple[MessageQueue, ...]:
-    """The queues of ``client_id`` where each room's queues are shared by its own members (``AllocateMachineRoomNearby``).
+    """Returns the queues of ``client_id`` where the members in a room share the queues of that room
+    (``AllocateMachineRoomNearby``).
 
-    Queues of rooms without a member are shared by all members, room by room. ``allocate``: shares them. Raises ValueError for a
-    queue or a member without a room.
+    Queues of rooms without a member are shared by all members, room by room. ``allocate``: the strategy for the queues of one
+    room. Raises ValueError for a queue or a member without a room.
     """
     if client_id not in client_ids:
         return ()

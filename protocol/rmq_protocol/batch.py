@@ -45,7 +45,7 @@ _AFTER_ID_NO_WAIT: Final = AFTER_ID_NO_WAIT.encode()
 
 
 class BatchRecord(NamedTuple):
-    """One message of a batch; ``properties`` still encoded."""
+    """One message of a batch. ``properties``: encoded, as on the wire."""
 
     flag: int
     body: bytes
@@ -53,9 +53,10 @@ class BatchRecord(NamedTuple):
 
 
 def encode_batch_message(body: bytes, flag: int, properties: bytes) -> bytes:
-    """One message of a batch body; the body is these, joined.
+    """Returns one encoded message of a batch body; a batch body is such messages, joined.
 
-    Raises ``InvalidMessageError`` (13) for properties above 32767 bytes, a body that is not ``bytes``, a flag beyond 32 bits.
+    Raises ``InvalidMessageError`` (13) for properties above 32767 bytes, a body that is not ``bytes`` and a flag beyond 32
+    bits.
     """
     if len(properties) > MAX_PROPERTIES_SIZE:
         raise InvalidMessageError(f"the properties take {len(properties)} bytes, the limit is {MAX_PROPERTIES_SIZE}")
@@ -70,13 +71,12 @@ def encode_batch_message(body: bytes, flag: int, properties: bytes) -> bytes:
 
 
 def encode_batch(messages: Sequence[Message], unique_ids: list[str], max_body: int) -> bytes:
-    """The body of a batch, uncompressed: each message under the UNIQ_KEY at its place in ``unique_ids``.
+    """Returns the uncompressed body of a batch. The UNIQ_KEY of each message is the one at its place in ``unique_ids``.
 
-    A message's own ``unique_id`` replaces the one given, in the list too. A batch is the fast way to send, so messages that say
-    nothing but topic and body are encoded all at once (0.4 us each), others one by one in one loop with everything in it (0.9 us;
-    1.4 us by ``check_batch``, ``check_message`` and ``encode_batch_message`` one after the other). Raises
-    ``InvalidMessageError`` as those do (``max_body``: bytes of one message's body) and TypeError for what is no Message; encodes
-    nothing then.
+    A message's own ``unique_id`` replaces the one in the list. Messages that have only a topic and a body are encoded all at
+    once (0.4 us each), others one by one in one loop (0.9 us; 1.4 us by ``check_batch``, ``check_message`` and
+    ``encode_batch_message`` one after the other). ``max_body``: maximum bytes of one message's body. Raises
+    ``InvalidMessageError`` as those functions do and TypeError for an object that is not a Message; it encodes nothing then.
     """
     if not messages:
         raise InvalidMessageError("a batch needs at least one message")
@@ -108,7 +108,9 @@ def encode_batch(messages: Sequence[Message], unique_ids: list[str], max_body: i
 
 
 def encode_plain_batch(bodies: Sequence[bytes], unique_ids: Sequence[str], *, wait_store: bool = True) -> bytes:
-    """A batch of messages that have no properties but UNIQ_KEY and WAIT; the ids all have one length. Nothing is checked."""
+    """Returns the body of a batch of messages that have no properties but UNIQ_KEY and WAIT. All ids must have the same
+    length. It checks nothing.
+    """
     number, sizes = len(bodies), list(map(len, bodies))
     after = _AFTER_ID if wait_store else _AFTER_ID_NO_WAIT
     width = len(_BEFORE_ID) + len(unique_ids[0]) + len(after)
@@ -167,7 +169,7 @@ def _check_member(message: object, first: Message, max_body: int) -> None:
 
 
 def encode_batch_records(records: Iterable[tuple[int, bytes, bytes]]) -> bytes:
-    """The body of a batch of messages of which each is encoded: flag, body, properties (``BatchRecord``). Nothing is checked.
+    """Returns the body of a batch of encoded messages: flag, body, properties (``BatchRecord``). It checks nothing.
 
     Raises ``struct.error`` for a flag beyond 32 bits.
     """
@@ -184,7 +186,7 @@ def encode_batch_records(records: Iterable[tuple[int, bytes, bytes]]) -> bytes:
 
 
 def encode_batch_texts(items: Iterable[tuple[Message, str]], unique_ids: Iterable[str]) -> bytes:
-    """The body of a batch of messages, each with the text that follows the id in its properties. Nothing is checked."""
+    """Returns the body of a batch of messages, each with the text that follows the id in its properties. It checks nothing."""
     parts: list[bytes] = []
     head = tail = b""
     size = width = last = -1
@@ -199,7 +201,7 @@ def encode_batch_texts(items: Iterable[tuple[Message, str]], unique_ids: Iterabl
 
 
 def decode_batch(data: bytes, max_records: int | None = None) -> list[BatchRecord]:
-    """The messages of a batch body.
+    """Returns the messages of a batch body.
 
     Raises ``RemoteProtocolError``, naming the byte, where a length is negative or runs over the end, and, with code 13
     (MESSAGE_ILLEGAL), for more than ``max_records`` messages.

@@ -25,12 +25,14 @@ except ImportError:  # the extra "compression" is not installed
 
 
 def crc32(data: bytes | bytearray | memoryview) -> int:
-    """31-bit checksum of a body as it is stored."""
+    """Returns the 31-bit checksum that brokers store for a body."""
     if len(data) < ISAL_FROM:
         return zlib_crc32(data) & 0x7FFFFFFF
     return isal_crc32(data) & 0x7FFFFFFF
 
 
 def crc_property(checksum: int) -> bytes:
-    """The ``__CRC32#`` entry a broker appends to the properties: ten decimal digits, the least significant first."""
+    """Returns the ``__CRC32#`` entry that a broker appends to the properties: ten decimal digits, the least significant
+    first.
+    """
     return f"{PropertyName.CRC32.value}\x01{str(checksum).rjust(10, '0')[::-1]}\x02".encode()

@@ -140,11 +140,12 @@ class _Heads:
 
 
 class StoredColumns(_Heads):
-    """Rows, in the order read: ``heads``, the fixed parts of all; ``topics``, one of each row, or none if they are not wanted.
+    """Messages as columns, in the order read. ``heads``: the fixed parts of all rows. ``topics``: the topic of each row; empty
+    if topics are not wanted.
 
     ``bodies``, ``properties``: those of all rows; empty if they are not wanted. ``property_sizes``: bytes of each row's
-    properties, a text in UTF-8 if it was valid; see ``decode_properties``. ``other_hosts``: addresses (born, store) by row, where
-    one of them is of IPv6; the head has none then. ``topic_names``: every topic that was met.
+    properties, which are UTF-8 if they were valid; see ``decode_properties``. ``other_hosts``: the addresses (born, store) by
+    row, where one of them is an IPv6 address; the head has none then. ``topic_names``: the names of all topics that were read.
     """
 
     __slots__ = (
@@ -171,17 +172,19 @@ class StoredColumns(_Heads):
 
     @property
     def size(self) -> int:
-        """Bytes of all that is kept."""
+        """Returns the size of all columns in bytes."""
         return len(self.heads) + len(self.bodies) + len(self.properties)
 
     @property
     def body_sizes(self) -> array[int]:
-        """Bytes of each row's body, wanted or not."""
+        """Returns the bytes of each row's body, also where bodies are not wanted."""
         return self.int32(_BODY_SIZE)
 
 
 class ColumnsRead(NamedTuple):
-    """The end of a read: what was corrupt, and where to go on. ``resume``: the byte to go on at; None at the end."""
+    """The result of a read: the corrupt records and the position for the next read. ``resume``: the byte to continue at;
+    None at the end.
+    """
 
     corrupt: tuple[CorruptMessageError, ...]
     resume: int | None
@@ -199,10 +202,11 @@ def read_columns(
     position: int = 0,
     only_queue: bool = False,
 ) -> ColumnsRead:
-    """Adds the messages of a pull's body, from byte ``position`` on, to ``into``; the same ones that ``decode_pull`` gives.
+    """Adds the messages of a pull's body, from byte ``position`` on, to ``into``, those that ``decode_pull`` returns.
 
-    ``offsets``: first and end of what is kept, by the offset that includes ``offset_delta``; damaged records known to be outside
-    are not reported either. ``only_queue``: as for ``decode_pull``. Raises ``LocalProtocolError`` for ``tags`` that name none.
+    ``offsets``: the first offset to keep and the end, both with ``offset_delta`` added; damaged records that are known to be
+    outside are not reported. ``only_queue``: as for ``decode_pull``. Raises ``LocalProtocolError`` for ``tags`` without any
+    tag.
     """
     block = _ColumnBlock(data, queue.broker_name, max_decompressed_size, True, True, True)
     block.choose(queue, tags, offset_delta, only_queue=only_queue)

@@ -94,7 +94,7 @@ def decode_command(frame: Frame) -> RemotingCommand:
 def encode_command(
     command: RemotingCommand, serialize_type: SerializeType = SerializeType.JSON, max_frame_size: int = MAX_FRAME_SIZE
 ) -> list[bytes]:
-    """The frame of ``command`` in parts (see ``encode_frame``); fields of extFields that are None are left out.
+    """Returns the frame of ``command`` in parts (see ``encode_frame``); fields of extFields that are None are left out.
 
     Raises LocalProtocolError where the form has no room for a value: codes outside 16 bits in the binary form, integers
     outside 32 bits, a frame of more than ``max_frame_size`` bytes (by default the limit of servers as they are delivered).
@@ -114,7 +114,7 @@ def make_response(
     ext_fields: ExtFields | None = None,
     body: bytes = b"",
 ) -> RemotingCommand:
-    """The response to ``request``: same opaque, response bit set."""
+    """Returns a response to ``request``, with its opaque and with the response bit set."""
     return RemotingCommand(
         code=code, opaque=request.opaque, flag=RESPONSE_FLAG, remark=remark, ext_fields=ext_fields, body=body
     )

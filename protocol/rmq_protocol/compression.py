@@ -78,7 +78,7 @@ _BY_BITS: Final = {0: CompressionType.ZLIB, **{kind.value: kind for kind in Comp
 
 
 def compression_type(sys_flag: int) -> CompressionType:
-    """Algorithm named by ``sysFlag``; no type bits mean zlib, as older senders leave them out.
+    """Returns the algorithm that ``sysFlag`` names. No type bits mean zlib, because older senders leave them out.
 
     Raises ``CorruptMessageError`` for the types 4 to 7, which are not defined.
     """
@@ -108,8 +108,8 @@ def compress(data: bytes, kind: CompressionType, level: int = 5) -> bytes:
     """Returns ``data`` as a zlib stream, an lz4 frame or a zstd frame that the Java client reads.
 
     ``level``: 0 to 9 for zlib, up to 22 for zstd, ignored by lz4. With isal, zlib levels 1 to 6 give isal's level 2: five
-    times faster at 3.1 instead of 3.3 to one. Raises ``LocalProtocolError`` for a level or type that does not exist and when
-    the library for ``kind`` is not installed.
+    times faster, with a ratio of 3.1 instead of 3.3. Raises ``LocalProtocolError`` for a level or type that does not exist and
+    when the library for ``kind`` is not installed.
     """
     try:
         if kind == CompressionType.ZLIB:
@@ -150,11 +150,11 @@ def _missing(kind: str, package: str) -> str:
 
 
 def decompress(data: bytes, kind: CompressionType, max_size: int = MAX_DECOMPRESSED_SIZE) -> bytes:
-    """The body that ``data`` was compressed from, at most ``max_size`` bytes.
+    """Returns the body that ``data`` was compressed from, at most ``max_size`` bytes.
 
-    Memory: the result and 2 MiB, for zstd its window besides (at most the larger of ``max_size`` and 8 MiB). Raises
-    ``CorruptMessageError`` when the body would be larger, when ``data`` is damaged or cut short, and when the library for
-    ``kind`` is not installed.
+    It needs memory for the result and 2 MiB more, and for zstd also for its window (at most the larger of ``max_size`` and 8
+    MiB). Raises ``CorruptMessageError`` when the body would be larger, when ``data`` is damaged or cut short, and when the
+    library for ``kind`` is not installed.
     """
     size = 0
     try:

@@ -23,10 +23,10 @@ __all__ = ["first_queue_offset", "gaps_of_mapping", "missing_offsets", "ranges_t
 def missing_offsets(
     first: int, end: int, found: Iterable[int], corrupt: Sequence[CorruptMessageError] = ()
 ) -> tuple[range, ...]:
-    """The offsets of [``first``, ``end``) that are not in ``found``, as ranges.
+    """Returns the offsets from ``first`` up to, not including, ``end`` that are not in ``found``, as ranges.
 
-    A corrupt record accounts for the offsets from its own up to the next one found, as it may be a batch; one whose offset cannot
-    be read accounts for all that is missing.
+    A corrupt record accounts for the offsets from its own up to the next one found, because it may be a batch. A corrupt
+    record whose offset cannot be read accounts for all missing offsets.
     """
     unreadable: set[int] = set()
     for error in corrupt:
@@ -43,7 +43,7 @@ def missing_offsets(
 
 
 def without_ranges(ranges: Iterable[range], others: Iterable[range]) -> tuple[range, ...]:
-    """What of ``ranges`` lies in none of ``others``."""
+    """Returns the parts of ``ranges`` that lie in none of ``others``."""
     gaps = _merged(others)
     stops = [gap.stop for gap in gaps]
     left: list[range] = []
@@ -73,8 +73,9 @@ def _merged(ranges: Iterable[range]) -> list[range]:
 
 
 def gaps_of_mapping(items: Sequence[LogicQueueMappingItem]) -> tuple[range, ...]:
-    """Offsets of a static topic's queue that no message ever had: where it goes from one broker to the next, its offsets go on at
-    a round number."""
+    """Returns the offsets of a static topic's queue that no message ever had: where the queue moves from one broker to the
+    next, its offsets continue at a round number.
+    """
     return tuple(
         range(item.logic_end, following.logic_offset)
         for item, following in pairwise(items)
@@ -83,10 +84,11 @@ def gaps_of_mapping(items: Sequence[LogicQueueMappingItem]) -> tuple[range, ...]
 
 
 def first_queue_offset(body: bytes, queue: MessageQueue, asked: int, offset_delta: int | None = None) -> int | None:
-    """The offset that a pull's body begins at; None where it begins with no message of ``queue`` in its place.
+    """Returns the offset that a pull's body begins at; None where its first record is not a message of ``queue`` at its place.
 
-    A broker that has deleted the first file of its log gives the beginning of the next one (5.5.0) in place of the message at the
-    very beginning of the log: a record of any queue. ``asked``: of the pull; the answer where the first record cannot be read.
+    A broker that has deleted the first file of its log gives the beginning of the next one (5.5.0) in place of the message at
+    the very beginning of the log: a record of any queue. ``asked``: the offset of the pull; it is returned where the first
+    record cannot be read.
     """
     head = _head(body, 0, queue)
     if head is None:
@@ -117,7 +119,9 @@ def _head(body: bytes, position: int, queue: MessageQueue) -> tuple[int, int, bo
 
 
 def ranges_text(ranges: Iterable[range], most: int = 5) -> str:
-    """Returns ranges as a text: ``17, 20 to 31``; beyond ``most`` ranges their number."""
+    """Returns ranges as a text, such as ``17, 20 to 31``; for more than ``most`` ranges, the first ones and the
+    number of the others.
+    """
     texts = [str(each.start) if each.stop - each.start == 1 else f"{each.start} to {each.stop - 1}" for each in ranges]
     more = len(texts) - most
     return ", ".join(texts[:most]) + (f" and {more} ranges more" if more > 0 else "")

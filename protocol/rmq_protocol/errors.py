@@ -25,10 +25,10 @@ _BREAKS: Final = re.compile(r"[ ]*[\t-\r\x1c-\x1e\x85\u2028\u2029][\s\x1c-\x1e\x
 
 
 class RocketMQError(Exception):
-    """Root of every error of this library.
+    """Base class of every error of this library.
 
-    ``code``: RocketMQ's number where there is one (a broker's response code, or ``ClientErrorCode`` 10001-10007).
-    ``broker`` and ``address``: who was asked, where that is known.
+    ``code``: RocketMQ's number where there is one (a broker's response code, or ``ClientErrorCode`` 10001-10007). ``broker``
+    and ``address``: name and address of the server that was asked, where they are known.
     """
 
     code: int | None = None
@@ -46,7 +46,9 @@ class RocketMQError(Exception):
 
     @property
     def uses_retry(self) -> bool:
-        """Whether an attempt of a send that ended so is one of those that ``retries`` counts: not if it reached no broker."""
+        """Returns whether ``retries`` counts an attempt of a send that ended with this error; it does not if the attempt
+        reached no broker.
+        """
         return True
 
     def __reduce__(
@@ -86,19 +88,19 @@ def _copy(cls: type[RocketMQError], args: tuple[object, ...], attributes: dict[s
 
 
 class ProtocolError(RocketMQError):
-    """Bytes or values that the remoting protocol does not allow."""
+    """Base class of the errors for bytes or values that the remoting protocol does not allow."""
 
 
 class LocalProtocolError(ProtocolError):
-    """This side asked for something that cannot be put on the wire; nothing was sent."""
+    """The caller gave a value that the protocol cannot encode; nothing was sent."""
 
 
 class RemoteProtocolError(ProtocolError):
-    """The peer sent something that cannot be understood; names the field and the value."""
+    """The peer sent bytes that cannot be decoded; the message names the field and the value."""
 
 
 class InvalidMessageError(RocketMQError, ValueError):
-    """The message breaks a limit or a rule and was not sent.
+    """The message exceeds a limit or breaks a rule, and was not sent.
 
     ``code`` is 13 (MESSAGE_ILLEGAL) for bodies and properties and -1 for topic and group names, as in Java's ``Validators``.
     """

@@ -44,7 +44,7 @@ def user_properties(properties: Mapping[str, str]) -> dict[str, str]:
 
 
 def holdable(text: str | None) -> str | None:
-    """The text, where a Message may hold it as key, tag, or name or value of a property; else None."""
+    """Returns the text if a Message may hold it as key, as tag, or as name or value of a property; else None."""
     if text is None or not text.strip(_BLANKS) or not _SEPARATORS.isdisjoint(text):
         return None
     try:
@@ -61,7 +61,9 @@ def holdable_properties(properties: Mapping[str, str]) -> dict[str, str]:
 
 
 def original_topic(topic: str, properties: Mapping[str, str]) -> str:
-    """Returns where a message of ``topic`` was first sent to; ``topic`` itself where nothing names another one."""
+    """Returns the topic that a message of ``topic`` was first sent to; ``topic`` itself if its properties name no other
+    one.
+    """
     for _ in range(_MOST_MOVES):
         earlier = _earlier(topic, properties)
         if not earlier or earlier == topic:

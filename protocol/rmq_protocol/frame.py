@@ -35,7 +35,7 @@ class Frame(msgspec.Struct, frozen=True, gc=False):
 
 
 class FrameDecoder:
-    """Gives back whole frames in the order they arrived.
+    """Splits a stream of bytes into frames, in the order in which they arrived.
 
     ``max_frame_size``: bytes of the largest frame accepted, its 4-byte length prefix included.
     """
@@ -54,7 +54,7 @@ class FrameDecoder:
 
     @property
     def pending(self) -> int:
-        """Bytes kept of a frame that is not complete yet."""
+        """Returns the number of bytes kept of a frame that is not complete yet."""
         return len(self._pending)
 
     def feed(self, data: bytes) -> list[Frame]:
@@ -72,8 +72,8 @@ class FrameDecoder:
         return frames
 
     def cut(self, data: bytes) -> list[Frame | bytes | RemoteProtocolError]:
-        """Does as ``feed``, but a frame with a JSON header and no body, as in nearly every answer to a send, is returned as its
-        header.
+        """Splits as ``feed`` does, but returns only the header of a frame with a JSON header and no body, as nearly every
+        response to a send is.
 
         Where good frames precede a broken one, the list ends with its error.
         """
@@ -142,7 +142,7 @@ class FrameDecoder:
 def encode_frame(
     serialize_type: SerializeType, header: bytes, body: bytes = b"", max_frame_size: int = MAX_FRAME_SIZE
 ) -> list[bytes]:
-    """The parts of one frame: length words and header together, then the body, if any, as it was given (not copied).
+    """Returns the parts of one frame: length words and header together, then the body, if any, without a copy.
 
     Raises LocalProtocolError for a frame of more than ``max_frame_size`` bytes.
     """

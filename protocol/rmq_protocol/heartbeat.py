@@ -38,7 +38,7 @@ IS_SUB_CHANGE: Final = "IS_SUB_CHANGE"
 
 
 class ConsumeType(StrEnum):
-    """The way to consume: by pulling, by pushing (which pulls underneath), by popping."""
+    """The way to consume: by pull, by push (which is implemented by pulls) or by pop."""
 
     CONSUME_ACTIVELY = "CONSUME_ACTIVELY"
     CONSUME_PASSIVELY = "CONSUME_PASSIVELY"
@@ -93,7 +93,7 @@ class ConsumerData(msgspec.Struct, frozen=True, rename="camel"):
 class HeartbeatData(msgspec.Struct, frozen=True, rename="camel"):
     """The body of a heartbeat.
 
-    ``heartbeat_fingerprint``: 0 asks the broker not to compare. ``without_sub``: subscriptions are left out this time.
+    ``heartbeat_fingerprint``: 0 asks the broker not to compare. ``without_sub``: True if subscriptions are left out.
     """
 
     client_id: str = msgspec.field(name="clientID")
@@ -108,15 +108,16 @@ def encode_heartbeat(data: HeartbeatData) -> bytes:
 
 
 def decode_heartbeat(body: bytes) -> HeartbeatData:
-    """Raises RemoteProtocolError for a body that is not a heartbeat."""
+    """Returns the heartbeat in a body. Raises RemoteProtocolError for a body that is not a heartbeat."""
     return decode_body(HeartbeatData, body)
 
 
 def heartbeat_fingerprint(data: HeartbeatData) -> int:
-    """A 32-bit number, never 0, that changes when the groups or their subscriptions do.
+    """Returns a 32-bit number, never 0, that changes when the groups or their subscriptions change.
 
-    Client id, subscription versions and ``without_sub`` do not count, nor does the order inside the sets: the hash Java takes
-    (``computeHeartbeatFingerprint``), of a text with all sets sorted. Brokers only ask whether it is the number of last time.
+    Client id, subscription versions, ``without_sub`` and the order inside sets do not change it. It is the hash that Java
+    computes (``computeHeartbeatFingerprint``), here of a text with all sets sorted. Brokers only compare it with that of the
+    previous heartbeat.
     """
     consumers = [
         msgspec.structs.replace(

@@ -35,7 +35,7 @@ _UNIQUE_TAIL: Final = struct.Struct(">HIIH")
 class OffsetId(NamedTuple):
     """The parts of an offset message id.
 
-    ``host``: "ip:port", an IPv6 address in brackets. ``offset``: in that broker's commit log, bytes.
+    ``host``: "ip:port", an IPv6 address in brackets. ``offset``: position in that broker's commit log, bytes.
     """
 
     host: str
@@ -43,7 +43,9 @@ class OffsetId(NamedTuple):
 
 
 class UniqueId(NamedTuple):
-    """The parts of a unique message id. ``elapsed_ms``: milliseconds since the month began where the id was made, 32 bits."""
+    """The parts of a unique message id. ``elapsed_ms``: milliseconds since the month began, in the time zone of the sender,
+    32 bits.
+    """
 
     ip: str
     pid: int
@@ -52,7 +54,9 @@ class UniqueId(NamedTuple):
     counter: int
 
     def nearly_time_ms(self, now_ms: int, zone: tzinfo = UTC) -> int:
-        """When the id was made, milliseconds since the epoch, if that was within the month before ``now_ms`` in ``zone``."""
+        """Returns the time at which the id was made, in milliseconds since the epoch, if that was in the month before
+        ``now_ms`` in ``zone``.
+        """
         return _nearly_time_ms(self.elapsed_ms, now_ms, zone)
 
 
@@ -68,7 +72,7 @@ def format_host(ip: bytes, port: int) -> str:
 
 @lru_cache(maxsize=4096)
 def pack_host(host: str) -> tuple[bytes, int]:
-    """Address bytes and port of "1.2.3.4:10911" or "[::1]:10911". Raises ``LocalProtocolError`` for anything else."""
+    """Returns address bytes and port of "1.2.3.4:10911" or "[::1]:10911". Raises ``LocalProtocolError`` for anything else."""
     ip, _, port = host.rpartition(":")
     if not (port.isascii() and port.isdecimal() and len(port) <= 5 and int(port) <= 0xFFFF):
         raise LocalProtocolError(f"{host!r} is not ip:port")
@@ -86,9 +90,9 @@ def _pack_ip(ip: str) -> bytes:
 
 
 def pack_offset_id(host: str, offset: int) -> str:
-    """The offset id of a record at commit log ``offset`` of the broker at ``host`` ("ip:port").
+    """Returns the offset id of a record at commit log ``offset`` of the broker at ``host`` ("ip:port").
 
-    Raises ``LocalProtocolError`` for a host that is none and an offset beyond 64 bits.
+    Raises ``LocalProtocolError`` for an invalid host and for an offset beyond 64 bits.
     """
     ip, port = pack_host(host)
     if not -(2**63) <= offset < 2**63:
@@ -97,7 +101,9 @@ def pack_offset_id(host: str, offset: int) -> str:
 
 
 def unpack_offset_id(msg_id: str) -> OffsetId:
-    """Host and commit log offset of an offset id. Raises ``LocalProtocolError`` unless it is 32 or 56 hexadecimal digits."""
+    """Returns host and commit log offset of an offset id. Raises ``LocalProtocolError`` unless it is 32 or 56 hexadecimal
+    digits.
+    """
     raw = _from_hex(msg_id, "offset message id")
     ip, rest = raw[:-12], raw[-12:]
     port, offset = _PORT_AND_OFFSET.unpack(rest)
@@ -116,20 +122,21 @@ def _from_hex(text: str, what: str) -> bytes:
 
 
 def unique_id_prefix(ip: bytes, pid: int, salt: int) -> str:
-    """The first 20 (IPv4) or 44 characters of every unique id of a process: ``ip`` of 4 or 16 bytes, low 16 bits of ``pid``,
-    low 32 bits of ``salt``. Raises ``LocalProtocolError`` for another address length."""
+    """Returns the first 20 (IPv4) or 44 characters of every unique id of a process: ``ip`` of 4 or 16 bytes, low 16 bits of
+    ``pid``, low 32 bits of ``salt``. Raises ``LocalProtocolError`` for another address length.
+    """
     if len(ip) not in (4, 16):
         raise LocalProtocolError(f"an address has 4 or 16 bytes, not {len(ip)}")
     return f"{ip.hex().upper()}{pid & 0xFFFF:04X}{salt & 0xFFFFFFFF:08X}"
 
 
 def pack_unique_id(prefix: str, elapsed_ms: int, counter: int) -> str:
-    """A unique id: ``elapsed_ms`` since the month began (low 32 bits), ``counter`` (low 16 bits)."""
+    """Returns a unique id: ``prefix``, ``elapsed_ms`` since the month began (low 32 bits), ``counter`` (low 16 bits)."""
     return f"{prefix}{elapsed_ms & 0xFFFFFFFF:08X}{counter & 0xFFFF:04X}"
 
 
 def unpack_unique_id(msg_id: str) -> UniqueId:
-    """Fields of a unique id. Raises ``LocalProtocolError`` unless it is 32 or 56 hexadecimal digits."""
+    """Returns the fields of a unique id. Raises ``LocalProtocolError`` unless it is 32 or 56 hexadecimal digits."""
     raw = _from_hex(msg_id, "unique message id")
     return UniqueId(str(ipaddress.ip_address(raw[:-12])), *_UNIQUE_TAIL.unpack(raw[-12:]))
 

@@ -63,10 +63,10 @@ def decode_body(cls: type[T], body: bytes) -> T:
 
 
 def encode_body(value: msgspec.Struct, *, standard: bool = True) -> bytes:
-    """JSON of ``value``; members that are None are left out.
+    """Returns the JSON of ``value``; members that are None are left out.
 
-    ``standard=False``: integer keys go without quotes, as servers write them. Maps keyed by queues have no standard form and
-    are always written as servers do. Raises LocalProtocolError for text that is not Unicode.
+    ``standard=False`` writes integer keys without quotes, as servers do. Maps keyed by queues have no standard form and are
+    always written as servers do. Raises LocalProtocolError for text that is not Unicode.
     """
     cls = value.__class__
     _, find_queues = _readers.get(cls) or _reader(cls)

@@ -42,12 +42,13 @@ Key = str | int | tuple[tuple[str, Any], ...]
 
 
 def loads(data: bytes | str) -> Any:
-    """The value of one JSON text. Integer keys come as ints, quoted or not decides: ``{0: 1}`` has the key 0, ``{"0": 1}`` "0".
+    """Returns the value of one JSON text. Integer keys without quotes become ints: ``{0: 1}`` has the key 0, ``{"0": 1}`` has
+    "0".
 
-    An object used as a key comes as a tuple of its (name, value) pairs sorted by name, so that ``dict(key)`` is the object;
-    it must be flat (text, numbers, booleans and nulls), as a MessageQueue is. Of equal keys the last wins.
+    An object used as a key becomes a tuple of its (name, value) pairs sorted by name, so that ``dict(key)`` is the object; its
+    values must be texts, numbers, booleans or nulls, as those of a MessageQueue are. Of equal keys the last one counts.
 
-    Raises RemoteProtocolError, with the position (in characters), for anything else; nothing else is raised.
+    Raises RemoteProtocolError, with the position (in characters), for other texts, and no other error.
     """
     if isinstance(data, str):
         text = data
@@ -63,9 +64,9 @@ def loads(data: bytes | str) -> Any:
 
 
 def dumps(value: Any) -> bytes:
-    """The text the servers write for ``value``: integer and object keys (as ``loads`` returns them) without quotes.
+    """Returns the text that servers write for ``value``: integer and object keys (as ``loads`` returns them) without quotes.
 
-    Raises LocalProtocolError for values JSON has no form for, and for those nested deeper than ``MAX_DEPTH``.
+    Raises LocalProtocolError for values that JSON cannot express, and for values nested deeper than ``MAX_DEPTH``.
     """
     parts: list[bytes] = []
     try:

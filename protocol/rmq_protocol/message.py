@@ -140,12 +140,13 @@ class Message(_Addressed, frozen=True, gc=False, kw_only=True):
 
     @classmethod
     def from_received(cls, message: MessageExt, *, topic: str | None = None, **changes: Unpack[MessageChanges]) -> Self:
-        """A message to send with what the sender of ``message`` gave: body, tags, keys, flag, sharding key and properties.
+        """Returns a message to send, with the fields that the sender of ``message`` set: body, tags, keys, flag, sharding key
+        and properties.
 
-        ``topic``: None is where it was first sent to, also where it was read as a retry, as a dead letter or while it waited for
-        its time. ``changes``: fields that are to be others; ``properties`` replaces all of them. What a Message may not hold is
-        left out: names of the system, blank texts, control characters 0 to 2. Delays are not copied, and each send draws an id.
-        Raises InvalidMessageError and TypeError for ``changes``, as the constructor does.
+        ``topic``: None for the topic that it was first sent to, also if it was read as a retry, as a dead letter or before the
+        end of its delay. ``changes``: fields with other values; ``properties`` replaces all properties. Values that a Message
+        may not hold are left out: names of the system, blank texts, texts with the control characters 0 to 2. Delays are not
+        copied, and each send draws an id. Raises InvalidMessageError and TypeError for ``changes``, as the constructor does.
         """
         fields: MessageChanges = {
             "body": message.body,
@@ -176,10 +177,10 @@ class Message(_Addressed, frozen=True, gc=False, kw_only=True):
 class MessageExt(Struct, frozen=True, gc=False):
     """A message as a broker stored it.
 
-    ``properties`` holds all properties, those of the system included. ``queue``: where it was read. ``body``: decompressed.
-    ``sys_flag``: as stored, bit 0 cleared where the body was decompressed. ``body_crc``: of the body as stored. ``store_size``:
-    bytes of the whole record (0 for a message out of an inner batch). ``born_host``, ``store_host``: "ip:port", an IPv6
-    address in brackets. ``transaction_id``: set by a pull for messages of a transaction.
+    ``properties`` holds all properties, those of the system included. ``queue``: the queue that it was read from. ``body``:
+    decompressed. ``sys_flag``: as stored, bit 0 cleared where the body was decompressed. ``body_crc``: checksum of the body as
+    stored. ``store_size``: bytes of the whole record (0 for a message of an inner batch). ``born_host``, ``store_host``:
+    "ip:port", an IPv6 address in brackets. ``transaction_id``: set by a pull for messages of a transaction.
     """
 
     topic: str
@@ -216,7 +217,7 @@ class MessageExt(Struct, frozen=True, gc=False):
 
     @property
     def unique_id(self) -> str | None:
-        """The id the sending client gave (property UNIQ_KEY)."""
+        """The id that the sending client gave (property UNIQ_KEY)."""
         return self.properties.get("UNIQ_KEY")
 
     @property
@@ -229,7 +230,7 @@ class MessageExt(Struct, frozen=True, gc=False):
     def offset_msg_id(self) -> str:
         """Store host and commit log offset in hexadecimal; empty where the store host is not known.
 
-        Messages of one inner batch share that of the record they came in (Java gives them none).
+        Messages of one inner batch have that of their record (Java gives them none).
         """
         return pack_offset_id(self.store_host, self.commit_log_offset) if self.store_host else ""
 

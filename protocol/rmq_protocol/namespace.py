@@ -35,12 +35,12 @@ def with_namespace(namespace: str, resource: str) -> str:
 
 
 def with_namespace_and_retry(namespace: str, group: str) -> str:
-    """The retry topic of ``group`` in ``namespace``; nothing for an empty group."""
+    """Returns the retry topic of ``group`` in ``namespace``; "" for an empty group."""
     return RETRY_TOPIC_PREFIX + with_namespace(namespace, group) if group else ""
 
 
 def without_namespace(resource: str, namespace: str | None = None) -> str:
-    """Returns ``resource`` without its namespace: whichever it has, or only ``namespace`` where given."""
+    """Returns ``resource`` without its namespace. If ``namespace`` is given, only that one is removed, else any."""
     if _is_system(resource) or (namespace is not None and not has_namespace(resource, namespace)):
         return resource
     prefix, name = _split(resource)

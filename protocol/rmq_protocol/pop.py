@@ -39,7 +39,8 @@ _LONG: Final = range(-0x8000000000000000, 0x8000000000000000)
 class ExtraInfo(NamedTuple):
     """The parts of the property POP_CK.
 
-    ``ck_queue_offset``: queue offset the pop began at. Times in epoch ms and ms. ``retry``: "0", "1" or "2".
+    ``ck_queue_offset``: queue offset at which the pop began. Points in time are in epoch ms, durations in ms. ``retry``: "0",
+    "1" or "2".
     """
 
     ck_queue_offset: int
@@ -53,14 +54,16 @@ class ExtraInfo(NamedTuple):
 
 
 def build_extra_info(info: ExtraInfo) -> str:
-    """Raises LocalProtocolError for a broker name that is empty or has a space in it."""
+    """Returns the text of a POP_CK. Raises LocalProtocolError for a broker name that is empty or has a space in it."""
     if not info.broker_name or " " in info.broker_name:
         raise LocalProtocolError(f"extra info: broker name {info.broker_name[:80]!r} is empty or has a space")
     return " ".join(str(part) for part in info if part is not None)
 
 
 def parse_extra_info(text: str) -> ExtraInfo:
-    """Raises RemoteProtocolError for a text of fewer parts, or with no number where one belongs."""
+    """Returns the parts of a POP_CK. Raises RemoteProtocolError for too few parts, and for a part that must be a number and
+    is none.
+    """
     parts = text.split(" ")
     if len(parts) not in (7, 8):
         raise RemoteProtocolError(f"extra info {text[:80]!r} has {len(parts)} parts, not 7 or 8")
@@ -84,7 +87,7 @@ def pop_retry_topic_v1(topic: str, group: str) -> str:
 
 
 def real_topic(retry: str, topic: str, group: str) -> str:
-    """The topic that a message with this retry flag is stored in. Raises RemoteProtocolError for a flag that is none."""
+    """Returns the topic that a message with this retry flag is stored in. Raises RemoteProtocolError for an unknown flag."""
     match retry:
         case "0":
             return topic
@@ -96,32 +99,34 @@ def real_topic(retry: str, topic: str, group: str) -> str:
 
 
 def info_key(topic: str, queue_id: int) -> str:
-    """Key of a queue in the parsed infos."""
+    """Returns the key of a queue in the parsed infos."""
     return f"{retry_flag(topic)}@{queue_id}"
 
 
 def order_info_key(topic: str, queue_id: int, queue_offset: int) -> str:
-    """Key of one message in the parsed order count info."""
+    """Returns the key of one message in the parsed order count info."""
     return f"{retry_flag(topic)}@qo{queue_id}%{queue_offset}"
 
 
 def parse_start_offset_info(text: str | None) -> dict[str, int]:
-    """Where the pop began, by queue. All three raise RemoteProtocolError for a text that is broken or says a thing twice."""
+    """Returns the offset at which the pop began, by queue. Raises RemoteProtocolError for a malformed text, and for one
+    with two entries of one key.
+    """
     return _parse("startOffsetInfo", text, _long)
 
 
 def parse_msg_offset_info(text: str | None) -> dict[str, tuple[int, ...]]:
-    """Queue offsets of the messages, by queue."""
+    """Returns the queue offsets of the messages, by queue. Raises as ``parse_start_offset_info`` does."""
     return _parse("msgOffsetInfo", text, lambda value, text: tuple(_long(part, text) for part in value.split(",")))
 
 
 def parse_order_count_info(text: str | None) -> dict[str, int]:
-    """How often a queue or a message was tried before."""
+    """Returns the numbers of earlier attempts, by queue or message. Raises as ``parse_start_offset_info`` does."""
     return _parse("orderCountInfo", text, _long)
 
 
 def build_info(values: Mapping[str, int | Sequence[int]]) -> str:
-    """The text of any of the three infos."""
+    """Returns the text of an info; all three infos have this form."""
     return ";".join(
         f"{key.replace('@', ' ', 1)} {value if isinstance(value, int) else ','.join(map(str, value))}"
         for key, value in values.items()

@@ -26,9 +26,10 @@ AFTER_ID_NO_WAIT: Final = f"\x02{NO_WAIT}"
 
 
 def message_properties(message: Message, unique_id: str, extra: Mapping[str, str] | None = None) -> str:
-    """The properties text of one send; ``unique_id`` becomes UNIQ_KEY, ``extra`` is what the kind of send adds.
+    """Returns the properties text of one send. ``unique_id`` becomes UNIQ_KEY; ``extra`` holds the properties that the kind of
+    send adds.
 
-    Raises ``InvalidMessageError`` (13) when it takes more than 32767 bytes: the store keeps their length as a signed 16-bit
+    Raises ``InvalidMessageError`` (13) when the text has more than 32767 bytes: the store keeps its length as a signed 16-bit
     number.
     """
     tags, keys = message.tags, message.keys
@@ -73,12 +74,14 @@ def _check_size(text: str) -> None:
 
 
 def properties_text(properties: Mapping[str, str | None]) -> str:
-    """Entries in the mapping's order, with a final separator; a None value is left out, as in ``messageProperties2String``."""
+    """Returns the text of properties in the mapping's order, with a final separator. Entries with the value None are left
+    out, as in ``messageProperties2String``.
+    """
     return "".join([f"{name}\x01{value}\x02" for name, value in properties.items() if value is not None])
 
 
 def encode_properties(properties: Mapping[str, str | None]) -> bytes:
-    """The text as UTF-8. Raises ``InvalidMessageError`` (13) above 32767 bytes and for lone surrogates."""
+    """Returns a properties text as UTF-8. Raises ``InvalidMessageError`` (13) above 32767 bytes and for lone surrogates."""
     try:
         encoded = properties_text(properties).encode()
     except UnicodeEncodeError as error:
@@ -89,10 +92,10 @@ def encode_properties(properties: Mapping[str, str | None]) -> bytes:
 
 
 def decode_properties(data: bytes | str) -> dict[str, str]:
-    """Entries of a properties text, as ``string2messageProperties`` reads it.
+    """Returns the entries of a properties text, as ``string2messageProperties`` reads it.
 
-    The last separator may be missing, a later duplicate wins, entries without a separator, without a name or without a value
-    are dropped. Bytes that are not UTF-8 become U+FFFD.
+    The last separator may be missing. Of entries with one name the last one counts. Entries without a separator, without a
+    name or without a value are dropped. Bytes that are not UTF-8 become U+FFFD.
     """
     text = data if isinstance(data, str) else str(data, "utf-8", "replace")
     properties: dict[str, str] = {}

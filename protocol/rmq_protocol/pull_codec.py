@@ -31,7 +31,7 @@ _HELD_FLAGS: Final = int(PullSysFlag.SUBSCRIPTION | PullSysFlag.SUSPEND)
 
 
 class PullReplyFields(msgspec.Struct, gc=False):
-    """extFields of a pull's answer (``PullMessageResponseHeader``), as far as they are looked at."""
+    """Those extFields of the response to a pull (``PullMessageResponseHeader``) that are used."""
 
     suggestWhichBrokerId: _Long  # noqa: N815 - the protocol's names
     nextBeginOffset: _Long  # noqa: N815
@@ -76,9 +76,9 @@ def pull_header(
     max_messages: int,
     expression_type: str = TAG,
 ) -> PullMessageRequestHeader:
-    """A pull that brings its subscription along: "*" or tags, or an expression of another type (SQL92).
+    """Returns the header of a pull that contains its subscription: "*" or tags, or an expression of another type (SQL92).
 
-    ``suspend_ms``: how long the broker may hold it, 0 for not at all.
+    ``suspend_ms``: ms for which the broker may hold the request; 0 for none.
     """
     return PullMessageRequestHeader(
         consumerGroup=group,

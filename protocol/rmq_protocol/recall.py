@@ -15,7 +15,9 @@ _base64 = re.compile(r"[A-Za-z0-9_-]+={0,2}").fullmatch
 
 
 class RecallHandle(NamedTuple):
-    """The parts of a recall handle. ``timestamp``: when the message is due, epoch ms in text. ``message_id``: its unique id."""
+    """The parts of a recall handle. ``timestamp``: time at which the message is due, epoch ms as a text. ``message_id``:
+    its unique id.
+    """
 
     topic: str
     broker_name: str
@@ -24,7 +26,7 @@ class RecallHandle(NamedTuple):
 
 
 def encode_recall_handle(handle: RecallHandle) -> str:
-    """Raises LocalProtocolError for a part that is empty or has a space in it."""
+    """Returns the text of a recall handle. Raises LocalProtocolError for a part that is empty or has a space in it."""
     for name, value in zip(handle._fields, handle, strict=True):
         if not value or " " in value:
             raise LocalProtocolError(f"recall handle: {name} {value[:80]!r} is empty or has a space")
@@ -37,7 +39,7 @@ def encode_recall_handle(handle: RecallHandle) -> str:
 def decode_recall_handle(text: str | None) -> RecallHandle:
     """Reads a recall handle.
 
-    Padding may be missing, and more parts may follow. Raises RemoteProtocolError for what is no handle.
+    Padding may be missing, and more parts may follow. Raises RemoteProtocolError for other texts.
     """
     if isinstance(text, str) and _base64(text):
         digits = text.rstrip("=")

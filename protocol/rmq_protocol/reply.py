@@ -25,9 +25,9 @@ class Reply(NamedTuple):
 
 
 def create_reply(request: Mapping[str, str]) -> Reply:
-    """Where the reply to a message with these properties goes, and which properties it must have.
+    """Returns the topic of the reply to a message with these properties, and the properties that the reply must have.
 
-    Raises LocalProtocolError (10007) where the broker did not put its cluster into the request.
+    Raises LocalProtocolError (10007) if the broker did not add its cluster to the request.
     """
     cluster = request.get(PropertyName.CLUSTER)
     if cluster is None:

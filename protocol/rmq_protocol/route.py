@@ -72,7 +72,9 @@ class BrokerData(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class TopicQueueMapping(msgspec.Struct, frozen=True, rename="camel"):
-    """Which global queues of a static topic a broker holds: ``curr_id_map`` global -> local id (``TopicQueueMappingInfo``)."""
+    """The global queues of a static topic that a broker holds (``TopicQueueMappingInfo``). ``curr_id_map``: local queue id
+    by global id.
+    """
 
     topic: str | None = None
     scope: str | None = _GLOBAL_SCOPE
@@ -97,9 +99,9 @@ class TopicRouteData(msgspec.Struct, frozen=True, rename="camel"):
 
 
 def decode_route(body: bytes) -> TopicRouteData:
-    """The route in a response body, in the standard or the unquoted form.
+    """Returns the route in a response body, which is standard JSON or has keys without quotes.
 
-    Raises RemoteProtocolError for a body that is no route, or one of more than ``MAX_ROUTE_QUEUES`` queues.
+    Raises RemoteProtocolError for a body that is no route, and for a route of more than ``MAX_ROUTE_QUEUES`` queues.
     """
     route = decode_body(TopicRouteData, body)
     _count(sum(max(data.read_queue_nums, 0) for data in route.queue_datas), "read queues")
@@ -116,10 +118,10 @@ def encode_route(route: TopicRouteData, *, standard: bool = True) -> bytes:
 
 
 def publish_queues(topic: str, route: TopicRouteData) -> tuple[MessageQueue, ...]:
-    """Queues to send to, in the order a round robin goes: by broker name, then id.
+    """Returns the queues to send to, in the order of a round robin: by broker name, then id.
 
     Only queues with write permission on brokers with a master; an ``order_topic_conf`` overrides both. Raises
-    RemoteProtocolError for one that cannot be read or asks for too many queues.
+    RemoteProtocolError for an ``order_topic_conf`` that cannot be read or names too many queues.
     """
     if route.order_topic_conf:
         return _ordered_queues(topic, route.order_topic_conf)
@@ -136,7 +138,9 @@ def publish_queues(topic: str, route: TopicRouteData) -> tuple[MessageQueue, ...
 
 
 def subscribe_queues(topic: str, route: TopicRouteData) -> tuple[MessageQueue, ...]:
-    """Queues to read from, each once, by broker name, then id: those with read permission, with or without a master."""
+    """Returns the queues to read from, each once, by broker name, then id: those with read permission, with or without a
+    master.
+    """
     queues: set[MessageQueue]
     if route.topic_queue_mapping_by_broker:
         queues = set(static_topic_endpoints(topic, route))
@@ -151,7 +155,9 @@ def subscribe_queues(topic: str, route: TopicRouteData) -> tuple[MessageQueue, .
 
 
 def static_topic_endpoints(topic: str, route: TopicRouteData) -> dict[MessageQueue, str]:
-    """The queues of a static topic, all on a pseudo broker, and the broker that holds each now (``NO_BROKER``: none)."""
+    """Returns the queues of a static topic, all on a pseudo broker, each with the name of the broker that holds it now
+    (``NO_BROKER``: none).
+    """
     scopes: dict[str, list[TopicQueueMapping]] = {}
     by_broker = route.topic_queue_mapping_by_broker or {}
     for mapping in (by_broker[name] for name in sorted(by_broker, key=_utf16)):  # of equal epochs the last name counts
@@ -174,7 +180,7 @@ def static_topic_endpoints(topic: str, route: TopicRouteData) -> dict[MessageQue
 
 
 def broker_address(route: TopicRouteData, broker_name: str, broker_id: int) -> str | None:
-    """Address of one broker; None where the route has none or one that cannot be one."""
+    """Returns the address of one broker; None if the route has no valid address of it."""
     for data in route.broker_datas:
         if data.broker_name == broker_name:
             address = data.broker_addrs.get(broker_id)
@@ -187,7 +193,9 @@ def master_address(route: TopicRouteData, broker_name: str) -> str | None:
 
 
 def master_addresses(route: TopicRouteData) -> dict[str, str]:
-    """Broker name -> address of every usable master, topic queues or not: those a producer sends its heartbeats to."""
+    """Returns the address of every usable master by broker name, also of brokers without queues of the topic: a producer
+    sends its heartbeats to them.
+    """
     addresses: dict[str, str | None] = {}
     for data in route.broker_datas:
         addresses.setdefault(data.broker_name, data.broker_addrs.get(MASTER_ID))  # of one name the first counts
@@ -210,7 +218,9 @@ def split_address(address: str) -> tuple[str, int]:
 
 @lru_cache(maxsize=1024)
 def is_address(text: str) -> bool:
-    """Whether ``split_address`` takes the text apart. The routes of all topics name the same few addresses."""
+    """Returns whether ``split_address`` accepts the text. The results are cached: the routes of all topics name the same
+    few addresses.
+    """
     try:
         split_address(text)
     except RemoteProtocolError:
@@ -219,9 +229,7 @@ def is_address(text: str) -> bool:
 
 
 def route_fingerprint(route: TopicRouteData) -> bytes:
-    """Returns a text that is equal for routes that say the same: what they list, in any order
-    (``TopicRouteData.topicRouteDataChanged``).
-    """
+    """Returns a text that is equal for routes with the same entries in any order (``TopicRouteData.topicRouteDataChanged``)."""
     plain = msgspec.to_builtins(route, str_keys=True)
     del plain["filterServerTable"]
     for name in ("queueDatas", "brokerDatas"):

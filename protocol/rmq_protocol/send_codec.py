@@ -57,7 +57,7 @@ ID_LENGTH: Final = 32
 
 
 class SendReplyFields(msgspec.Struct, gc=False):
-    """extFields of a send reply (``SendMessageResponseHeader``, and what brokers add to it)."""
+    """extFields of a send reply (``SendMessageResponseHeader``, and fields that brokers add)."""
 
     msgId: str | None = None  # noqa: N815 - the protocol's names
     queueId: int | None = None  # noqa: N815
@@ -70,7 +70,7 @@ class SendReplyFields(msgspec.Struct, gc=False):
 
 
 class SendReply(msgspec.Struct, gc=False):
-    """The reply to a send: header fields, and extFields already read as what they are."""
+    """The reply to a send: header fields, and extFields converted to their types."""
 
     code: int
     opaque: int = 0
@@ -108,8 +108,8 @@ def send_reply_of(command: RemotingCommand) -> SendReply:
 class SendTemplate:
     """Frames of sends to one queue by one producer group (``SendMessageRequestHeaderV2``, codes 310 and 320).
 
-    ``queue_id`` below 0 lets the broker pick one. ``batch`` says that bodies are batches (field ``m``). ``id_length``: digits of
-    the unique ids that ``plain`` is made for.
+    ``queue_id`` below 0 lets the broker pick one. ``batch``: True if bodies are batches (field ``m``). ``id_length``: digits
+    of the unique ids that ``plain`` is made for.
     """
 
     __slots__ = (
@@ -179,7 +179,7 @@ class SendTemplate:
     def parts(
         self, opaque: int, born_ms: bytes, properties: str, body: bytes, sys_flag: int = 0, flag: int = 0
     ) -> bytes | list[bytes]:
-        """The frame of one send: one piece for a small body, else head and body apart (the body is not copied).
+        """Returns the frame of one send: one piece for a small body, else head and body separately (the body is not copied).
 
         ``opaque``: from FIRST_OPAQUE to LAST_OPAQUE. ``born_ms``: thirteen digits, milliseconds since the epoch.
         """

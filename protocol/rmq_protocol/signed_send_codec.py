@@ -58,7 +58,7 @@ class SignedSendTemplate(SendTemplate):
     def parts(
         self, opaque: int, born_ms: bytes, properties: str, body: bytes, sys_flag: int = 0, flag: int = 0
     ) -> bytes | list[bytes]:
-        """The signed frame, in one piece or two as ``SendTemplate.parts`` has it."""
+        """Returns the signed frame, in one or two pieces as ``SendTemplate.parts`` does."""
         # Neither signature nor frame is a variable before the last line that can fail: tracebacks may show those.
         encoded = properties.encode()
         inner, outer = self._inner.copy(), self._outer.copy()

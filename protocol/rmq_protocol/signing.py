@@ -54,7 +54,7 @@ class SessionCredentials(msgspec.Struct, frozen=True):
 def sign(
     credentials: SessionCredentials, ext_fields: Mapping[str, str | None] | None, body: Iterable[bytes] = ()
 ) -> dict[str, str]:
-    """The extFields with access key and signature, in place of earlier ones; fields that are None do not travel and are left out.
+    """Returns the extFields with access key and signature, which replace earlier ones; fields that are None are left out.
 
     ``body``: its pieces. Raises LocalProtocolError for text that is not Unicode.
     """
@@ -73,7 +73,7 @@ def sign(
 
 
 def signed_content(ext_fields: Mapping[str, str], body: Iterable[bytes] = ()) -> bytes:
-    """The bytes a signature is for. Java orders names by UTF-16 units."""
+    """Returns the bytes to sign. Java orders names by UTF-16 units."""
     names = list(ext_fields)
     names.sort(key=None if all(map(str.isascii, names)) else _utf16)
     try:
@@ -92,7 +92,7 @@ def signature(content: bytes, secret_key: str) -> str:
 
 
 def shown_fields(ext_fields: Mapping[str, str | None] | None) -> dict[str, str | None] | None:
-    """extFields as they may be printed."""
+    """Returns the extFields without secret values, for logs and errors."""
     if ext_fields is None:
         return None
     return {name: HIDDEN if name in (SIGNATURE, SECURITY_TOKEN) else value for name, value in ext_fields.items()}

@@ -50,7 +50,8 @@ def decode_messages(
     unwrap_batches: bool = True,
     allow_partial: bool = False,
 ) -> DecodedMessages:
-    """Decodes a block of stored records: the messages, and the errors of records that cannot be read. Bad bytes raise nothing.
+    """Decodes a block of stored records: the messages, and the errors of records that cannot be read. It raises no error for
+    damaged records.
 
     ``topic_queue_broker``: broker name put in each message's queue. ``max_decompressed_size``: bytes, for one body and for
     all decompressed bodies of the block together. If they do not fit, decoding stops with ``allow_partial`` and ``resume_at``
@@ -76,10 +77,10 @@ def decode_pull(
 ) -> DecodedMessages:
     """Decodes the messages of a pull's body and completes them as ``PullAPIWrapper.processPullResult`` does.
 
-    Each has the pulled ``queue``, properties MIN_OFFSET and MAX_OFFSET where given, its offset moved by ``offset_delta``
-    and, out of a transaction, ``transaction_id``. ``tags`` ("*" or "a || b") are compared as texts, since brokers compare
-    hashes only. ``only_queue``: a record of another topic or queue is left out. The rest as in
-    ``decode_messages``. Raises ``LocalProtocolError`` for ``tags`` that name none.
+    Each has the pulled ``queue``, properties MIN_OFFSET and MAX_OFFSET where given, its offset moved by ``offset_delta`` and,
+    out of a transaction, ``transaction_id``. ``tags`` ("*" or "a || b") are compared as texts, since brokers compare hashes
+    only. ``only_queue``: a record of another topic or queue is left out. Other arguments are those of ``decode_messages``.
+    Raises ``LocalProtocolError`` for ``tags`` without any tag.
     """
     block = MessageBlock(data, queue.broker_name, max_decompressed_size, check_crc, True, allow_partial)
     block.choose(queue, tags, offset_delta, only_queue=only_queue)

@@ -48,7 +48,8 @@ class _Full(Exception):  # noqa: N818 - a signal inside this module
 
 
 class RecordBlock(ABC):
-    """The input, limits and results of one call. Subclasses keep the messages, each in its form, and read ordinary records faster.
+    """The input, limits and results of one call. Each subclass keeps the messages in its own form, and reads ordinary records
+    faster.
 
     ``stopped_at``: the byte that belongs to ``resume_at``.
     """

@@ -51,7 +51,7 @@ def encode_stored(
     body_crc: int | None = None,
     version: int | None = None,
 ) -> bytes:
-    """One record as a broker stores it. ``body``: compressed already where ``sys_flag`` says so.
+    """Returns one record as a broker stores it. ``body``: compressed if ``sys_flag`` says so.
 
     The host bits of ``sys_flag`` follow from the hosts ("ip:port", IPv6 in brackets). ``version``: 1 or 2, by default 2 for
     topics above 127 bytes only. ``body_crc``: by default that of ``body``. Raises ``LocalProtocolError`` for values that do

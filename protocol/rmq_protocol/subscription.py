@@ -16,14 +16,17 @@ SUB_ALL: Final = "*"
 
 
 def split_tags(expression: str) -> tuple[str, ...]:
-    """The tags of ``A || B``, each once. Raises LocalProtocolError for separators only; blanks between them are no tags."""
+    """Returns the tags of ``A || B``, each once. Raises LocalProtocolError for separators only; blanks between them are no
+    tags.
+    """
     if not expression.replace("||", ""):
         raise LocalProtocolError(f"subscription {expression[:80]!r} names no tag")
     return tuple(dict.fromkeys(tag for part in expression.split("||") if (tag := part.strip(BLANKS))))
 
 
 def parse_tags(expression: str | None) -> frozenset[str] | None:
-    """Tags of a subscription expression "a || b"; None where every message is wanted (``FilterAPI.buildSubscriptionData``).
+    """Returns the tags of a subscription expression "a || b"; None where every message is wanted
+    (``FilterAPI.buildSubscriptionData``).
 
     Raises ``LocalProtocolError`` for an expression of separators only.
     """

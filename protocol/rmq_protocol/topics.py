@@ -35,8 +35,9 @@ class TopicConfig(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class LogicQueueMappingItem(msgspec.Struct, frozen=True, rename="camel"):
-    """Where a part of a static topic's queue lies: what the physical queue ``queue_id`` of ``bname`` calls ``start_offset`` is
-    ``logic_offset`` of the whole, -1 where that is not decided yet. ``end_offset``: exclusive, physical, -1 while the part grows.
+    """A part of a static topic's queue: ``start_offset`` of the physical queue ``queue_id`` on broker ``bname`` is
+    ``logic_offset`` of the whole queue, -1 while that is not decided. ``end_offset``: exclusive, physical, -1 while the
+    part grows.
     """
 
     gen: Int = 0
@@ -50,7 +51,7 @@ class LogicQueueMappingItem(msgspec.Struct, frozen=True, rename="camel"):
 
     @property
     def logic_end(self) -> int:
-        """The queue's offset after the part's last message; its first offset where that is not decided."""
+        """Returns the queue's offset after the part's last message; the part's first offset while that is not decided."""
         return self.logic_offset + max(self.end_offset - self.start_offset, 0)
 
 
@@ -66,13 +67,15 @@ class TopicQueueMappingDetail(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class TopicConfigAndQueueMapping(TopicConfig, frozen=True, rename="camel"):
-    """Response of GET_TOPIC_CONFIG to a request with ``lo``. ``mapping_detail``: of a static topic."""
+    """Response of GET_TOPIC_CONFIG to a request with ``lo``. ``mapping_detail``: the queues of a static topic; None for
+    other topics.
+    """
 
     mapping_detail: TopicQueueMappingDetail | None = None
 
 
 def decode_topic_config(body: bytes) -> TopicConfig:
-    """Raises RemoteProtocolError for a body that is not a topic's settings."""
+    """Returns the settings in a body. Raises RemoteProtocolError for a body that is not a topic's settings."""
     return decode_body(TopicConfig, body)
 
 

@@ -50,7 +50,9 @@ class MessageType(IntEnum):
 
 
 class TraceBean(msgspec.Struct, frozen=True, kw_only=True):
-    """One message. ``store_host``: address of the broker. ``transaction_state``: COMMIT_MESSAGE, ROLLBACK_MESSAGE or UNKNOW."""
+    """One message of a trace record. ``store_host``: address of the broker. ``transaction_state``: COMMIT_MESSAGE,
+    ROLLBACK_MESSAGE or UNKNOW.
+    """
 
     topic: str | None = None
     msg_id: str | None = None
@@ -70,8 +72,8 @@ class TraceBean(msgspec.Struct, frozen=True, kw_only=True):
 class TraceContext(msgspec.Struct, frozen=True, kw_only=True):
     """One event and its messages: several for consumption, else one.
 
-    ``time_stamp``: epoch ms. ``cost_time``: ms. ``request_id``: the same before and after consumption. ``context_code``: how
-    consumption ended: 0 success, 1 time-out, 2 exception, 3 null, 4 failed.
+    ``time_stamp``: epoch ms. ``cost_time``: ms. ``request_id``: equal before and after consumption. ``context_code``: the
+    result of consumption: 0 success, 1 time-out, 2 exception, 3 null, 4 failed.
     """
 
     trace_type: TraceType
@@ -151,7 +153,8 @@ _OPTIONAL: Final = {TraceType.SUB_AFTER: 2}
 
 
 def encode_trace(context: TraceContext, *, cloud: bool = False) -> str:
-    """The records of ``context``; ``cloud``: without time and group after consumption, as for Alibaba's cloud.
+    """Returns the records of ``context`` as a text. ``cloud``: True leaves out time and group after consumption, as Alibaba's
+    cloud does.
 
     Raises LocalProtocolError for a text with one of the separators in it.
     """
@@ -186,14 +189,14 @@ def _sent_record(context: TraceContext, bean: TraceBean) -> str | None:
 
 
 def trace_keys(contexts: Iterable[TraceContext]) -> frozenset[str]:
-    """Ids and keys of the messages: the keys of the trace message, so that it is found by them."""
+    """Returns ids and keys of the messages. They become the keys of the trace message, so that queries by them find it."""
     beans = [bean for context in contexts for bean in context.beans]
     keys = {key for bean in beans for key in (bean.keys or "").split(" ")}
     return frozenset(keys | {bean.msg_id or "" for bean in beans}) - {""}
 
 
 def decode_trace(data: str) -> list[TraceContext]:
-    """The records of a trace message's body, one context of one message for each; kinds not known are left out.
+    """Returns the records of a trace message's body, one context of one message for each; unknown kinds are left out.
 
     Raises RemoteProtocolError, naming kind and field, for a record that is too short or has no number where one belongs.
     """

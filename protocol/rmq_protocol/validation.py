@@ -64,7 +64,7 @@ _SYSTEM_TOPIC_PREFIX: Final = "rmq_sys_"
 
 
 def is_system_topic(topic: str) -> bool:
-    """Whether the topic belongs to the system and cannot be created by a user."""
+    """Returns whether the topic belongs to the system, so that a user cannot create it."""
     return topic in SYSTEM_TOPICS or topic.startswith(_SYSTEM_TOPIC_PREFIX)
 
 
@@ -83,7 +83,7 @@ _SYSTEM_GROUP_PREFIX: Final = "CID_RMQ_SYS_"
 
 
 def is_system_group(group: str) -> bool:
-    """Whether the group belongs to the system."""
+    """Returns whether the group belongs to the system."""
     return group in SYSTEM_GROUPS or group.startswith(_SYSTEM_GROUP_PREFIX)
 
 
@@ -121,7 +121,7 @@ _MAX_GOOD_TOPICS: Final = 4096
 
 
 def check_message(topic: str, body: bytes, max_size: int = MAX_BODY_SIZE, properties: Mapping[str, str] | None = None) -> None:
-    """What ``Validators.checkMessage`` asks of a message about to be sent.
+    """Checks a message before it is sent, as ``Validators.checkMessage`` does.
 
     Raises ``InvalidMessageError``: -1 for the topic (see ``check_topic``) and for topics of the broker; 13 for a body that is
     not ``bytes``, empty or larger than ``max_size`` bytes, and for a path separator in property INNER_MULTI_DISPATCH.
@@ -153,7 +153,7 @@ def _refuse_body(body: object, max_size: int) -> None:
 
 
 def broker_topic_remark(topic: str | None) -> str | None:
-    """Returns why a broker refuses the topic (code 29, INVALID_PARAMETER), or None where it does not.
+    """Returns the remark with which a broker refuses the topic (code 29, INVALID_PARAMETER), or None if it accepts the topic.
 
     Unlike clients, brokers allow 255 characters to retry and dead-letter topics.
     """
@@ -169,7 +169,7 @@ def broker_topic_remark(topic: str | None) -> str | None:
 
 
 def broker_group_remark(group: str | None) -> str | None:
-    """Returns why a broker refuses the group, or None where it does not."""
+    """Returns the remark with which a broker refuses the group, or None if it accepts the group."""
     if group is None or is_blank(group):
         return "the group is blank"
     if _LEGAL_NAME.fullmatch(group) is None:

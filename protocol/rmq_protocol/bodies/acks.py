@@ -17,7 +17,7 @@ MAX_ACK_SPAN = 65_536
 
 class BatchAck(msgspec.Struct, frozen=True, kw_only=True):
     """Messages of one queue from one pop. ``start_offset``: the first queue offset of the pop, ``retry``: 0, 1 or 2 as in the
-    extra info, ``bit_set``: see ``pack_bits``. Times in epoch ms and ms.
+    extra info, ``bit_set``: see ``pack_bits``. Points in time are in epoch ms, durations in ms.
     """
 
     consumer_group: str = msgspec.field(name="c")
@@ -51,7 +51,7 @@ def pack_bits(bits: Iterable[int]) -> bytes:
 
 
 def unpack_bits(data: bytes) -> tuple[int, ...]:
-    """The bits set, ascending, up to MAX_ACK_SPAN; those beyond are left out."""
+    """Returns the numbers of the set bits, ascending, up to MAX_ACK_SPAN; later bits are left out."""
     octets = enumerate(data[: MAX_ACK_SPAN // 8 + 1])
     bits = (8 * at + place for at, octet in octets if octet for place in range(8) if octet >> place & 1)
     return tuple(bit for bit in bits if bit <= MAX_ACK_SPAN)

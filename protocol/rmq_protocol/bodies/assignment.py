@@ -52,6 +52,6 @@ class SetMessageRequestModeRequestBody(msgspec.Struct, frozen=True, rename="came
 
 
 class MessageRequestModeSerializeWrapper(msgspec.Struct, frozen=True, rename="camel"):
-    """Response of GET_ALL_MESSAGE_REQUEST_MODE: what was set, by topic and group."""
+    """Response of GET_ALL_MESSAGE_REQUEST_MODE: the modes that were set, by topic and group."""
 
     message_request_mode_map: dict[str, dict[str, SetMessageRequestModeRequestBody]] = {}

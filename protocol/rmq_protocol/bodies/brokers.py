@@ -30,7 +30,7 @@ class GetBrokerMemberGroupResponseBody(msgspec.Struct, frozen=True, rename="came
 
 
 class BrokerStatsItem(msgspec.Struct, frozen=True):
-    """A counter over one span of time. ``avgpt``: average of a call, e.g. bytes of a put."""
+    """A counter over one span of time. ``avgpt``: average per call, e.g. bytes per put."""
 
     sum: Long = 0
     tps: Double = 0.0
@@ -46,7 +46,9 @@ class BrokerStatsData(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class ConsumeQueueData(msgspec.Struct, frozen=True, rename="camel"):
-    """One entry: where its message is, how long it is, and whether the asked filter takes it (``eval``)."""
+    """One entry of a consume queue: position and size of its message, and whether the filter of the request matches it
+    (``eval``).
+    """
 
     physic_offset: Long = 0
     physic_size: Int = 0

@@ -23,7 +23,9 @@ __all__ = [
 
 
 class ExponentialRetryPolicy(msgspec.Struct, frozen=True):
-    """Milliseconds before the first retry and at most, and how many times longer each wait gets."""
+    """A retry policy with growing delays: milliseconds before the first retry, the maximum in milliseconds, and the factor
+    of growth.
+    """
 
     initial: Long = 5_000
     max: Long = 7_200_000
@@ -31,7 +33,9 @@ class ExponentialRetryPolicy(msgspec.Struct, frozen=True):
 
 
 class CustomizedRetryPolicy(msgspec.Struct, frozen=True):
-    """A policy with a delay for each retry. ``next``: milliseconds before each retry; the last counts for all further ones."""
+    """A policy with a delay for each retry. ``next``: milliseconds before each retry; the last one holds for all further
+    retries.
+    """
 
     next: tuple[Long, ...] = ()
 
@@ -39,7 +43,7 @@ class CustomizedRetryPolicy(msgspec.Struct, frozen=True):
 class GroupRetryPolicy(msgspec.Struct, frozen=True, rename="camel"):
     """The retry policy of a group.
 
-    ``type``: CUSTOMIZED or EXPONENTIAL; without the policy of that kind the broker has one of its own.
+    ``type``: CUSTOMIZED or EXPONENTIAL; without a policy of that type the broker uses its default.
     """
 
     type: str = "CUSTOMIZED"
@@ -57,8 +61,9 @@ class SimpleSubscriptionData(msgspec.Struct, frozen=True, rename="camel"):
 class SubscriptionGroupConfig(msgspec.Struct, frozen=True, rename="camel"):
     """Request of UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, response of GET_SUBSCRIPTIONGROUP_CONFIG.
 
-    ``retry_max_times``: tries before a message goes to the dead-letter topic. ``broker_id``: which replica serves the group,
-    and ``which_broker_when_consume_slowly`` when it reads from disk. ``consume_timeout_minute``: minutes.
+    ``retry_max_times``: tries before a message goes to the dead-letter topic. ``broker_id``: id of the replica that serves the
+    group; ``which_broker_when_consume_slowly``: id of the one that serves it when it reads from disk.
+    ``consume_timeout_minute``: minutes.
     """
 
     group_name: str
@@ -85,7 +90,9 @@ class SubscriptionGroupList(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class SubscriptionGroupWrapper(msgspec.Struct, frozen=True, rename="camel"):
-    """Response of GET_ALL_SUBSCRIPTIONGROUP_CONFIG. ``forbidden_table``: group -> topic -> bits of what it may not."""
+    """Response of GET_ALL_SUBSCRIPTIONGROUP_CONFIG. ``forbidden_table``: group -> topic -> bits of the forbidden
+    operations.
+    """
 
     subscription_group_table: dict[str, SubscriptionGroupConfig] = {}
     forbidden_table: dict[str, dict[str, Int]] = {}
@@ -93,7 +100,7 @@ class SubscriptionGroupWrapper(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class CheckClientRequestBody(msgspec.Struct, frozen=True, rename="camel"):
-    """Body of the request CHECK_CLIENT_CONFIG: would the broker take this subscription?"""
+    """Body of the request CHECK_CLIENT_CONFIG, which asks whether the broker accepts the subscription."""
 
     client_id: str
     group: str

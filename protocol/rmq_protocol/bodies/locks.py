@@ -10,7 +10,9 @@ __all__ = ["LockBatchRequestBody", "LockBatchResponseBody", "UnlockBatchRequestB
 
 
 class LockBatchRequestBody(msgspec.Struct, frozen=True, rename="camel"):
-    """Body of the request LOCK_BATCH_MQ. ``only_this_broker``: a broker asks its replica, which must not ask on."""
+    """Body of the request LOCK_BATCH_MQ. ``only_this_broker``: True where a broker asks its replica, which must not forward
+    the request.
+    """
 
     consumer_group: str
     client_id: str
@@ -23,6 +25,6 @@ class UnlockBatchRequestBody(LockBatchRequestBody, frozen=True, rename="camel"):
 
 
 class LockBatchResponseBody(msgspec.Struct, frozen=True):
-    """The queues that the client has locked now, of those it asked for."""
+    """Response of LOCK_BATCH_MQ: those of the requested queues that the client has locked now."""
 
     lock_ok_mq_set: tuple[MessageQueue, ...] = msgspec.field(name="lockOKMQSet", default=())

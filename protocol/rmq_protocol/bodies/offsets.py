@@ -34,7 +34,8 @@ __all__ = [
 class TopicOffset(msgspec.Struct, frozen=True, rename="camel"):
     """The offsets of a queue.
 
-    ``max_offset``: of the next message. ``last_update_timestamp``: when the last one was stored, epoch ms; 0 for none.
+    ``max_offset``: offset of the next message. ``last_update_timestamp``: store time of the last message, epoch ms; 0 for
+    none.
     """
 
     min_offset: Long = 0
@@ -52,7 +53,7 @@ class TopicStatsTable(msgspec.Struct, frozen=True, rename="camel"):
 class OffsetWrapper(msgspec.Struct, frozen=True, rename="camel"):
     """The offsets of a group in a queue.
 
-    ``broker_offset``: of the next message. ``last_timestamp``: when the last consumed one was stored, epoch ms.
+    ``broker_offset``: offset of the next message. ``last_timestamp``: store time of the last consumed message, epoch ms.
     """
 
     broker_offset: Long = 0
@@ -69,7 +70,7 @@ class ConsumeStats(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class ConsumeStatsList(msgspec.Struct, frozen=True, rename="camel"):
-    """Response of GET_BROKER_CONSUME_STATS: maps from group to its statistics, one for each of its topics."""
+    """Response of GET_BROKER_CONSUME_STATS: maps each group to its statistics, one for each of its topics."""
 
     consume_stats_list: tuple[dict[str, tuple[ConsumeStats, ...]], ...] = ()
     broker_addr: str | None = None
@@ -91,9 +92,7 @@ class MessageQueueForC(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class ResetOffsetBodyForC(msgspec.Struct, frozen=True, rename="camel"):
-    """Body of RESET_CONSUMER_CLIENT_OFFSET where the administrator's language was CPP, as mqadmin's is whenever it names a
-    cluster.
-    """
+    """Body of RESET_CONSUMER_CLIENT_OFFSET where the administrator's language is CPP, as mqadmin's is when it names a cluster."""
 
     offset_table: tuple[MessageQueueForC, ...] = ()
 
@@ -113,8 +112,8 @@ def decode_reset_offsets(body: bytes) -> dict[MessageQueue, int]:
 
 
 class GetConsumerStatusBody(msgspec.Struct, frozen=True, rename="camel"):
-    """Offsets a client has in memory (response of GET_CONSUMER_STATUS_FROM_CLIENT), or, by client id, those of all clients of
-    a group (response of INVOKE_BROKER_TO_GET_CONSUMER_STATUS).
+    """Offsets that a client has in memory (response of GET_CONSUMER_STATUS_FROM_CLIENT), or, by client id, the offsets of all
+    clients of a group (response of INVOKE_BROKER_TO_GET_CONSUMER_STATUS).
     """
 
     message_queue_table: dict[MessageQueue, Long] = {}
@@ -122,7 +121,7 @@ class GetConsumerStatusBody(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class QueryCorrectionOffsetBody(msgspec.Struct, frozen=True, rename="camel"):
-    """Queue id -> offset (response of QUERY_CORRECTION_OFFSET)."""
+    """Offsets by queue id (response of QUERY_CORRECTION_OFFSET)."""
 
     correction_offsets: dict[Int, Long] = {}
 
@@ -135,7 +134,9 @@ class ConsumerOffsetSerializeWrapper(msgspec.Struct, frozen=True, rename="camel"
 
 
 class QueueTimeSpan(msgspec.Struct, frozen=True, rename="camel"):
-    """Times in epoch ms: of the oldest and the newest message, and of the one a group is at. ``delay_time``: ms it is behind."""
+    """Store times of three messages of a queue, epoch ms: the oldest, the newest, and the one that a group consumes next.
+    ``delay_time``: ms that the group is behind.
+    """
 
     message_queue: MessageQueue
     min_time_stamp: Long = 0

@@ -18,7 +18,7 @@ __all__ = [
 
 
 class ProcessQueueInfo(msgspec.Struct, frozen=True, rename="camel"):
-    """One queue a consumer pulls from. Times in epoch ms."""
+    """The state of one queue that a consumer pulls from. Times are in epoch ms."""
 
     commit_offset: Long = 0
     cached_msg_min_offset: Long = 0
@@ -37,7 +37,7 @@ class ProcessQueueInfo(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class PopProcessQueueInfo(msgspec.Struct, frozen=True, rename="camel"):
-    """One queue a consumer pops from."""
+    """The state of one queue that a consumer pops from."""
 
     wait_ack_count: Int = 0
     droped: bool = False
@@ -45,7 +45,9 @@ class PopProcessQueueInfo(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class ConsumeStatus(msgspec.Struct, frozen=True):
-    """One topic: milliseconds a pull and a message take, messages a second, and failures in the last hour."""
+    """The statistics of one topic: milliseconds per pull and per message, messages per second, and failures in the last
+    hour.
+    """
 
     pull_rt: Double = msgspec.field(name="pullRT", default=0.0)
     pull_tps: Double = msgspec.field(name="pullTPS", default=0.0)
@@ -57,7 +59,8 @@ class ConsumeStatus(msgspec.Struct, frozen=True):
 
 class ConsumerRunningInfo(msgspec.Struct, frozen=True, rename="camel"):
     """Response of GET_CONSUMER_RUNNING_INFO. ``properties``: PROP_CONSUME_TYPE, PROP_CONSUMER_START_TIMESTAMP (epoch ms),
-    PROP_CLIENT_VERSION, PROP_NAMESERVER_ADDR, PROP_CONSUMEORDERLY and what else the client says. ``status_table``: by topic.
+    PROP_CLIENT_VERSION, PROP_NAMESERVER_ADDR, PROP_CONSUMEORDERLY and others that the client adds. ``status_table``: by
+    topic.
     """
 
     properties: dict[str, str] = {}

@@ -12,7 +12,7 @@ __all__ = ["DataVersion", "GroupList", "KVTable", "TopicList"]
 class DataVersion(msgspec.Struct, frozen=True, rename="camel"):
     """The version of a broker's table of topics or groups.
 
-    ``counter`` grows with each change; ``timestamp``: of the last, epoch ms.
+    ``counter`` grows with each change; ``timestamp``: time of the last change, epoch ms.
     """
 
     state_version: Long = 0
@@ -21,7 +21,9 @@ class DataVersion(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class TopicList(msgspec.Struct, frozen=True, rename="camel"):
-    """Response of GET_ALL_TOPIC_LIST_FROM_NAMESERVER, GET_TOPICS_BY_CLUSTER, QUERY_TOPICS_BY_CONSUMER and the system topics."""
+    """Response of GET_ALL_TOPIC_LIST_FROM_NAMESERVER, GET_TOPICS_BY_CLUSTER, QUERY_TOPICS_BY_CONSUMER and
+    GET_SYSTEM_TOPIC_LIST_FROM_NS.
+    """
 
     topic_list: tuple[str, ...] = ()
     broker_addr: str | None = None

@@ -25,7 +25,7 @@ __all__ = ["BoundaryType", "Header", "RpcRequestHeader", "TopicRequestHeader", "
 
 
 class BoundaryType(StrEnum):
-    """Which message an offset search by time means where several, or none, have that time; read without regard to case."""
+    """The message that a search by time selects where several messages, or none, have that time. It is read in any case."""
 
     LOWER = "LOWER"
     UPPER = "UPPER"
@@ -33,7 +33,7 @@ class BoundaryType(StrEnum):
 
 class Header(msgspec.Struct, kw_only=True, gc=False):
     """A custom header. ``request_code``: the code the Java class is annotated with, if any. ``choices``: by field, the only
-    values a reader takes.
+    values that a reader accepts.
     """
 
     request_code: ClassVar[int | None] = None
@@ -41,7 +41,7 @@ class Header(msgspec.Struct, kw_only=True, gc=False):
 
 
 class RpcRequestHeader(Header, kw_only=True):
-    """Fields that requests by way of another broker have.
+    """Fields of requests that another broker may forward.
 
     ``ns`` namespace, ``nsd`` already in its namespace, ``bname`` broker name, ``oway`` one-way.
     """
@@ -94,7 +94,7 @@ def _field(info: msgspec.structs.FieldInfo) -> _Field:
 
 
 def to_ext(header: Header) -> dict[str, str]:
-    """The extFields of ``header``; fields that are None are left out.
+    """Returns the extFields of ``header``; fields that are None are left out.
 
     Raises LocalProtocolError, naming header and field, for an integer outside Java's Integer or Long.
     """
@@ -117,11 +117,11 @@ def to_ext(header: Header) -> dict[str, str]:
 
 
 def from_ext(cls: type[H], ext: Mapping[str, str | None] | None, *, lenient: bool = False) -> H:
-    """The header that ``ext`` (extFields, None when the peer sent none) holds; unknown fields are ignored.
+    """Returns the header that ``ext`` (extFields, None when the peer sent none) holds; unknown fields are ignored.
 
     Raises RemoteProtocolError, naming header and field, for an integer that cannot be read, does not fit or is none of the
-    field's choices, and for a missing required field. With ``lenient`` a missing required field is None instead, against its
-    declared type: what the Java decoders do, which find out later.
+    field's choices, and for a missing required field. With ``lenient`` a missing required field is None, against its declared
+    type, as in the Java decoders.
     """
     values: dict[str, Any] = {}
     given = ext or {}

@@ -26,7 +26,7 @@ __all__ = [
 class PullMessageRequestHeader(TopicRequestHeader, kw_only=True):
     """Header of PULL_MESSAGE.
 
-    ``suspendTimeoutMillis``: how long the broker may hold the request when it has nothing (with PullSysFlag.SUSPEND).
+    ``suspendTimeoutMillis``: ms for which the broker may hold the request while it has no message (with PullSysFlag.SUSPEND).
     """
 
     request_code: ClassVar[int | None] = RequestCode.PULL_MESSAGE
@@ -60,8 +60,9 @@ class PullMessageResponseHeader(Header, kw_only=True):
 
 
 class ConsumerSendMsgBackRequestHeader(RpcRequestHeader, kw_only=True):
-    """A message that could not be consumed. ``offset``: its commit log offset. ``delayLevel``: 0 lets the broker choose by
-    reconsume times, below 0 goes to the dead-letter topic at once. ``originMsgId``: id of the first try.
+    """Header of CONSUMER_SEND_MSG_BACK, for a message that could not be consumed. ``offset``: its commit log offset.
+    ``delayLevel``: 0 lets the broker choose by reconsume times; a number below 0 sends the message to the dead-letter topic
+    at once. ``originMsgId``: id of the message's first attempt.
     """
 
     request_code: ClassVar[int | None] = RequestCode.CONSUMER_SEND_MSG_BACK
@@ -86,7 +87,7 @@ class GetConsumerListByGroupResponseHeader(Header, kw_only=True):
 
 
 class NotifyConsumerIdsChangedRequestHeader(RpcRequestHeader, kw_only=True):
-    """Header of NOTIFY_CONSUMER_IDS_CHANGED, from a broker, one-way: the members of the group are others now."""
+    """Header of NOTIFY_CONSUMER_IDS_CHANGED, from a broker, one-way: the members of the group have changed."""
 
     request_code: ClassVar[int | None] = RequestCode.NOTIFY_CONSUMER_IDS_CHANGED
 
@@ -102,9 +103,10 @@ class UnlockBatchMqRequestHeader(RpcRequestHeader, kw_only=True):
 
 
 class GetConsumerStatusRequestHeader(TopicRequestHeader, kw_only=True):
-    """Header of a question for offsets in memory: 221 from broker to client, 223 from admin to broker.
+    """Header of a request for the offsets that clients have in memory: code 221 from broker to client, 223 from admin to
+    broker.
 
-    ``clientAddr``: one client only.
+    ``clientAddr``: the only client to ask.
     """
 
     request_code: ClassVar[int | None] = RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS
@@ -117,7 +119,7 @@ class GetConsumerStatusRequestHeader(TopicRequestHeader, kw_only=True):
 class GetConsumerRunningInfoRequestHeader(RpcRequestHeader, kw_only=True):
     """Header of GET_CONSUMER_RUNNING_INFO, from an admin, passed on by the broker.
 
-    ``jstackEnable``: with the stacks of its threads.
+    ``jstackEnable``: True asks for the stacks of its threads too.
     """
 
     request_code: ClassVar[int | None] = RequestCode.GET_CONSUMER_RUNNING_INFO
@@ -128,8 +130,8 @@ class GetConsumerRunningInfoRequestHeader(RpcRequestHeader, kw_only=True):
 
 
 class ConsumeMessageDirectlyResultRequestHeader(TopicRequestHeader, kw_only=True):
-    """Header of CONSUME_MESSAGE_DIRECTLY, from an admin, passed on by the broker with the stored message as the body: consume
-    it now. ``msgId``: offset id.
+    """Header of CONSUME_MESSAGE_DIRECTLY, which an admin sends and the broker forwards with the stored message as the body.
+    The client consumes the message at once. ``msgId``: offset id.
     """
 
     request_code: ClassVar[int | None] = RequestCode.CONSUME_MESSAGE_DIRECTLY

@@ -29,7 +29,7 @@ class GetSubscriptionGroupConfigRequestHeader(RpcRequestHeader, kw_only=True):
 
 
 class DeleteSubscriptionGroupRequestHeader(RpcRequestHeader, kw_only=True):
-    """Header of DELETE_SUBSCRIPTIONGROUP. ``cleanOffset``: its offsets too."""
+    """Header of DELETE_SUBSCRIPTIONGROUP. ``cleanOffset``: True deletes its offsets too."""
 
     request_code: ClassVar[int | None] = RequestCode.DELETE_SUBSCRIPTIONGROUP
 
@@ -38,7 +38,7 @@ class DeleteSubscriptionGroupRequestHeader(RpcRequestHeader, kw_only=True):
 
 
 class GetAllSubscriptionGroupRequestHeader(Header, kw_only=True):
-    """Header of GET_ALL_SUBSCRIPTIONGROUP_CONFIG. The answer comes in portions, as ``GetAllTopicConfigRequestHeader``."""
+    """Header of GET_ALL_SUBSCRIPTIONGROUP_CONFIG. The answer comes in portions, as for ``GetAllTopicConfigRequestHeader``."""
 
     request_code: ClassVar[int | None] = RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG
 
@@ -54,7 +54,7 @@ class GetAllSubscriptionGroupResponseHeader(Header, kw_only=True):
 
 
 class UpdateGroupForbiddenRequestHeader(TopicRequestHeader, kw_only=True):
-    """Header of UPDATE_AND_GET_GROUP_FORBIDDEN. ``readable`` absent: only asks."""
+    """Header of UPDATE_AND_GET_GROUP_FORBIDDEN. Without ``readable`` it only asks."""
 
     request_code: ClassVar[int | None] = RequestCode.UPDATE_AND_GET_GROUP_FORBIDDEN
 
@@ -64,7 +64,9 @@ class UpdateGroupForbiddenRequestHeader(TopicRequestHeader, kw_only=True):
 
 
 class GetConsumeStatsRequestHeader(TopicRequestHeader, kw_only=True):
-    """Header of GET_CONSUME_STATS. ``topicList``: joined by ``;``. Neither it nor ``topic``: all topics of the group."""
+    """Header of GET_CONSUME_STATS. ``topicList``: topics joined by ``;``. Without it and ``topic`` the request is for all
+    topics of the group.
+    """
 
     request_code: ClassVar[int | None] = RequestCode.GET_CONSUME_STATS
 

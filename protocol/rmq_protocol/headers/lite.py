@@ -46,7 +46,7 @@ class LiteSubscriptionCtlRequestHeader(RpcRequestHeader, kw_only=True):
 
 
 class NotifyUnsubscribeLiteRequestHeader(RpcRequestHeader, kw_only=True):
-    """Header of a notice from a broker: it took the subscription away."""
+    """Header of a notice from a broker that it has removed a subscription."""
 
     request_code: ClassVar[int | None] = RequestCode.NOTIFY_UNSUBSCRIBE_LITE
 

@@ -34,8 +34,8 @@ class ViewMessageResponseHeader(Header, kw_only=True):
 class QueryMessageRequestHeader(TopicRequestHeader, kw_only=True):
     """Header of QUERY_MESSAGE.
 
-    ``key``: a key or, with the extField ``UNIQUE_KEY_QUERY`` "true", a unique id. ``beginTimestamp``, ``endTimestamp``: when
-    stored, epoch ms. ``indexType``, ``lastKey``: only brokers with an index in RocksDB look at them.
+    ``key``: a key or, with the extField ``UNIQUE_KEY_QUERY`` "true", a unique id. ``beginTimestamp``, ``endTimestamp``: range
+    of store times, epoch ms. ``indexType``, ``lastKey``: only brokers with an index in RocksDB use them.
     """
 
     request_code: ClassVar[int | None] = RequestCode.QUERY_MESSAGE
@@ -52,7 +52,8 @@ class QueryMessageRequestHeader(TopicRequestHeader, kw_only=True):
 class QueryMessageResponseHeader(Header, kw_only=True):
     """Header of the response to QUERY_MESSAGE.
 
-    ``indexLastUpdateTimestamp``, ``indexLastUpdatePhyoffset``: up to where messages are indexed.
+    ``indexLastUpdateTimestamp``, ``indexLastUpdatePhyoffset``: store time (epoch ms) and commit log offset of the last indexed
+    message.
     """
 
     indexLastUpdateTimestamp: Long
@@ -62,7 +63,8 @@ class QueryMessageResponseHeader(Header, kw_only=True):
 class QueryConsumeQueueRequestHeader(TopicRequestHeader, kw_only=True):
     """Header of QUERY_CONSUME_QUEUE.
 
-    ``index``: first entry; ``count``: entries wanted. ``consumerGroup``: whose filter to try on them.
+    ``index``: number of the first entry; ``count``: number of entries. ``consumerGroup``: the group whose filter the broker
+    applies to them.
     """
 
     request_code: ClassVar[int | None] = RequestCode.QUERY_CONSUME_QUEUE
@@ -75,7 +77,7 @@ class QueryConsumeQueueRequestHeader(TopicRequestHeader, kw_only=True):
 
 
 class StatisticsMessagesRequestHeader(TopicRequestHeader, kw_only=True):
-    """Counts the messages of a queue stored in a time, epoch ms."""
+    """Header of a request that counts the messages of a queue stored between two times, epoch ms."""
 
     consumerGroup: str
     topic: str

@@ -31,7 +31,7 @@ __all__ = [
 class QueryConsumerOffsetRequestHeader(TopicRequestHeader, kw_only=True):
     """Header of QUERY_CONSUMER_OFFSET.
 
-    ``setZeroIfNotFound``: whether a group without an offset may get 0 where the queue still begins there; absent is true.
+    ``setZeroIfNotFound``: whether a group without an offset gets 0 if the queue still begins there; true if absent.
     """
 
     request_code: ClassVar[int | None] = RequestCode.QUERY_CONSUMER_OFFSET
@@ -110,7 +110,7 @@ class GetEarliestMsgStoretimeRequestHeader(TopicRequestHeader, kw_only=True):
 class GetEarliestMsgStoretimeResponseHeader(Header, kw_only=True):
     """Header of the response to GET_EARLIEST_MSG_STORETIME.
 
-    ``timestamp``: when the oldest message of the queue was stored, epoch ms; -1 for an empty queue.
+    ``timestamp``: store time of the queue's oldest message, epoch ms; -1 for an empty queue.
     """
 
     timestamp: Long
@@ -119,8 +119,8 @@ class GetEarliestMsgStoretimeResponseHeader(Header, kw_only=True):
 class ResetOffsetRequestHeader(TopicRequestHeader, kw_only=True):
     """Header of a reset of offsets: 220 from broker to client, 222 from admin to broker.
 
-    ``timestamp``: epoch ms to go back to, -1 for the newest. ``queueId`` -1: all. ``offset``: instead of a time. ``isForce``:
-    also where that skips messages.
+    ``timestamp``: store time to reset to, epoch ms, -1 for the newest. ``queueId``: -1 for all queues. ``offset``: offset to
+    reset to, instead of a time. ``isForce``: True resets also where that skips messages.
     """
 
     request_code: ClassVar[int | None] = RequestCode.INVOKE_BROKER_TO_RESET_OFFSET
@@ -136,7 +136,7 @@ class ResetOffsetRequestHeader(TopicRequestHeader, kw_only=True):
 class CloneGroupOffsetRequestHeader(RpcRequestHeader, kw_only=True):
     """Header of CLONE_GROUP_OFFSET.
 
-    ``offline``: the target group may have no running consumer. ``topic`` absent: all topics of the group.
+    ``offline``: the target group may have no running consumer. Without ``topic`` it copies the offsets of all topics.
     """
 
     request_code: ClassVar[int | None] = RequestCode.CLONE_GROUP_OFFSET

@@ -25,9 +25,10 @@ __all__ = [
 class PopMessageRequestHeader(TopicRequestHeader, kw_only=True):
     """Header of POP_MESSAGE.
 
-    ``queueId`` -1: any queue. ``invisibleTime``, ``pollTime``: ms; how long others do not get the messages, how long the broker
-    may hold the request. ``bornTime``: epoch ms of the request. ``initMode``: 0 begins at the oldest message, 1 at the newest.
-    ``expType``, ``exp``: kind and text of the filter. ``attemptId``: the same when an ordered pop is repeated.
+    ``queueId``: -1 for any queue. ``invisibleTime``: ms for which others do not get the messages. ``pollTime``: ms for which
+    the broker may hold the request. ``bornTime``: epoch ms of the request. ``initMode``: 0 begins at the oldest message, 1 at
+    the newest. ``expType``, ``exp``: kind and text of the filter. ``attemptId``: an id that stays the same when an ordered pop
+    is repeated.
     """
 
     request_code: ClassVar[int | None] = RequestCode.POP_MESSAGE
@@ -47,7 +48,7 @@ class PopMessageRequestHeader(TopicRequestHeader, kw_only=True):
 
 
 class PopMessageResponseHeader(Header, kw_only=True):
-    """Header of the response to POP_MESSAGE. ``restNum``: messages left. The three infos are read by ``pop``."""
+    """Header of the response to POP_MESSAGE. ``restNum``: messages left. The module ``pop`` reads the three infos."""
 
     popTime: Long = 0
     invisibleTime: Long = 0
@@ -72,10 +73,10 @@ class AckMessageRequestHeader(TopicRequestHeader, kw_only=True):
 
 
 class ChangeInvisibleTimeRequestHeader(TopicRequestHeader, kw_only=True):
-    """Header of CHANGE_MESSAGE_INVISIBLETIME, as of an ack.
+    """Header of CHANGE_MESSAGE_INVISIBLETIME; its fields are those of an ack and two more.
 
-    ``invisibleTime``: ms from now. ``suspend``: the message comes back without counting it as a try. Without effect for an
-    ordered one, and on brokers that do not know it yet (5.3.3).
+    ``invisibleTime``: ms from now. ``suspend``: True delivers the message again without counting an attempt. It has no effect
+    for ordered messages, nor on brokers that do not know it (5.3.3).
     """
 
     request_code: ClassVar[int | None] = RequestCode.CHANGE_MESSAGE_INVISIBLETIME
@@ -97,7 +98,9 @@ class ChangeInvisibleTimeResponseHeader(Header, kw_only=True):
 
 
 class NotificationRequestHeader(TopicRequestHeader, kw_only=True):
-    """Long-polls for messages to pop: the response comes as soon as there are some; times as in a pop."""
+    """Header of NOTIFICATION, which waits for messages to pop: the broker responds when there are some. Times are in ms, as
+    in a pop.
+    """
 
     request_code: ClassVar[int | None] = RequestCode.NOTIFICATION
 
@@ -137,6 +140,6 @@ class PollingInfoRequestHeader(TopicRequestHeader, kw_only=True):
 
 
 class PollingInfoResponseHeader(Header, kw_only=True):
-    """Header of the response to POLLING_INFO. ``pollingNum``: requests the broker holds for the queue."""
+    """Header of the response to POLLING_INFO. ``pollingNum``: number of requests that the broker holds for the queue."""
 
     pollingNum: Int = 0

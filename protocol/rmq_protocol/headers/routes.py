@@ -27,7 +27,7 @@ __all__ = [
 
 
 class GetRouteInfoRequestHeader(TopicRequestHeader, kw_only=True):
-    """Header of GET_ROUTEINFO_BY_TOPIC. ``acceptStandardJsonOnly``: wants broker ids with quotes."""
+    """Header of GET_ROUTEINFO_BY_TOPIC. ``acceptStandardJsonOnly``: True asks for broker ids with quotes."""
 
     request_code: ClassVar[int | None] = RequestCode.GET_ROUTEINFO_BY_TOPIC
 
@@ -42,7 +42,7 @@ class GetTopicsByClusterRequestHeader(Header, kw_only=True):
 
 
 class DeleteTopicFromNamesrvRequestHeader(TopicRequestHeader, kw_only=True):
-    """Header of DELETE_TOPIC_IN_NAMESRV. ``clusterName`` absent: on every broker."""
+    """Header of DELETE_TOPIC_IN_NAMESRV. Without ``clusterName`` it deletes the topic of every broker."""
 
     request_code: ClassVar[int | None] = RequestCode.DELETE_TOPIC_IN_NAMESRV
 
@@ -72,7 +72,7 @@ class GetKVConfigRequestHeader(Header, kw_only=True):
 
 
 class GetKVConfigResponseHeader(Header, kw_only=True):
-    """Header of the response to GET_KV_CONFIG. ``value`` absent: no such key (code 22)."""
+    """Header of the response to GET_KV_CONFIG. ``value``: None if there is no such key (code 22)."""
 
     value: str | None = None
 

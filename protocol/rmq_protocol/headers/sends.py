@@ -39,8 +39,9 @@ class SendMessageRequestHeader(TopicRequestHeader, kw_only=True):
 
 
 class SendMessageRequestHeaderV2(TopicRequestHeader, kw_only=True):
-    """The letters in order: producerGroup, topic, defaultTopic, defaultTopicQueueNums, queueId, sysFlag, bornTimestamp, flag,
-    properties, reconsumeTimes, unitMode, maxReconsumeTimes, batch, and the broker's name (``bname`` of the long form).
+    """Header of a send with one-letter names. The letters mean, in order: producerGroup, topic, defaultTopic,
+    defaultTopicQueueNums, queueId, sysFlag, bornTimestamp, flag, properties, reconsumeTimes, unitMode, maxReconsumeTimes,
+    batch, and the broker's name (``bname`` of the long form).
     """
 
     request_code: ClassVar[int | None] = RequestCode.SEND_MESSAGE_V2
@@ -76,8 +77,9 @@ class SendMessageResponseHeader(Header, kw_only=True):
 
 
 class ReplyMessageRequestHeader(TopicRequestHeader, kw_only=True):
-    """A reply that the broker passes on to the client that waits for it; the body is the reply's. ``bornHost``, ``storeHost``:
-    ``ip:port`` of who replied and of the broker; ``storeTimestamp``: when the broker took it, epoch ms.
+    """Header of a reply that the broker forwards to the client that waits for it; the body is the reply's. ``bornHost``,
+    ``storeHost``: ``ip:port`` of the client that replied and of the broker; ``storeTimestamp``: time at which the broker
+    received it, epoch ms.
     """
 
     request_code: ClassVar[int | None] = RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT
@@ -99,7 +101,9 @@ class ReplyMessageRequestHeader(TopicRequestHeader, kw_only=True):
 
 
 class RecallMessageRequestHeader(TopicRequestHeader, kw_only=True):
-    """Header of RECALL_MESSAGE. ``recallHandle``: what the send of the delayed message answered; see ``recall``."""
+    """Header of RECALL_MESSAGE. ``recallHandle``: the handle in the response to the send of the delayed message; see
+    ``recall``.
+    """
 
     request_code: ClassVar[int | None] = RequestCode.RECALL_MESSAGE
 
@@ -115,7 +119,9 @@ class RecallMessageResponseHeader(Header, kw_only=True):
 
 
 def send_header_v2(header: SendMessageRequestHeader) -> SendMessageRequestHeaderV2:
-    """The one-letter form (``createSendMessageRequestHeaderV2``): ``ns``, ``nsd``, ``oway`` and ``lo`` do not go along."""
+    """Returns the one-letter form of a header (``createSendMessageRequestHeaderV2``), without ``ns``, ``nsd``, ``oway`` and
+    ``lo``.
+    """
     return SendMessageRequestHeaderV2(
         a=header.producerGroup,
         b=header.topic,
@@ -135,7 +141,7 @@ def send_header_v2(header: SendMessageRequestHeader) -> SendMessageRequestHeader
 
 
 def send_header_v1(header: SendMessageRequestHeaderV2) -> SendMessageRequestHeader:
-    """The long form of a one-letter header (``createSendMessageRequestHeaderV1``)."""
+    """Returns the long form of a one-letter header (``createSendMessageRequestHeaderV1``)."""
     return SendMessageRequestHeader(
         producerGroup=header.a,
         topic=header.b,

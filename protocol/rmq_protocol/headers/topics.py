@@ -62,7 +62,7 @@ class GetAllTopicConfigRequestHeader(Header, kw_only=True):
     """Header of GET_ALL_TOPIC_CONFIG.
 
     The answer comes in portions where the broker splits the table: from topic number ``topicSeq`` on, at most ``maxTopicNum``,
-    while ``dataVersion`` (JSON) stays the same. Without header fields: all at once.
+    while ``dataVersion`` (JSON) stays the same. Without header fields it comes all at once.
     """
 
     request_code: ClassVar[int | None] = RequestCode.GET_ALL_TOPIC_CONFIG

@@ -23,9 +23,9 @@ _OUTCOMES: Final = {"commitOrRollback": frozenset({0, 8, 12})}
 class EndTransactionRequestHeader(RpcRequestHeader, kw_only=True):
     """Header of END_TRANSACTION.
 
-    ``commitOrRollback``: 8 commit, 12 rollback, 0 not known; of others the reader raises. ``tranStateTableOffset``: queue
+    ``commitOrRollback``: 8 commit, 12 rollback, 0 not known; decoding raises for other values. ``tranStateTableOffset``: queue
     offset of the half message. ``commitLogOffset``: the offset that its offset id names. ``msgId``: its unique id.
-    ``fromTransactionCheck``: answers a CHECK_TRANSACTION_STATE.
+    ``fromTransactionCheck``: True if the request answers a CHECK_TRANSACTION_STATE.
     """
 
     request_code: ClassVar[int | None] = RequestCode.END_TRANSACTION
@@ -48,7 +48,7 @@ class EndTransactionResponseHeader(Header, kw_only=True):
 class CheckTransactionStateRequestHeader(RpcRequestHeader, kw_only=True):
     """Header of CHECK_TRANSACTION_STATE, from a broker, one-way; the body is the half message as stored, with its real topic.
 
-    ``topic``: the topic of half messages. ``msgId``: unique id. ``offsetMsgId``: where the half message is now.
+    ``topic``: the topic of half messages. ``msgId``: unique id. ``offsetMsgId``: offset id of the half message now.
     """
 
     request_code: ClassVar[int | None] = RequestCode.CHECK_TRANSACTION_STATE
@@ -62,7 +62,7 @@ class CheckTransactionStateRequestHeader(RpcRequestHeader, kw_only=True):
 
 
 class CheckTransactionStateResponseHeader(Header, kw_only=True):
-    """Header of the answer of old clients; today's answer with END_TRANSACTION."""
+    """Header of the response of old clients to CHECK_TRANSACTION_STATE; current clients answer with END_TRANSACTION."""
 
     choices: ClassVar[Mapping[str, frozenset[int]]] = _OUTCOMES
 
@@ -73,7 +73,7 @@ class CheckTransactionStateResponseHeader(Header, kw_only=True):
 
 
 class ResumeCheckHalfMessageRequestHeader(Header, kw_only=True):
-    """Asks for the checks of a half message to begin anew after the broker gave it up."""
+    """Header of a request to check a half message again after the broker has given it up."""
 
     request_code: ClassVar[int | None] = RequestCode.RESUME_CHECK_HALF_MESSAGE
 
