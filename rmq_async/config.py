@@ -69,28 +69,30 @@ if hasattr(os, "register_at_fork"):
 @suggests_keywords
 @dataclass(frozen=True, kw_only=True)
 class ClientConfig:
-    """How one client instance reaches a cluster. Producers, consumers and admins whose whole config is equal share one.
+    """Settings by which a client instance reaches a cluster. Producers, consumers and admins with equal settings share one
+    instance.
 
-    ``namesrv``: "host:port;host:port" or a sequence of them; default: the environment's NAMESRV_ADDR. ``instance_name``: part of
-    the client's id; default: one per process. Clients with different ones share nothing. ``client_ip``: what brokers list this
-    client as; default: the local address used towards the name server.
+    ``namesrv``: "host:port;host:port" or a sequence of them; default: the environment's NAMESRV_ADDR. ``instance_name``: part
+    of the client's id; default: one per process. Clients with different names share nothing. ``client_ip``: the address under
+    which brokers list this client; default: the local address used towards the name server.
 
-    Times are seconds, sizes bytes. ``route_poll_interval``: after which routes in use are asked for again.
-    ``heartbeat_interval``: between two registrations of this client's groups at the brokers in use. ``connect_timeout``: of one
-    connect, with the host name's look-up, all its addresses and the TLS handshake. ``request_timeout``: of every request but
-    sends. ``idle_timeout``: after which unused connections are closed. ``max_frame_size``: larger frames close the
-    connection. ``max_decompressed_size``: of a body that is read. ``serialize_type``: form of request headers, "json" or
-    "rocketmq" (binary); answers are read in either form.
+    Times are seconds, sizes bytes. ``route_poll_interval``: time between two requests for the routes in use.
+    ``heartbeat_interval``: time between two registrations of this client's groups at the brokers in use. ``connect_timeout``:
+    time limit of one connect, including the look-up of the host name, all its addresses and the TLS handshake.
+    ``request_timeout``: time limit of every request except sends. ``idle_timeout``: time after which unused connections are
+    closed. ``max_frame_size``: a larger frame closes the connection. ``max_decompressed_size``: maximum size of a received
+    body. ``serialize_type``: form of request headers, "json" or "rocketmq" (binary); answers are read in either form.
 
-    ``credentials`` sign every request. ``tls``: True for a context of ours, which verifies the servers' certificates unless
-    ``tls_verify`` is False, or an SSLContext; for name servers and brokers alike. ``server_hostname``: the name to look for in
-    certificates, where it is not the host that was connected to. ``allowed_broker_hosts``: host names, addresses and networks
-    ("10.0.0.0/8") that routes may send this client to, compared as they are written; default: any. ``vip_channel``: messages go
-    to the brokers' second port, two below the first. ``namespace``: prefix of topics and groups; ``namespace_v2``: sent beside
-    them. ``unit_name``, ``unit_mode``: for clusters of several units. ``start_without_cluster``: ``start()`` returns also while no
-    name server answers; until one does, and names a broker, calls wait for it within their own time.
+    ``credentials`` sign every request. ``tls``: True for the default context, which verifies the servers' certificates unless
+    ``tls_verify`` is False, or an SSLContext; for name servers and brokers alike. ``server_hostname``: the name that
+    certificates must have, if it is not that of the host. ``allowed_broker_hosts``: host names, addresses and networks
+    ("10.0.0.0/8") that routes may send this client to, compared as they are written; default: any. ``vip_channel``: messages
+    go to the brokers' second port, two below the first. ``namespace``: prefix of topics and groups; ``namespace_v2``: sent
+    beside them. ``unit_name``, ``unit_mode``: name and flag that a client of one unit of a cluster sends.
+    ``start_without_cluster``: True lets ``start()`` return while no name server answers; calls then wait, within their
+    timeouts, until one answers and names a broker.
 
-    Raises ConfigError for a value that cannot work.
+    Raises ConfigError for an invalid value.
     """
 
     namesrv: str | Sequence[str] | None = None
@@ -171,7 +173,7 @@ class ClientConfig:
             raise ConfigError("namespace and namespace_v2 are two ways to say the same; give one of them")
 
     def resolved(self) -> ClientConfig:
-        """The same settings with the name servers taken from the environment where none are given, as a sorted tuple.
+        """Returns a copy of the settings with the name servers as a sorted tuple, from the environment if none are given.
 
         Settings that were made before a fork get this process's own ``instance_name``: servers distinguish clients by it.
         """

@@ -11,8 +11,8 @@ __all__ = ["Credentials"]
 
 
 class Credentials(SessionCredentials, frozen=True):
-    """The keys that requests are signed with. ``access_key``: the user's name, ``secret_key``: the password, where brokers have
-    users; ``security_token``: of a session.
+    """The keys that requests are signed with. ``access_key``: the user's name, ``secret_key``: the password, where brokers
+    have users; ``security_token``: the token of a session.
 
     Neither ``repr`` nor an error shows the secret or the token. Raises ConfigError for an empty one.
     """

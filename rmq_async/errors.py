@@ -81,7 +81,7 @@ class ConfigError(RocketMQError, ValueError):
 
 
 class SubscriptionConflictError(ConfigError):
-    """Members of one consumer group have different subscriptions, so that each takes messages away from the others."""
+    """Members of one consumer group have different subscriptions, so that each member loses messages to others."""
 
 
 class InvalidGroupError(ConfigError, InvalidMessageError):
@@ -115,19 +115,19 @@ class BackpressureError(RocketMQError):
 
 
 class NameServerError(RocketMQError):
-    """No name server is configured, or none answered; the message says which were tried and what each of them said."""
+    """No name server is configured, or none answered; the message names each name server that was tried and its answer."""
 
     code = 10004
 
 
 class TopicNotFoundError(RocketMQError):
-    """No route for the topic: 10005 from the route look-up (says which name server answered), 17 from a broker."""
+    """No route for the topic: 10005 from the look-up (the message names the name server that answered), 17 from a broker."""
 
     code = 10005
 
 
 class BrokerNotFoundError(RocketMQError):
-    """The route knows no address for this broker, or no master of it (10003)."""
+    """The route has no address of this broker, or none of its master (10003)."""
 
     code = 10003
     retriable = True
@@ -136,7 +136,7 @@ class BrokerNotFoundError(RocketMQError):
 class ConnectError(RocketMQError):
     """No connection to ``address`` could be made; nothing was sent (10001). ``__cause__`` is the system's error.
 
-    ``permanent``: none ever will be, for the address is malformed, or a setting forbids it.
+    ``permanent``: True if every later attempt fails too, because the address is malformed or a setting forbids it.
     """
 
     code = 10001
@@ -166,17 +166,17 @@ class _UnansweredError(RocketMQError):
 
 
 class ConnectionLostError(_UnansweredError):
-    """The connection closed before the answer came. ``maybe_stored``: the request had already been written."""
+    """The connection closed before the answer came. ``maybe_stored``: True if the request had been written."""
 
 
 class RequestTimeoutError(_UnansweredError, TimeoutError):
-    """No answer in time (10002). ``maybe_stored``: the request had been written, so the broker may have handled it."""
+    """No answer came in time (10002). ``maybe_stored``: True if the broker may have handled the request."""
 
     code = 10002
 
 
 class BrokerError(RocketMQError):
-    """A server answered with an error. ``code`` is its ResponseCode, ``remark`` its own words."""
+    """A server answered with an error. ``code`` is its ResponseCode, ``remark`` its message."""
 
     response_code: ClassVar[int | None] = None
     never_retried: ClassVar[bool] = False
@@ -249,7 +249,7 @@ class AuthenticationError(NoPermissionError):
 
 
 class PermissionDeniedError(NoPermissionError):
-    """The user is known and may not do this (16, from 4.9 also 1; recognized by the remark)."""
+    """The user lacks the permission for the request (16, from 4.9 also 1; recognized by the remark)."""
 
     retriable = False
     never_retried = True
@@ -357,7 +357,7 @@ class GoAwayError(BrokerError):
 
 
 class OffsetRangeError(BrokerError):
-    """The offset lies outside what the queue holds (21); ``min_offset`` and ``max_offset`` say what it holds.
+    """The offset lies outside what the queue holds (21); ``min_offset`` and ``max_offset`` are the limits of the queue.
 
     ``lost``: offsets that were deleted before they were read, where these are known. A broker that deletes corrects
     ``min_offset`` some seconds later.
@@ -375,11 +375,11 @@ class OffsetRangeError(BrokerError):
 
 
 class TransactionError(RocketMQError):
-    """The half message is stored and COMMIT or ROLLBACK was refused, or not confirmed; the broker will ask (``check``).
+    """The half message is stored, but the broker refused or did not confirm COMMIT or ROLLBACK; it will ask later (``check``).
 
-    ``result``: the TransactionSendResult, with ``local_status``. ``maybe_ended``: the broker may have done it all the same.
-    ``code`` and ``remark``: the broker's, where it refused. ``maybe_stored``: it was COMMIT, so consumers see the message now,
-    or once ``check`` says so.
+    ``result``: the TransactionSendResult, with ``local_status``. ``maybe_ended``: True if the broker may have ended the
+    transaction nevertheless. ``code`` and ``remark``: those of the broker's refusal. ``maybe_stored``: True for COMMIT:
+    consumers see the message now, or once ``check`` returns COMMIT.
     """
 
     def __init__(
@@ -410,7 +410,7 @@ class HandlerTimeoutError(RocketMQError, TimeoutError):
 
 
 class QueueLostError(RocketMQError):
-    """A loss of the queue: another member of the group has taken the queue over, so this one may not commit for it any more."""
+    """Another member of the group has taken the queue over, so this member may not commit offsets for it any more."""
 
 
 class Attempt(NamedTuple):
@@ -426,8 +426,8 @@ class Attempt(NamedTuple):
 class SendError(RocketMQError):
     """Two or more attempts were made and none succeeded; ``__cause__`` is the newest one's error.
 
-    ``attempts``: the first eight and the newest eight, or all where there were no more than 16; ``made``: how many there were.
-    ``maybe_stored``: at least one of all of them may have been stored.
+    ``attempts``: the first eight and the newest eight errors, or all if there are at most 16; ``made``: number of attempts.
+    ``maybe_stored``: True if at least one attempt may have been stored.
     """
 
     def __init__(

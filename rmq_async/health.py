@@ -45,8 +45,8 @@ ProblemCode = Literal[
 class Problem:
     """Something that keeps a client from working as it should, or may do so soon.
 
-    ``code``: what it is, for programs. ``text``: a sentence for people. ``broker`` and ``queue``: what it is about, where it is
-    about one.
+    ``code``: the kind of problem, for programs. ``text``: a sentence for people. ``broker`` and ``queue``: the broker and
+    queue that it concerns, if any.
     """
 
     code: ProblemCode
@@ -59,8 +59,8 @@ class Problem:
 class BrokerHealth:
     """State of the connection to a broker's master; read without a request.
 
-    ``reachable``: False where the newest connect failed, the connection broke and no newer one has been heard of, or requests
-    are unanswered and no byte has come for ``request_timeout`` seconds. A broker that was not needed yet counts as reachable.
+    ``reachable``: False if the newest connect failed, if the connection broke and no newer one was made, or if requests are
+    unanswered and no byte has come for ``request_timeout`` seconds. A broker that was not needed yet counts as reachable.
     ``unanswered``: requests of all clients that share the connection.
     """
 

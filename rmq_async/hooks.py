@@ -102,7 +102,7 @@ class Hook:
     def before_consume(self, delivery: Any) -> None:
         """Runs before each call of a handler, with its ``Delivery``, in the call's own context (of ``contextvars``).
 
-        What it sets there, the handler sees (``ConsumeMessageHook.consumeMessageBefore``).
+        The handler sees the context variables that it sets (``ConsumeMessageHook.consumeMessageBefore``).
         """
 
     def after_consume(self, delivery: Any) -> None:

@@ -33,7 +33,7 @@ class SendResult(msgspec.Struct, frozen=True, gc=False):
     """One stored message.
 
     ``msg_id``: the unique id (UNIQ_KEY), the same for every attempt of the call. ``offset_msg_id``: the broker's id, which
-    names its store address and commit log offset. ``attempts``: how many requests it took.
+    names its store address and commit log offset. ``attempts``: number of requests of the call.
     """
 
     status: SendStatus
@@ -49,7 +49,7 @@ class SendResult(msgspec.Struct, frozen=True, gc=False):
 
 
 class TransactionStatus(Enum):
-    """What became of a local transaction, so far as it is known."""
+    """The outcome of a local transaction."""
 
     COMMIT = "COMMIT"
     ROLLBACK = "ROLLBACK"
@@ -59,9 +59,9 @@ class TransactionStatus(Enum):
 class TransactionSendResult(SendResult, frozen=True, gc=True):
     """One half message and its local transaction.
 
-    Status, ids, queue and offset are the half message's; what consumers read after a commit has an offset of its own.
-    ``local_status``: ROLLBACK also where the half message was stored and not confirmed, so that nothing was executed.
-    ``local_error``: why ``execute`` gave no status; the status is UNKNOWN then.
+    Status, ids, queue and offset are the half message's; the message that consumers read after a commit has another offset.
+    ``local_status``: ROLLBACK also if the half message was stored without confirmation, so that ``execute`` was not called.
+    ``local_error``: the error of ``execute``; the status is UNKNOWN then.
     """
 
     local_status: TransactionStatus = TransactionStatus.UNKNOWN
@@ -106,10 +106,11 @@ class PullStatus(Enum):
 
 
 class PullResult(msgspec.Struct, frozen=True):
-    """What one pull found. ``next_offset`` is where to go on, with any status; ``corrupt`` lists records left out.
+    """The result of one pull. ``next_offset``: the offset for the next pull, with any status; ``corrupt``: errors of the
+    records that were left out.
 
-    ``lost``: offsets from the one asked for up to ``next_offset`` that a pull without tags should have given and did not: their
-    messages were deleted. With tags it is empty, since nothing shows what the broker passed over.
+    ``lost``: offsets from the one asked for up to ``next_offset`` that a pull without tags did not return, because their
+    messages were deleted. With tags it is empty, because the broker does not report the messages that it passed over.
     """
 
     status: PullStatus

@@ -54,12 +54,12 @@ _MEMBER_TIME: Final = 11.0
 
 @lists_options(ClientConfig)
 class Admin(ClientUser):
-    """A client that looks after topics, groups and messages of a cluster. ``options``: any field of ClientConfig; an unknown
-    one is a TypeError.
+    """A client that manages topics, groups and messages of a cluster. ``options``: any field of ClientConfig; an unknown one
+    is a TypeError.
 
-    No request takes longer than ``request_timeout`` seconds; most calls make one or two. When the admin is stopped each call ends
-    at once, with ClientStateError. Besides what a method says it may raise NameServerError, and what asking a broker raises:
-    ConnectError, ConnectionLostError, RequestTimeoutError, BrokerError.
+    No request takes longer than ``request_timeout`` seconds; most calls make one or two. When the admin is stopped each call
+    ends at once, with ClientStateError. Besides the errors that its docstring names, a method may raise NameServerError, and
+    the errors of a request to a broker: ConnectError, ConnectionLostError, RequestTimeoutError, BrokerError.
     """
 
     def __init__(
@@ -90,14 +90,15 @@ class Admin(ClientUser):
     ) -> None:
         """Creates ``topic``, or changes its settings, and waits until the name servers show it, so that it can be used at once.
 
-        ``queues``: to write to, on each broker; ``read_queues``: to read from, default the same. ``perm``: 2 write, 4 read, 6 both.
-        ``order``: the queues shall stay the same while brokers come and go; they are written down on the name servers, which
-        heed it when they run with ``orderMessageEnable``. ``attributes``: such as {"message.type": "FIFO"}. ``cluster`` or
-        ``broker`` (a broker's name): where; by default on every broker there is, provided they form one cluster.
+        ``queues``: number of queues to write to, on each broker; ``read_queues``: number of queues to read from, default the
+        same. ``perm``: 2 write, 4 read, 6 both. ``order``: True keeps the queues unchanged while brokers join and leave: the
+        name servers record them, and use the record if they run with ``orderMessageEnable``. ``attributes``: such as
+        {"message.type": "FIFO"}. ``cluster`` or ``broker`` (a name): the brokers that get the topic; by default all, provided
+        they form one cluster.
 
-        Raises InvalidMessageError for a bad or a system's name, ConfigError for settings that cannot be, BrokerNotFoundError when
-        there is no such broker or cluster, BrokerError when a broker refuses, RequestTimeoutError when the topic was created but
-        is not shown in time.
+        Raises InvalidMessageError for an invalid name and for one of the system, ConfigError for invalid settings,
+        BrokerNotFoundError when there is no such broker or cluster, BrokerError when a broker refuses, RequestTimeoutError
+        when the topic was created but the name servers do not show it in time.
         """
         async with self._call() as instance:
             topic_settings.check_new_topic(topic)
@@ -124,14 +125,14 @@ class Admin(ClientUser):
     ) -> tuple[SyncedTopic, ...]:
         """Gives ``to_broker`` (a name) the topics of ``from_broker``, with the same settings; messages stay where they are.
 
-        For a broker that was added to a cluster: running producers and consumers spread to it as soon as they refresh their
-        routes, within ``route_poll_interval`` of theirs (30 s). ``topics``: one pattern or several, such as "orders*". Topics of
-        the system, retry and dead-letter topics are left out, as brokers make them themselves, and static topics, whose queues
-        are mapped to brokers. A topic that is there with other settings is changed to those of ``from_broker``. ``dry_run``:
-        only report.
+        It is for a broker that was added to a cluster: running producers and consumers use it once they refresh their routes,
+        within their ``route_poll_interval`` (30 s). ``topics``: one pattern or several, such as "orders*". Topics of the
+        system, retry and dead-letter topics are left out, as brokers make them themselves, and static topics, whose queues are
+        mapped to brokers. A topic that exists with other settings gets those of ``from_broker``. ``dry_run``: True changes
+        nothing.
 
-        Returns what was done, by topic; ``request_timeout`` counts for each. Raises BrokerNotFoundError, TopicNotFoundError when
-        there is no topic of that name, and as ``create_topic`` does.
+        Returns the change of each topic; ``request_timeout`` limits each one. Raises BrokerNotFoundError for an unknown
+        broker, TopicNotFoundError when there is no topic of that name, and as ``create_topic`` does.
         """
         patterns = _patterns("topics", topics)
         async with self._call() as instance:
@@ -139,9 +140,10 @@ class Admin(ClientUser):
             return await topic_settings.sync(instance, from_broker, to_broker, patterns, dry_run=dry_run, timeout=timeout)
 
     async def topics(self, *, system: bool = True) -> tuple[str, ...]:
-        """Names of all topics a name server knows, sorted; with ``namespace`` of those in it.
+        """Returns the names of all topics that a name server knows, sorted; with ``namespace``, of those in it.
 
-        ``system``: with those that servers make: of the system, of brokers and clusters, of retries and dead letters.
+        ``system``: True includes the topics that servers create: of the system, of brokers and clusters, of retries and dead
+        letters.
         """
         code = RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER
 
@@ -161,28 +163,32 @@ class Admin(ClientUser):
         return tuple(name for name in found if topic_settings.is_wanted(name, name, "*", own))
 
     async def topic_route(self, topic: str) -> TopicRouteData:
-        """The route of ``topic`` as a name server gives it now. Raises TopicNotFoundError, NameServerError."""
+        """Returns the current route of ``topic`` from a name server. Raises TopicNotFoundError if none knows it,
+        NameServerError if none responds.
+        """
         async with self._call() as instance:
             return (await instance.routes.fetch(self._wire(topic), instance.config.request_timeout)).data
 
     async def topic_stats(self, topic: str) -> TopicStats:
-        """Offsets of every queue of ``topic``, and how much is written to it. Raises TopicNotFoundError."""
+        """Returns the offsets of every queue of ``topic``, and its messages stored per second. Raises TopicNotFoundError if
+        no name server knows it.
+        """
         async with self._call() as instance:
             return await clients.stats(instance, self._wire(topic), self._deadline())
 
     async def cluster_info(self) -> ClusterInfo:
-        """The clusters and brokers a name server knows."""
+        """Returns the clusters and brokers that a name server knows."""
         async with self._call() as instance:
             return await cluster_info(instance, self._deadline())
 
     async def overview(
         self, *, topics: str | Sequence[str] = "*", groups: str | Sequence[str] = "*", system: bool = False
     ) -> Overview:
-        """Brokers, topics and groups with their offsets and members at this moment, from those brokers that respond.
+        """Returns brokers, topics and groups with their offsets and members at this moment, from those brokers that respond.
 
-        ``topics``, ``groups``: one pattern or several, such as "orders*". ``system``: with those of the system. Each broker gets a
-        request for each topic and two for each group, 8 at a time, and each group that is behind has up to two messages read.
-        Raises NameServerError when no name server responds; a broker that does not is named in the result.
+        ``topics``, ``groups``: one pattern or several, such as "orders*". ``system``: True includes those of the system. Each
+        broker gets a request for each topic and two for each group, 8 at a time; for each group with a lag up to two messages
+        are read. Raises NameServerError when no name server responds; the result names brokers that do not respond.
         """
         wanted = Wanted(_patterns("topics", topics), _patterns("groups", groups), system)
         async with self._call() as instance:
@@ -191,33 +197,36 @@ class Admin(ClientUser):
     # -- queues: each raises TopicNotFoundError, BrokerNotFoundError or ConfigError for a queue that its topic does not have
 
     async def max_offset(self, queue: MessageQueue) -> int:
-        """Offset after the last message that can be read."""
+        """Returns the offset after the last message that can be read."""
         async with self._call() as instance:
             return await max_offset(instance, await known_queue(instance, queue))
 
     async def min_offset(self, queue: MessageQueue) -> int:
-        """Offset of the first message there is."""
+        """Returns the offset of the first message in the queue."""
         async with self._call() as instance:
             return await min_offset(instance, await known_queue(instance, queue))
 
     async def search_offset(self, queue: MessageQueue, when: float | datetime, *, upper: bool = False) -> int:
-        """Offset of the first message stored at ``when`` (epoch seconds or an aware datetime) or later, without one that of the
-        next to come; with ``upper`` of the last one stored then or before, without one that of the first there is."""
+        """Returns the offset of the first message stored at ``when`` (epoch seconds or an aware datetime) or later, or that
+        of the next message if there is none. With ``upper`` it returns the offset of the last message stored at ``when``
+        or before, or that of the first message if there is none.
+        """
         async with self._call() as instance:
             return await search_offset(instance, await known_queue(instance, queue), when, upper=upper)
 
     async def earliest_store_time_ms(self, queue: MessageQueue) -> int:
-        """Store time of the queue's first message; -1 for an empty queue."""
+        """Returns the store time of the queue's first message in epoch ms; -1 for an empty queue."""
         async with self._call() as instance:
             return await earliest_store_time_ms(instance, await known_queue(instance, queue))
 
     # -- messages
 
     async def view_message(self, topic: str, msg_id: str) -> MessageExt:
-        """One message of ``topic``, by the offset id that a broker gave or the unique id that its sender gave (of several with the
-        same unique id the one stored first).
+        """Returns one message of ``topic`` by the offset id that a broker gave or the unique id that its sender gave (of
+        several with the same unique id the one stored first).
 
-        Raises QueryNotFoundError when there is none, TopicNotFoundError, CorruptMessageError.
+        Raises QueryNotFoundError when there is none, TopicNotFoundError for an unknown topic, CorruptMessageError for a
+        damaged message.
         """
         async with self._call() as instance:
             topic = self._wire(topic)
@@ -235,10 +244,11 @@ class Admin(ClientUser):
         begin: float | datetime | None = None,
         end: float | datetime | None = None,
     ) -> tuple[MessageExt, ...]:
-        """The messages of ``topic`` with ``key`` among their keys, stored from ``begin`` to ``end`` (epoch seconds or aware
-        datetimes), by store time; of more than ``max_num`` the last ones. A stock broker gives at most 64.
+        """Returns the messages of ``topic`` with ``key`` among their keys, stored from ``begin`` to ``end`` (epoch seconds or
+        aware datetimes), by store time; of more than ``max_num`` the last ones. A stock broker returns at most 64.
 
-        What was acknowledged before the call is found; empty when there is none. Raises TopicNotFoundError.
+        It finds every message that was acknowledged before the call, and returns an empty tuple if there is none. Raises
+        TopicNotFoundError for an unknown topic.
         """
         async with self._call() as instance:
             topic = self._wire(topic)
@@ -253,16 +263,16 @@ class Admin(ClientUser):
     # -- groups
 
     async def producer_connections(self, group: str) -> tuple[ClientConnection, ...]:
-        """The clients that produce as ``group``, once for each broker they are connected to.
+        """Returns the clients that produce as ``group``, once for each broker they are connected to.
 
-        Raises GroupNotOnlineError when no broker knows one; a producer is known from its first heartbeat on, which a broker gets
-        when it is first sent to.
+        Raises GroupNotOnlineError when no broker knows one. A broker knows a producer from its first heartbeat on, which the
+        producer sends to the broker with its first message.
         """
         async with self._call() as instance:
             return await clients.producers(instance, self._wire_group(group), self._deadline())
 
     async def consumer_connections(self, group: str) -> ConsumerConnections:
-        """The clients that consume as ``group``, once for each broker they are connected to, and what they subscribe to.
+        """Returns the clients that consume as ``group``, once for each broker they are connected to, and their subscriptions.
 
         Raises GroupNotOnlineError when no broker knows one.
         """
@@ -270,8 +280,9 @@ class Admin(ClientUser):
             return await clients.consumers(instance, self._wire_group(group), self._deadline())
 
     async def groups(self) -> tuple[str, ...]:
-        """Names of all consumer groups that the brokers have settings of, those of the system included, sorted; with
-        ``namespace`` of those in it. A broker that may creates a group at its first heartbeat."""
+        """Returns the names of all consumer groups that the brokers have settings of, those of the system included, sorted;
+        with ``namespace``, of those in it. A broker creates a group at its first heartbeat, if its settings permit that.
+        """
         async with self._call() as instance:
             return await group_settings.list_groups(instance, self._deadline())
 
@@ -305,13 +316,14 @@ class Admin(ClientUser):
             await group_settings.delete(instance, self._wire_group(group), self._deadline())
 
     async def group_members(self, group: str) -> tuple[GroupMember, ...]:
-        """The clients that consume as ``group``, by client id. Raises GroupNotOnlineError when no broker knows one."""
+        """Returns the clients that consume as ``group``, by client id. Raises GroupNotOnlineError when no broker knows one."""
         async with self._call() as instance:
             return await group_settings.members(instance, self._wire_group(group), self._deadline())
 
     async def group_lag(self, group: str, topic: str | None = None) -> GroupLag:
-        """How far ``group`` is in each queue of ``topic``, or of all topics that it has offsets for (while members are connected,
-        that they subscribe to), and in its retry topic: what ``mqadmin consumerProgress`` shows.
+        """Returns the offsets and the lag of ``group`` in each queue of ``topic``, or of all topics that it has offsets for
+        (while members are connected, of the topics they subscribe to), and in its retry topic, as ``mqadmin
+        consumerProgress`` shows them.
 
         Raises SubscriptionGroupNotExistError for a group without any offset.
         """
@@ -325,9 +337,10 @@ class Admin(ClientUser):
         """Moves the offsets of ``group`` in ``topic``, whether it has members or not; returns the changes, by queue.
 
         ``to``: "earliest", "latest", an aware datetime (the first message stored then or later), an offset for all queues, or
-        offsets by queue; an offset outside of a queue becomes its first or last one. ``dry_run``: only returns what would change.
-        Members go on from there within some 20 s. What they have in hand may be committed over it meanwhile, so the offsets are
-        read afterwards, for up to 15 s while there are members: see ``OffsetChange.verified``.
+        offsets by queue; an offset outside of a queue is replaced by its first or last one. ``dry_run``: True only returns the
+        changes. Members continue at the new offsets within some 20 s. They may still commit offsets of messages that they
+        hold, over the new ones, so the offsets are read again, for up to 15 s while there are members: see
+        ``OffsetChange.verified``.
 
         Raises ConfigError for another ``to``, TopicNotFoundError, SubscriptionGroupNotExistError, and ClientStateError for offsets
         where a group has members and the broker resets by time only (before 5.2.0, or without ``useServerSideResetOffset``).
@@ -347,7 +360,7 @@ class Admin(ClientUser):
             return await group_offsets.clone(instance, *names, self._deadline())
 
     async def dead_letters(self, group: str, *, limit: int = 1000) -> tuple[MessageExt, ...]:
-        """The dead letters of ``group`` that were not sent again, ``limit`` at most, by broker and offset."""
+        """Returns the dead letters of ``group`` that were not sent again, ``limit`` at most, by broker and offset."""
         async with self._call() as instance:
             _check_number("limit", limit, _MAX_FOUND)
             found = await dead_letters.read(instance, self._wire_group(group), limit, self._deadline())
@@ -355,10 +368,11 @@ class Admin(ClientUser):
 
     async def resend_dead_letters(self, group: str, *, limit: int | None = None) -> int:
         """Sends the dead letters of ``group`` to the topics that they were first sent to, with their ids, tags, keys and
-        properties; returns how many, ``limit`` at most.
+        properties; returns their number, ``limit`` at most.
 
-        All groups of these topics get them, not only ``group``. How many were sent again is kept at the brokers, so that the next
-        call goes on after them; one that was sent when a call failed is sent twice. Raises what the first failed request raises.
+        All groups of these topics get them, not only ``group``. The brokers keep the number of letters that were sent again,
+        and the next call continues after them; a letter that was sent just before a call failed is sent twice. Raises the
+        error of the first failed request.
         """
         async with self._call() as instance:
             if limit is not None:
@@ -368,16 +382,18 @@ class Admin(ClientUser):
     async def consume_directly(self, group: str, client_id: str, message: MessageExt) -> ConsumeMessageDirectlyResult:
         """Lets a member of ``group`` handle a message now, beside all others; its outcome changes no offset and no retry.
 
-        ``message``: as it was read. Brokers wait 10 s for the member. Raises BrokerError without that member.
+        ``message``: a message that a method of this class has returned. Brokers wait 10 s for the member. Raises BrokerError
+        if there is no such member.
         """
         async with self._call() as instance:
             deadline = machine.monotonic() + max(self.config.request_timeout, _MEMBER_TIME)
             return await group_settings.consume_directly(instance, self._wire_group(group), client_id, message, deadline)
 
     async def consumer_status(self, group: str, client_id: str) -> ConsumerRunningInfo:
-        """What a member of ``group`` says of itself: its queues with their offsets and buffers, subscriptions and rates.
+        """Returns the status that a member of ``group`` reports: its queues with their offsets and buffers, subscriptions and
+        rates.
 
-        Raises GroupNotOnlineError without that member.
+        Raises GroupNotOnlineError if there is no such member.
         """
         async with self._call() as instance:
             deadline = machine.monotonic() + max(self.config.request_timeout, _MEMBER_TIME)

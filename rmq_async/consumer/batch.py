@@ -28,8 +28,8 @@ class Marks:
 class Batch(Sequence[MessageExt]):
     """Messages of one topic that are handled together; a sequence that does not change.
 
-    All of them share the outcome of the call: done where the handler returns, delivered again where it raises. ``mark_retry`` and
-    ``mark_dead_letter`` say something else for single messages, and win over the outcome.
+    All of them share the outcome of the call: done where the handler returns, delivered again where it raises. ``mark_retry``
+    and ``mark_dead_letter`` give single messages another outcome, which replaces that of the call.
     """
 
     __slots__ = ("_marks", "_messages", "_places")
@@ -56,17 +56,19 @@ class Batch(Sequence[MessageExt]):
     def mark_retry(self, message: MessageExt, delay: float | None = None) -> None:
         """Marks a message to be delivered again, without the others.
 
-        ``delay``: seconds, as of RetryLater; None for the delay of its attempt. A later mark replaces an earlier one.
+        ``delay``: seconds, as for RetryLater; None for the delay of its attempt. A later mark replaces an earlier one.
 
-        Raises ValueError for a message that is not in the batch, ConfigError for a delay that is no number from 0 on,
-        ClientStateError when the call has ended, and for a batch of ``receive()``.
+        Raises ValueError for a message that is not in the batch, ConfigError for a delay that is not a number from 0 on,
+        ClientStateError when the call has ended, and for a batch that ``receive()`` returned.
         """
         if delay is not None:
             check_seconds("delay", delay, zero=True)
         self._mark(message, RetryLater(delay))
 
     def mark_dead_letter(self, message: MessageExt, reason: str = "") -> None:
-        """Marks a message to be dead-lettered. ``reason``: for the log. Raises as ``mark_retry`` does."""
+        """Marks a message of which the consumer makes a dead letter. ``reason``: for the log. Raises as ``mark_retry``
+        does.
+        """
         self._mark(message, DeadLetter(reason))
 
     def _mark(self, message: MessageExt, mark: RetryLater | DeadLetter) -> None:

@@ -51,14 +51,14 @@ class Positions(Protocol):
 @suggests_keywords
 @dataclass(frozen=True, kw_only=True)
 class Retry:
-    """How often and when a message whose handler raised is delivered again.
+    """Settings for the repeated delivery of a message whose handler raised: number and delays.
 
-    ``limit``: attempts after the first one; then the message is dead-lettered. None: the group's ``retryMaxTimes`` at the broker
-    (16 unless set), 16 for ordered messages. ``delays``: seconds before the second, third, ... attempt, the last one repeated, or a
-    function of the attempt that failed, counted from 1; None: the broker's ladder, 10 s, 30 s, 1 min ... 2 h. Brokers delay by
-    levels: the next level at or above a delay is used. An ordered subscription repeats attempts in place, after exact delays; None
-    is 1, 2, 5, 10, 30, 30 ... s. ``max_hold``: seconds for which it holds a key or queue for one message, which is dead-lettered
-    then; None for no limit.
+    ``limit``: attempts after the first one; then the message is dead-lettered. None for the group's ``retryMaxTimes`` at the
+    broker (16 unless set), 16 for ordered messages. ``delays``: seconds before the second, third, ... attempt, the last one
+    repeated, or a function of the attempt that failed, counted from 1; None: the broker's ladder, 10 s, 30 s, 1 min ... 2 h.
+    Brokers delay by levels: the next level at or above a delay is used. An ordered subscription repeats attempts in place,
+    after exact delays; None is 1, 2, 5, 10, 30, 30 ... s. ``max_hold``: maximum seconds for which one message blocks its key
+    or queue before it is dead-lettered; None for no limit.
 
     Raises ConfigError for values out of range.
     """
@@ -82,7 +82,7 @@ class Retry:
         object.__setattr__(self, "delays", tuple(self.delays))
 
     def delay_after(self, attempt: int) -> float | None:
-        """Returns seconds before the attempt after ``attempt``, counted from 1; None for the broker's ladder."""
+        """Returns the seconds before the attempt after ``attempt``, counted from 1; None for the broker's ladder."""
         delays = self.delays
         if delays is None:
             return None
@@ -94,40 +94,42 @@ class Retry:
 @suggests_keywords
 @dataclass(frozen=True, kw_only=True)
 class ConsumerConfig:
-    """How a group consumer works. Times are seconds, sizes bytes.
+    """Settings of a group consumer. Times are in seconds, sizes in bytes.
 
-    ``concurrency``: handler calls at a time, of the whole consumer. ``buffered_limit``, ``buffered_bytes_limit``: messages and
-    bytes of bodies that are pulled and not settled, for the whole consumer; no queue is pulled while so many of its messages wait
-    for a slot as two pulls bring, or two batches, or as there are slots. ``max_span``: offsets from the first unsettled message of
-    a queue to the last one pulled; it bounds what a crash repeats. ``pull_size``: messages that one pull asks for.
+    ``concurrency``: maximum number of handler calls at a time. ``buffered_limit``, ``buffered_bytes_limit``: maximum number of
+    messages that are pulled and not settled, and maximum size of their bodies. A queue is not pulled while as many of its
+    messages wait for a call as two pulls return, or two batches hold, or as ``concurrency`` permits. ``max_span``: maximum
+    number of offsets from the first unsettled message of a queue to the last one pulled; it limits the messages that are
+    repeated after a crash. ``pull_size``: messages that one pull requests.
 
-    ``start_from``: where a group without any committed offset for a topic starts: "latest", "earliest" or an aware datetime.
-    ``out_of_range``: what to do about an offset whose message is deleted: go on with the first ("earliest") or after the last
-    message ("latest"), or "stop" the queue.
+    ``start_from``: position at which a group without any committed offset for a topic starts: "latest", "earliest" or an aware
+    datetime. ``out_of_range``: the position to continue at if the message at an offset is deleted: "earliest" for the first
+    message, "latest" for the end; "stop" stops the queue.
 
-    ``commit_interval``: between two commits of changed offsets. ``rebalance_interval``: between two looks at the members of the
-    group, which also happen at every notice of a broker. ``allocate``: a function that computes this member's share; it must be the
-    same in all members. ``handover_timeout``: for which a queue that goes to another member waits for its running handlers.
-    ``stop_timeout``: default of ``stop()``. ``on_conflict``: log a WARNING, or raise SubscriptionConflictError from ``start()``,
-    where members of the group have different subscriptions. ``retry``: of subscriptions without their own. ``stuck_after``: age
-    of a handler call from which ``health()`` names it.
+    ``commit_interval``: time between two commits of changed offsets. ``rebalance_interval``: time between two requests for the
+    members of the group, which also follow every notice of a broker. ``allocate``: a function that computes this member's
+    share; all members must have the same. ``handover_timeout``: time for which a queue that moves to another member waits for
+    its running handlers. ``stop_timeout``: default timeout of ``stop()``. ``on_conflict``: the reaction if members of the
+    group have different subscriptions: log a WARNING, or raise SubscriptionConflictError from ``start()``. ``retry``: the
+    Retry of subscriptions without their own. ``stuck_after``: age from which ``health()`` reports a handler call.
 
-    ``on_assigned``, ``on_revoked``, ``on_released``, ``on_lost``: plain or coroutine functions of a frozenset of queues, called on
-    the loop, one at a time and in the order of the events, each for at most ``handover_timeout``: before the first pulls; when
-    queues are given up, before the wait for their handlers; when they are committed and unlocked; when another member has their
-    locks. Errors are logged, and the handover goes on.
+    ``on_assigned``, ``on_revoked``, ``on_released``, ``on_lost``: plain or coroutine functions of a frozenset of queues,
+    called on the loop, one at a time and in the order of the events, each for at most ``handover_timeout``. ``on_assigned`` is
+    called before the first pulls; ``on_revoked`` when queues are given up, before the wait for their handlers; ``on_released``
+    when they are committed and unlocked; ``on_lost`` when another member has their locks. Errors are logged, and the handover
+    continues.
 
-    ``broadcast``: True, or an object with ``load`` and ``save`` (Positions): this member handles all messages of its topics, shares
-    nothing with the others, and keeps its positions for this run, or in the object. It needs handlers.
+    ``broadcast``: True, or an object with ``load`` and ``save`` (Positions): this member handles all messages of its topics,
+    shares nothing with the others, and keeps its positions in memory for this run, or in the object. It requires handlers.
 
     ``hooks``: see Hook. ``trace``: True reports the calls of handlers to the brokers' trace topic, a name to that topic.
 
     ``mode``: "pull", or "pop", with which members share no queues: the broker gives each message to one member for
-    ``invisible_time`` seconds, which this member renews for as long as it holds the message, up to ``max_lease`` seconds. No order,
-    no positions, no handover. ``pull_size``, then 32 at most, is that of a pop; ``handover_timeout`` is for what runs at a stop. It
-    needs brokers of 5.3.2 or later, and handlers.
+    ``invisible_time`` seconds, which this member renews while it holds the message, up to ``max_lease`` seconds. With "pop"
+    there is no order, no position and no handover; ``pull_size`` is the size of a pop, 32 at most, and ``handover_timeout``
+    the time for running handlers at a stop. "pop" requires brokers of 5.3.2 or later, and handlers.
 
-    Raises ConfigError for values out of range, and for settings that the mode has no use for.
+    Raises ConfigError for values out of range, and for settings that the mode does not use.
     """
 
     mode: Literal["pull", "pop"] = "pull"

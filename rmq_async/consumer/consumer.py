@@ -54,15 +54,15 @@ class Consumer(Reader):
 
         rmq_async.run(consumer.run())
 
-    A handler that returns is done with its message; one that raises gets it again, after a delay. RetryLater and DeadLetter, raised
-    by a handler, say more. Handlers of one consumer run at the same time, messages of one queue in no order,
-    unless their subscription has ``order="key"`` or ``order="queue"``.
+    A handler that returns is done with its message; one that raises gets it again, after a delay. A handler raises RetryLater
+    or DeadLetter to choose another outcome. Handlers of one consumer run at the same time, in no order even for messages of
+    one queue, unless their subscription has ``order="key"`` or ``order="queue"``.
 
     All members of a group must subscribe to the same topics with the same tags or conditions. ``topics``: a topic,
     topics, or a mapping of topics to tags, to be read by hand (``async for message in consumer``) instead of by handlers.
     ``options``: any field of ConsumerConfig or ClientConfig.
 
-    Raises InvalidGroupError for a bad group name, ConfigError for a value that cannot work, TypeError for an unknown option.
+    Raises InvalidGroupError for an invalid group name, ConfigError for an invalid value, TypeError for an unknown option.
     """
 
     def __init__(
@@ -120,20 +120,24 @@ class Consumer(Reader):
         """Subscribes ``handler`` to a topic; allowed before ``start()``.
 
         ``handler``: a coroutine function, which runs as a task, or a plain function, which runs in a thread. ``tags``: "*" or
-        "a || b". ``sql``: an SQL92 condition over the messages' properties, by which brokers with ``enablePropertyFilter=true``
-        filter, such as "a > 5 AND region = 'eu'"; ``start()`` asks them. ``concurrency``: calls of this handler at a time, inside
-        the consumer's. ``timeout``: seconds for one call, after which it is cancelled and the message delivered again; a thread
-        cannot be cancelled. ``retry``: None for the consumer's. ``dead_letter_on``: exceptions after which the message is
-        dead-lettered at once. ``batch_size``: the handler takes a Batch of up to so many messages, of any queues of the topic.
-        ``batch_wait``: seconds for which a message waits until its batch is full; 0 for what is there. ``rate``: messages per
-        second whose calls begin in this member, those of 0.1 s at once; it may be set while the consumer runs.
+        "a || b". ``sql``: an SQL92 condition over the messages' properties, by which brokers with
+        ``enablePropertyFilter=true`` filter, such as "a > 5 AND region = 'eu'"; ``start()`` asks them whether they do.
+        ``concurrency``: maximum number of calls of this handler at a time, within that of the consumer. ``timeout``: seconds
+        for one call, after which it is cancelled and the message delivered again; a thread cannot be cancelled. ``retry``:
+        None for the consumer's. ``dead_letter_on``: exceptions after which the message is dead-lettered at once.
+        ``batch_size``: the handler takes a Batch of up to so many messages, of any queues of the topic. ``batch_wait``:
+        maximum seconds for which a message waits until its batch is full; 0 takes the messages that have arrived. ``rate``:
+        maximum messages per second whose calls begin in this member, in bursts of 0.1 s; it may be set while the consumer
+        runs.
 
-        ``order``: "key" handles messages with the same key in one queue one after the other, in the order of their offsets; "queue"
-        all messages of a queue. A failed attempt is repeated in place: its key or queue waits, up to ``retry.max_hold``. ``key``: a
-        plain function of a message without a sharding key; it is called for each pulled one, and None is unordered. One that raises
-        fails the message. Ordered queues are locked under the group's own name, as by Java's orderly members.
+        ``order``: "key" handles messages with the same key in one queue one after the other, in the order of their offsets;
+        "queue" all messages of a queue. A failed attempt is repeated in place: its key or queue waits, up to
+        ``retry.max_hold``. ``key``: a plain function of a message without a sharding key; it is called for each pulled
+        message; None leaves the message unordered, and an error of the function fails it. Ordered queues are locked under the
+        group's name, as Java's orderly members lock them.
 
-        Raises ClientStateError when the consumer is started, ConfigError for a bad value and for a second subscription of a topic.
+        Raises ClientStateError when the consumer is started, ConfigError for an invalid value and for a second subscription of
+        a topic.
         """
         if self._state not in (LifeState.NEW, LifeState.STOPPED):
             raise ClientStateError(f"{self._label} is {self._state.value}: subscribe before start()")
@@ -191,15 +195,16 @@ class Consumer(Reader):
     # -- life cycle
 
     async def start(self) -> None:
-        """Joins the group and waits until the first share of the queues is known, and read as far as other members permit (3 s).
+        """Joins the group and waits until the first share of the queues is known and its reading has begun, for at most 3 s
+        while other members still hold queues.
 
-        A group without committed offsets for a topic starts where ``start_from`` says; the position is stored at the brokers before
-        this returns, so that what is sent afterwards is delivered.
+        A group without committed offsets for a topic starts at ``start_from``; the brokers store the position before this
+        returns, so that messages sent afterwards are delivered.
 
-        Raises ConfigError without a subscription, when the group is in use by this client already, and for an ``sql`` condition
-        that a broker cannot read or does not filter by, with the broker's code (23, 1); NameServerError;
-        SubscriptionGroupNotExistError when the brokers do not have the group and may not create it; and what the requests for
-        offsets raise. Nothing is left behind then.
+        Raises ConfigError without a subscription, when the group is in use by this client already, and for an ``sql``
+        condition that a broker cannot read or does not filter by, with the broker's code (23, 1); NameServerError;
+        SubscriptionGroupNotExistError when the brokers do not have the group and may not create it; and the errors of the
+        requests for offsets. After an error the consumer holds no connection and no task.
         """
         if not self._subscriptions:
             raise ConfigError(
@@ -210,12 +215,14 @@ class Consumer(Reader):
     async def stop(self, timeout: float | None = None) -> None:
         """Leaves the group, waits for running handlers, commits, and releases the queues.
 
-        ``timeout``: seconds, default ``stop_timeout``; running handlers get at most ``handover_timeout`` of it, and are cancelled
-        1 s before its end. The last commits and unlocks have 1 s also where ``timeout`` is less. A plain function cannot be
-        cancelled: its thread runs on, and keeps the process from exiting until it returns. Called by a handler or a callback, or in
-        the body of an iteration, it begins the stop and returns at once. Harmless when not started or stopped already.
+        ``timeout``: seconds, default ``stop_timeout``; running handlers get at most ``handover_timeout`` of it, and are
+        cancelled 1 s before its end. The last commits and unlocks have 1 s even if ``timeout`` is less. A plain function
+        cannot be cancelled: its thread runs on, and keeps the process from exiting until it returns. Called by a handler or a
+        callback, or in the body of an iteration, it begins the stop and returns at once. Harmless when not started or stopped
+        already.
 
-        By hand: messages of iterators that go on, and those that other tasks have received, are waited for as running handlers are.
+        In reading by hand, it waits for messages of iterators that continue and for those that other tasks have received, as
+        for running handlers.
         """
         session = self._session
         if self._over is not None:
@@ -232,7 +239,7 @@ class Consumer(Reader):
     async def run(self, *, signals: Sequence[signal.Signals] = (signal.SIGINT, signal.SIGTERM)) -> None:
         """Starts, runs until a signal comes or ``stop()`` is called, and stops. A second signal ends the running handlers at once.
 
-        Outside of the main thread no signal is handled. Raises what ``start()`` raises.
+        Outside of the main thread it handles no signal. Raises as ``start()`` does.
         """
         loop = asyncio.get_running_loop()
         self._over = over = asyncio.Event()
@@ -294,19 +301,23 @@ class Consumer(Reader):
         return frozenset(each.shown for each in [*session.assignment.held.values()])
 
     def lag(self) -> Lag:
-        """Returns the messages of this member's share that are not settled; from any thread, without a request."""
+        """Returns the numbers of messages of this member's share that are not settled. It makes no request and may be
+        called from any thread.
+        """
         session = self._session
         if session is None:
             return Lag(0, 0, None, {})
         return lag_of(session) if isinstance(session, Session) else pop.lag_of(session)
 
     def stats(self) -> ConsumerStats:
-        """Returns numbers since ``start()``, after a stop those at its end; from any thread, without a request."""
+        """Returns the numbers since ``start()``, after a stop those at its end. It makes no request and may be called from
+        any thread.
+        """
         session = self._session
         return self._last_stats if session is None else _stats_of(session)
 
     def health(self) -> ConsumerHealth:
-        """Returns the consumer's condition; from any thread, without a request. It never raises."""
+        """Returns the consumer's condition. It makes no request, never raises and may be called from any thread."""
         state, session = self._state, self._session
         if state in (LifeState.RUNNING, LifeState.STOPPING) and self._generation != generation():
             text = f"{self._label} was started before os.fork(); create and start a new one in the child process"

@@ -28,12 +28,13 @@ def _now() -> float:
 class Delivery(Struct, eq=False, weakref=True):
     """One call of a handler.
 
-    ``messages``: of this call. ``topic``: the one that was subscribed to, also for a message that is delivered again. ``attempt``:
-    counted from 1, of several messages the highest. ``deadline``: monotonic time at which the call times out; None for never.
-    ``state``: "running" in the handler, "settling" while outcomes go to the broker, then "finished". ``outcome``: None until a
-    message is settled or abandoned, of several messages the worst so far. ``elapsed``: seconds that the handler took; None while
-    it runs. ``error``: for ``after_consume``, what the handler raised, HandlerTimeoutError where it timed out; None where it
-    returned, or was cancelled because the consumer stops or the queue has gone.
+    ``messages``: the messages of this call. ``topic``: the subscribed topic, also for a message that is delivered again.
+    ``attempt``: number of the attempt from 1, of several messages the highest. ``deadline``: monotonic time at which the call
+    times out; None for never. ``state``: "running" in the handler, "settling" while outcomes go to the broker, then
+    "finished". ``outcome``: None until a message is settled or abandoned, of several messages the worst so far. ``elapsed``:
+    seconds that the handler took; None while it runs. ``error``: for ``after_consume``, the error that the handler raised,
+    HandlerTimeoutError if it timed out; None if it returned, or was cancelled because the consumer stops or the queue was
+    lost.
     """
 
     subscription: Subscription
@@ -69,24 +70,24 @@ class Delivery(Struct, eq=False, weakref=True):
 
     @property
     def is_over(self) -> bool:
-        """Whether the call was cut off, or its time is over: it is not begun then."""
+        """Returns whether the call was abandoned or its deadline has passed; it does not begin then."""
         return self.cut or self.timed_out
 
     @property
     def age(self) -> float:
-        """Seconds since the call began."""
+        """Returns the seconds since the call began."""
         return machine.monotonic() - self.began
 
     @property
     def values(self) -> dict[object, Any]:
-        """Values of hooks, which carry them from ``before_consume`` to ``after_consume``."""
+        """A dict in which hooks keep values from ``before_consume`` to ``after_consume``."""
         if self._values is None:
             self._values = {}
         return self._values
 
     @property
     def group(self) -> str:
-        """The consumer group, as users name it."""
+        """The name of the consumer group, without the namespace."""
         return self.subscription.group
 
     @property

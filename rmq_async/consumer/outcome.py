@@ -8,7 +8,8 @@ __all__ = ["DeadLetter", "Outcome", "RetryLater"]
 
 
 class RetryLater(Exception):  # noqa: N818 - not an error
-    """Raised by a handler: deliver this message again, logged without a traceback. It uses up an attempt.
+    """An exception that a handler raises to have its message delivered again. It counts as an attempt and is logged without a
+    traceback.
 
     ``delay``: seconds; None for the delay of the attempt. The broker delays by levels (1 s, 5 s, 10 s, 30 s, 1 min ... 2 h): the
     next level at or above ``delay`` is used, 2 h for more. Ordered messages wait for exactly ``delay``.
@@ -23,7 +24,8 @@ class RetryLater(Exception):  # noqa: N818 - not an error
 
 
 class DeadLetter(Exception):  # noqa: N818 - not an error
-    """Raised by a handler: do not deliver this message again, put it into the group's dead-letter topic now.
+    """An exception that a handler raises to put its message into the group's dead-letter topic at once, without another
+    attempt.
 
     ``reason``: a text for the log. The request to the broker (CONSUMER_SEND_MSG_BACK) has no field for it.
     """

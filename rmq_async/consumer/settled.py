@@ -22,8 +22,9 @@ MAX_KEPT_SIZE: Final = 1024 * 1024
 
 
 class Settled(msgspec.Struct, frozen=True):
-    """A message whose handler call has ended. ``error``: that the handler raised, without its frames; None where it returned.
-    ``elapsed``: seconds since the call began."""
+    """A message whose handler call has ended. ``error``: the error that the handler raised, without a traceback; None if it
+    returned. ``elapsed``: seconds since the call began.
+    """
 
     message: MessageExt
     outcome: Outcome

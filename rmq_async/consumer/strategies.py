@@ -54,9 +54,9 @@ def allocate_by_hash(client_id: str, queues: Sequence[MessageQueue], client_ids:
 
 def allocate_by_room(rooms: Collection[str]) -> Allocate:
     """Makes a strategy for brokers named "room@name": members share the queues of those in ``rooms``, as Java's
-    ``AllocateMessageQueueByMachineRoom`` does. Other queues, also of the retry topic, are read by no member.
+    ``AllocateMessageQueueByMachineRoom`` does. No member reads other queues, those of the retry topic included.
 
-    Raises ConfigError unless ``rooms`` are one or more names.
+    Raises ConfigError unless ``rooms`` holds one or more names.
     """
     if isinstance(rooms, str) or not isinstance(rooms, Collection) or not rooms or not all(isinstance(x, str) for x in rooms):
         raise ConfigError(f"rooms must be one or more names, not {shown(rooms)}")
@@ -77,7 +77,7 @@ def allocate_near_rooms(
     as Java's ``AllocateMachineRoomNearby`` does.
 
     ``room_of_queue``, ``room_of_client``: return the name of the room of a queue's broker, and of a client id
-    ("address@instance"). ``inner``: shares the queues of a room. Raises ConfigError for what cannot be called.
+    ("address@instance"). ``inner``: shares the queues of a room. Raises ConfigError for an argument that is not callable.
     """
     for name, function in (("room_of_queue", room_of_queue), ("room_of_client", room_of_client), ("inner", inner)):
         if not callable(function):

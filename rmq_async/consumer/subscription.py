@@ -33,12 +33,12 @@ MAX_BATCH: Final = 65_536
 class Subscription:
     """A topic and its handler, made by ``Consumer.subscribe``.
 
-    ``tags``: "*" or "a || b"; ``sql``: a condition over properties instead. ``timeout``: seconds for one call of the handler; None
-    for no limit. ``retry``: None for the consumer's. ``dead_letter_on``: exceptions after which the message is dead-lettered at
-    once. ``order``: None, "key" or "queue". ``key``: the key of a message without a sharding key, for ``order="key"``.
-    ``batch_size``: messages of one call; None for one message instead of a Batch. ``batch_wait``: seconds for which a message waits
-    for others at most. ``concurrency``: calls of the handler at a time, inside the consumer's. ``rate``: messages per second. Both
-    may be set while the consumer runs.
+    ``tags``: "*" or "a || b"; ``sql``: a condition over properties instead. ``timeout``: seconds for one call of the handler;
+    None for no limit. ``retry``: None for the consumer's. ``dead_letter_on``: exceptions after which the message is
+    dead-lettered at once. ``order``: None, "key" or "queue". ``key``: the key of a message without a sharding key, for
+    ``order="key"``. ``batch_size``: messages of one call; None for one message instead of a Batch. ``batch_wait``: seconds for
+    which a message waits for others at most. ``concurrency``: maximum number of calls of the handler at a time, within that of
+    the consumer. ``rate``: messages per second. Both may be set while the consumer runs.
     """
 
     __slots__ = (
@@ -97,11 +97,11 @@ class Subscription:
 
     @property
     def has_lines(self) -> bool:
-        """Whether its messages wait in lines, which hold those that are handled again."""
+        """Whether messages of the subscription wait in lines, which also hold the messages that are handled again."""
         return self.order is not None or self.retries_here
 
     def data(self, topic: str, version: int) -> SubscriptionData:
-        """Returns what heartbeats say of it. ``topic``: on the wire. ``version``: epoch ms."""
+        """Returns the entry of the subscription in heartbeats. ``topic``: its name on the wire. ``version``: epoch ms."""
         if self.sql is not None:
             return build_subscription(topic, self.sql, SQL92, sub_version=version)
         return build_subscription(topic, self.tags, sub_version=version)
@@ -130,7 +130,7 @@ class Subscription:
 
     @property
     def concurrency(self) -> int | None:
-        """Calls of the handler at a time; None for the consumer's."""
+        """Maximum number of calls of the handler at a time; None for the consumer's limit."""
         return self._concurrency
 
     @concurrency.setter
@@ -142,7 +142,7 @@ class Subscription:
 
     @property
     def rate(self) -> float | None:
-        """Messages per second whose calls begin here, in the mean; None for as many as there are."""
+        """Maximum messages per second whose calls begin in this member, on average; None for no limit."""
         return self._rate
 
     @rate.setter

@@ -39,14 +39,16 @@ BLOCK_SHOWN: Final = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Lag:
-    """Messages that are stored and not settled, of this member's share.
+    """The numbers of messages of this member's share that are stored and not settled.
 
-    ``messages``: of the subscribed topics; those that a tag filter leaves out count until a pull has passed them. ``retries``: of
-    the group's retry topic, those that wait for their delay not included. ``oldest_age``: seconds since the oldest message that
-    is buffered or being handled was stored; None without one. ``by_queue``: None for a queue without an answer yet.
+    ``messages``: number of messages of the subscribed topics; those that a tag filter leaves out count until a pull has passed
+    them. ``retries``: number of messages of the group's retry topic, without those that wait for their delay. ``oldest_age``:
+    seconds since the oldest message that is buffered or being handled was stored; None without one. ``by_queue``: None for a
+    queue without an answer yet.
 
-    With ``mode="pop"`` members share no queues: ``messages`` are those that this member holds and those that brokers had left when
-    they answered last, which is a hint; ``by_queue`` has the latter by topic and broker, with -1 for the queue; ``retries`` is 0.
+    With ``mode="pop"`` members share no queues: ``messages`` counts those that this member holds and those that brokers had
+    left at their last answer, an estimate; ``by_queue`` has the latter by topic and broker, with -1 for the queue; ``retries``
+    is 0.
     """
 
     messages: int
@@ -60,11 +62,11 @@ class ConsumerStats:
     """Numbers since ``start()``; ``buffered``, ``buffered_bytes`` and ``running`` are of this moment.
 
     ``handled``, ``failed``: messages whose handler calls returned, or raised. ``retried``, ``dead_lettered``: messages that
-    brokers have taken back so, ``retried`` also failed attempts of ordered messages and in broadcast, which this member repeats,
-    ``dead_lettered`` in broadcast those that were given up. ``buffered``: messages that are pulled and not settled,
-    ``buffered_bytes`` the size of their bodies. ``commits``: offsets that brokers, or the user's positions, have confirmed.
-    ``rebalances``: changes of this member's share, counted by topic. With ``mode="pop"``, ``commits`` are messages that brokers
-    have acknowledged, and ``rebalances`` is 0.
+    brokers have accepted for another attempt or as dead letters. ``retried`` includes failed attempts that this member repeats
+    itself (ordered messages, broadcast); ``dead_lettered`` includes, in broadcast, messages that were given up. ``buffered``:
+    messages that are pulled and not settled, ``buffered_bytes`` the size of their bodies. ``commits``: offsets that brokers,
+    or the user's positions, have confirmed. ``rebalances``: changes of this member's share, counted by topic. With
+    ``mode="pop"``, ``commits`` are messages that brokers have acknowledged, and ``rebalances`` is 0.
     """
 
     handled: int = 0
@@ -82,10 +84,11 @@ class ConsumerStats:
 class ConsumerHealth:
     """A snapshot of a consumer's condition.
 
-    ``live``: False if only a restart helps: the event loop is blocked or has stopped, the process was forked, or a plain function
-    runs in its thread for twice its timeout. ``ready``: the consumer runs, its first share is known and was read, and it does not
-    stop. ``problems``: all there are. ``last_progress_age``: seconds since a message was settled, or, if none was, since the first
-    queue was taken; None without a queue. ``oldest_unfinished``: the handler call that has run longest, or what is in hand longest.
+    ``live``: False if only a restart helps: the event loop is blocked or has stopped, the process was forked, or a plain
+    function runs in its thread for twice its timeout. ``ready``: the consumer runs, its first share is known and was read, and
+    it does not stop. ``problems``: all problems, including those that leave the consumer ready. ``last_progress_age``: seconds
+    since a message was settled, or, if none was, since the first queue was taken; None without a queue. ``oldest_unfinished``:
+    the handler call that has run longest, or the message that is held longest.
     """
 
     live: bool

@@ -60,8 +60,8 @@ MAX_DELAY: Final = 10 * 365 * 24 * 3600
 class ServerStatistics(NamedTuple):
     """The counters of one server.
 
-    ``requests``: by request code, since the object was made. ``connections``: open now. ``accepted``: ever made. ``refused``:
-    closed for what they sent or for being too many.
+    ``requests``: by request code, since the object was made. ``connections``: number that is open now. ``accepted``: number
+    accepted since then. ``refused``: number closed because of invalid bytes or of the limit of connections.
     """
 
     requests: Counter[int]
@@ -79,22 +79,23 @@ def _letters(index: int) -> str:
 class EmbeddedRocketMQ(PopSwitches):
     """A name server and brokers in memory, on real sockets. ``host``: address or name to listen on. ``port``: the name
     server's, 0 for a free one; brokers take free ports and are called "broker-a", "broker-b", ... ``max_memory``: bytes of
-    messages kept; above it the oldest go and minimum offsets move.
+    messages kept; above it the oldest messages are deleted, and minimum offsets grow.
 
-    ``clock``: what store times, delays, timers and transaction checks go by; ``ManualClock`` moves at a test's word.
-    ``delay_levels``: seconds of the delay levels from 1 on, 1 to 256 of them. ``transaction_timeout``: seconds after which the
-    producer is asked about a transaction without an end, ``transaction_check_interval`` between one round of asking and the
-    next; after ``transaction_check_max`` times the message goes to TRANS_CHECK_MAX_TIME_TOPIC. Defaults are those of a real
-    broker.
+    ``clock``: the clock of store times, delays, timers and transaction checks; a ``ManualClock`` moves only when a test
+    advances it. ``delay_levels``: seconds of the delay levels from 1 on, 1 to 256 of them. ``transaction_timeout``: seconds
+    after which the broker asks the producer about an unfinished transaction, ``transaction_check_interval``: seconds between
+    two rounds of such questions; after ``transaction_check_max`` times the message goes to TRANS_CHECK_MAX_TIME_TOPIC.
+    Defaults are those of a real broker.
 
     ``server_side_reset``: whether a broker keeps a reset of a group's offsets (222) for the next pulls, as 5.x does; False: it
     sends them to the members (220), as 4.9 does. ``property_filter``: whether brokers filter by SQL92 conditions; a real one does
     with ``enablePropertyFilter=true``, which is not its default.
 
-    ``version``: "5.5.0", or "4.9.7", a broker that answers 3 to pops and to all else that came with 5.x, and resets offsets the old
-    way. ``pop_store``: "log" or "kv", how brokers keep what was popped (``popConsumerKVServiceEnable``). ``pop_retry_v2``: whether
-    the topics of its retries have their newer name (``enableRetryTopicV2``). ``pop_revive_delay``: seconds from the end of an
-    invisible time to the redelivery; None is that of a real broker, about 2 with the log and 0.5 with the store.
+    ``version``: "5.5.0", or "4.9.7", a broker that answers pops and other requests of 5.x with code 3, and sends resets of
+    offsets to the members. ``pop_store``: "log" or "kv", the store in which brokers keep popped messages
+    (``popConsumerKVServiceEnable``). ``pop_retry_v2``: whether the topics of its retries have their newer name
+    (``enableRetryTopicV2``). ``pop_revive_delay``: seconds from the end of an invisible time to the redelivery; None is that
+    of a real broker, about 2 with the log and 0.5 with the store.
 
     ``stop()`` and a new ``start()`` keep ports, topics, offsets and messages, as a restart of real servers would.
     """
@@ -169,9 +170,10 @@ class EmbeddedRocketMQ(PopSwitches):
         self._services: list[BaseService] = [self._name_server, *self._brokers]
 
     async def start(self) -> None:
-        """Raises OSError where an address or port cannot be had, and leaves nothing behind then; RuntimeError where it runs.
+        """Starts the name server and the brokers. Raises OSError if an address or port is not available, and then leaves no
+        socket open; RuntimeError if it runs already.
 
-        A start and a stop at once follow each other, in the order of the calls.
+        Concurrent calls of ``start`` and ``stop`` run one after the other, in the order of the calls.
         """
         async with self._turns.here():
             if self._name_server.listener.running:
@@ -195,7 +197,7 @@ class EmbeddedRocketMQ(PopSwitches):
             )
 
     async def stop(self) -> None:
-        """Closes every socket and connection; does nothing where nothing runs."""
+        """Closes every socket and connection; does nothing if it does not run."""
         async with self._turns.here():
             await self._close()
 
@@ -220,7 +222,7 @@ class EmbeddedRocketMQ(PopSwitches):
 
     @property
     def brokers(self) -> dict[str, str]:
-        """Broker name -> "ip:port"."""
+        """Addresses ("ip:port") of the brokers by name."""
         return {broker.name: broker.listener.address() for broker in self._brokers if broker.listener.port}
 
     def messages(self, topic: str) -> list[MessageExt]:
@@ -235,23 +237,24 @@ class EmbeddedRocketMQ(PopSwitches):
         return {queue: offset for broker in self._brokers for queue, offset in broker.progress(group).items()}
 
     def retries(self, group: str) -> list[MessageExt]:
-        """Returns each message that was given back to the group for another attempt, one for each attempt: per broker those
-        that are in the retry topic, in store order, then those of the retry topics of its pops, then those that wait for their
+        """Returns each message that was stored for another attempt of the group, once for each attempt: per broker those that
+        are in the retry topic, in store order, then those of the retry topics of its pops, then those that wait for their
         delay, soonest first, with a queue offset of -1.
         """
         return [message for broker in self._brokers for message in broker.retries(group)]
 
     def dead_letters(self, group: str) -> list[MessageExt]:
-        """The messages that the group has given up, in the order in which they were stored."""
+        """Returns the messages that the group has given up, in the order in which they were stored."""
         return self.messages(DLQ_TOPIC_PREFIX + group)
 
     def rebalance(self, group: str) -> None:
-        """Notifies the members of the group that there are others now, whether or not that is so."""
+        """Notifies the members of the group that the members have changed, even if they have not."""
         for broker in self._brokers:
             broker.rebalance(group)
 
     def list_members(self, group: str, client_ids: Sequence[str] | None, *, broker: str | None = None) -> None:
-        """Makes the broker (None: each of them) list these ids as the members of the group, also twice the same one; None ends it.
+        """Makes the broker (None: each of them) list these ids as the members of the group, repeated ids included; None ends
+        it.
 
         Members ask for the list (38) to share the queues; without any id they get an error. No notice goes out: see ``rebalance``.
         """
@@ -261,7 +264,9 @@ class EmbeddedRocketMQ(PopSwitches):
             each.list_members(group, client_ids)
 
     def clear(self) -> None:
-        """Forgets every message. Topics and committed offsets stay, and queues go on counting: minimum becomes maximum."""
+        """Deletes every message. Topics and committed offsets stay; the minimum offset of each queue becomes its maximum
+        offset.
+        """
         self._log.clear()
         for broker in self._brokers:
             for topic in broker.state.topics:
@@ -271,10 +276,10 @@ class EmbeddedRocketMQ(PopSwitches):
     def expire(self, queue: MessageQueue, before: int, *, corrected: bool = False) -> None:
         """Deletes the messages of ``queue`` below offset ``before``, as a broker does whose oldest files are removed.
 
-        As there, the queue's minimum offset stays where it is until it is corrected (here: until a call with ``corrected``, or
-        until ``max_memory`` takes another message of the queue). Until then a pull from below ``before`` passes over what is gone:
-        it gives messages from ``before`` on, or a later ``next_offset`` alone where these are more than 800 offsets away. Raises
-        ValueError for a queue that no broker has, and for an offset beyond its end.
+        As at a real broker, the queue's minimum offset stays unchanged until it is corrected (here: until a call with
+        ``corrected``, or until ``max_memory`` deletes another message of the queue). Until then a pull from below ``before``
+        passes over the deleted messages: it returns messages from ``before`` on, or only a later ``next_offset`` if these are
+        more than 800 offsets away. Raises ValueError for a queue that no broker has, and for an offset beyond its end.
         """
         check_queue(queue)
         broker = next((each for each in self._brokers if each.name == queue.broker_name), None)
@@ -283,19 +288,20 @@ class EmbeddedRocketMQ(PopSwitches):
         broker.expire(queue, before, corrected=corrected)
 
     def truncate(self, broker: str, count: int) -> int:
-        """Takes back the last ``count`` messages that the broker has stored, as when a replica that is behind becomes the master.
+        """Removes the last ``count`` messages that the broker has stored, as happens when a replica with a lag becomes the
+        master.
 
-        Maximum offsets of their queues go back, and the same offsets are given out again; committed offsets stay, and may be ahead
-        of their queues. Messages that wait in topics of the broker (delays, transactions) count as others. Returns how many there
-        were. Raises ValueError for an unknown broker or a negative count.
+        Maximum offsets of their queues decrease, and the broker assigns these offsets again; committed offsets stay, and may
+        be ahead of their queues. Messages that wait in topics of the broker (delays, transactions) count too. Returns the
+        number of removed messages. Raises ValueError for an unknown broker or a negative count.
         """
         return self._broker(broker).truncate(count)
 
     def resize(self, topic: str, queues: int, *, broker: str | None = None) -> None:
         """Gives the topic ``queues`` read and write queues on the broker (None: on each that has it), as an administrator does.
 
-        Messages in queues that the topic has no more are there again when it grows. Raises ValueError for a topic that is not
-        there or is the broker's own, and for a number that no topic can have.
+        Messages in removed queues can be read again when the topic grows. Raises ValueError for an unknown topic, for one of
+        the broker's own, and for a number that no topic can have.
         """
         if not isinstance(topic, str):
             raise TypeError(f"topic must be a string, not {shown(topic)}")
@@ -306,20 +312,20 @@ class EmbeddedRocketMQ(PopSwitches):
             each.resize(topic, queues)
 
     def throttle(self, rate: float | None, *, broker: str | None = None) -> None:
-        """Makes the broker (None: each of them) serve ``rate`` sends a second, one after the other; None ends it.
+        """Makes the broker (None: each of them) serve ``rate`` sends per second, one after the other; None ends it.
 
-        A send that would wait for more than 0.2 s is refused after that time with SYSTEM_BUSY, in the words of a stock broker, and
-        not stored; a one-way one is dropped. Raises ValueError for a rate that is not positive.
+        A send that would wait for more than 0.2 s is refused after that time with SYSTEM_BUSY, with the remark of a stock
+        broker, and not stored; a one-way send is dropped. Raises ValueError for a rate that is not positive.
         """
         for each in self._chosen(broker):
             each.throttle(rate)
 
     def fail_next(self, code: int, n: int = 1, *, request: int | None = None) -> None:
-        """Answers the next ``n`` requests with response ``code`` without serving them; one-way ones are dropped.
+        """Answers the next ``n`` requests with response ``code`` without serving them; one-way requests are dropped.
 
         ``request``: only requests of this RequestCode, at name server or brokers; None means any request to a broker except
-        heartbeats and unregistrations. Codes 10, 11 and 12 mean "stored" to a send: it is stored, and answered with the code.
-        ``n`` = 0 takes back what is left for ``request``.
+        heartbeats and unregistrations. A send that is answered with code 10, 11 or 12 is stored, because these codes mean
+        "stored". ``n`` = 0 cancels the rest for ``request``.
         """
         self._failures.add(code, n, request)
 
@@ -330,16 +336,17 @@ class EmbeddedRocketMQ(PopSwitches):
     def delay(self, seconds: float, *, broker: str | None = None, jitter: float = 0.0, seed: int = 0) -> None:
         """Holds each answer of the broker (None: of all brokers) back for ``seconds``; 0 ends it. "namesrv" is the name server.
 
-        ``jitter``: at most so many more seconds are drawn for each answer by itself, so that later ones overtake earlier ones;
-        ``seed`` makes what is drawn repeatable.
+        ``jitter``: maximum of a random delay in seconds that each answer gets in addition, so that later answers overtake
+        earlier ones; ``seed`` makes these delays repeatable.
         """
         for service in self._named(broker):
             service.delay(seconds, jitter, seed)
 
     def slice(self, seed: int | None, *, broker: str | None = None) -> None:
-        """Makes answers of the broker (None: of all brokers) leave in slices of any size, a millisecond apart; None ends it.
+        """Makes the broker (None: all brokers) send its answers in slices of random size, a millisecond apart; ``seed`` None
+        ends it.
 
-        ``seed`` makes the sizes repeatable.
+        The sizes depend only on ``seed``.
         """
         for service in self._named(broker):
             service.slice(seed)
@@ -356,9 +363,8 @@ class EmbeddedRocketMQ(PopSwitches):
     def shuffle(self, seed: int | None, *, broker: str | None = None) -> None:
         """Makes the broker (None: all brokers) serve concurrent requests of one connection in any order.
 
-        Real brokers serve requests in several threads: two concurrent sends may be stored in either order, and of concurrent first
-        commits of a group some are lost.
-        ``seed`` makes the order repeatable; None ends it.
+        Real brokers serve requests in several threads: two concurrent sends may be stored in either order, and some of the
+        concurrent first commits of a group are lost. ``seed`` makes the order repeatable; None ends it.
         """
         for listener in self._listeners(broker):
             listener.shuffle(None if seed is None else random.Random(seed))
@@ -370,7 +376,7 @@ class EmbeddedRocketMQ(PopSwitches):
 
     @property
     def requests(self) -> Counter[int]:
-        """Requests received by name server and brokers together, by request code."""
+        """Returns the numbers of requests that name server and brokers have received together, by request code."""
         total: Counter[int] = Counter()
         for service in self._services:
             total.update(service.requests)
@@ -378,11 +384,11 @@ class EmbeddedRocketMQ(PopSwitches):
 
     @property
     def connections(self) -> int:
-        """Open connections to name server and brokers together."""
+        """Returns the number of open connections to name server and brokers together."""
         return sum(len(service.listener.connections) for service in self._services)
 
     def statistics(self, server: str) -> ServerStatistics:
-        """Statistics of one server: "namesrv" or a broker's name. Raises ValueError for another name."""
+        """Returns the statistics of one server: "namesrv" or a broker's name. Raises ValueError for another name."""
         service = next((each for each in self._services if each.name == server), None)
         if service is None:
             raise self._unknown(server)

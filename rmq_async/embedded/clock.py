@@ -33,10 +33,12 @@ class Clock(Protocol):
     """The protocol of ``EmbeddedRocketMQ(clock=...)``."""
 
     def now_ms(self) -> int:
-        """Milliseconds since the epoch."""
+        """Returns the milliseconds since the epoch."""
 
     def call_at(self, when_ms: int, call: Callable[[], object]) -> Timer:
-        """Calls once, in the running event loop, at ``when_ms`` or somewhat later; at once where that has passed."""
+        """Calls ``call`` once, in the running event loop, at ``when_ms`` (epoch ms) or shortly later; at once if that time
+        has passed.
+        """
 
 
 class SystemClock:
@@ -59,8 +61,8 @@ class _Pending:
 
 
 class ManualClock:
-    """A clock that stands still until a test moves it. ``start_ms``: milliseconds since the epoch at which it stands first, by
-    default what the machine's clock shows now.
+    """A clock that stands still until a test moves it. ``start_ms``: its first time in milliseconds since the epoch, by
+    default that of the machine's clock.
 
     It may serve several servers, of one event loop.
     """
@@ -82,8 +84,9 @@ class ManualClock:
         return timer
 
     async def advance(self, seconds: float) -> None:
-        """Moves the clock; returns when everything that came due has been done and the event loop had a few turns, so that
-        answers to held requests are on their way. Raises ValueError for seconds below 0."""
+        """Moves the clock by ``seconds``. It returns when all calls that became due have run and the event loop has run a
+        few more iterations, so that answers to held requests are sent. Raises ValueError for seconds below 0.
+        """
         if not 0 <= seconds < float("inf"):
             raise ValueError(f"a clock can be moved by a number of seconds from 0 on, not {seconds}")
         end = self._now + round(seconds * 1000)

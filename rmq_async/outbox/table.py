@@ -37,9 +37,9 @@ STATES: Final = (PENDING, SENDING, SENT, FAILED)
 
 
 def outbox_table(metadata: MetaData, name: str = "rmq_outbox") -> Table:
-    """The table of an outbox, as part of ``metadata``: for Alembic, or to create it with the tables of a service.
+    """Returns the table of an outbox as part of ``metadata``, for Alembic or to create it with the tables of a service.
 
-    ``name``: of at most 40 characters, or "schema.name". Raises ConfigError.
+    ``name``: at most 40 characters, or "schema.name". Raises ConfigError for another name.
     """
     schema, table = split_table_name(name)
     time = DateTime(timezone=True)

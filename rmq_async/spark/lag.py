@@ -145,9 +145,9 @@ def _together(one: TopicLag, other: TopicLag) -> TopicLag:
 class LagListener(StreamingQueryListener):
     """Reports how far the streaming queries of a session are behind in the topics that they read.
 
-    It adds itself to ``spark.streams``; ``close`` takes it away. ``meter``: an OpenTelemetry Meter for the gauges; None takes the
-    one of the global provider where OpenTelemetry is installed, and makes no gauges elsewhere. ``interval``: seconds between two
-    log lines (INFO) about a query; 0 logs each micro-batch. Raises ValueError for an interval below 0.
+    It adds itself to ``spark.streams``; ``close`` removes it. ``meter``: an OpenTelemetry Meter for the gauges; None takes the
+    one of the global provider where OpenTelemetry is installed, and makes no gauges elsewhere. ``interval``: seconds between
+    two log lines (INFO) about a query; 0 logs each micro-batch. Raises ValueError for an interval below 0.
     """
 
     def __init__(self, spark: SparkSession, *, meter: Meter | None = None, interval: float = 10.0) -> None:
@@ -164,12 +164,12 @@ class LagListener(StreamingQueryListener):
 
     @property
     def lags(self) -> dict[str, QueryLag]:
-        """The last micro-batch of each running query, by the id of its run."""
+        """Returns the lag at the last micro-batch of each running query, by the id of its run."""
         with self._lock:
             return dict(self._lags)
 
     def close(self) -> None:
-        """Takes the listener away from the session. Its gauges have no values any more."""
+        """Removes the listener from the session. Its gauges then report no values."""
         self._streams.removeListener(self)
         with self._lock:
             self._lags.clear()
@@ -180,7 +180,7 @@ class LagListener(StreamingQueryListener):
         """Does nothing: there is no progress yet."""
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802
-        """Keeps what the progress says, and logs it when it is time."""
+        """Records the progress of a query, and logs it once per ``interval``."""
         lag = lag_of(event.progress, monotonic())
         if lag is None:
             return
@@ -197,7 +197,7 @@ class LagListener(StreamingQueryListener):
         """Does nothing: the last progress still holds."""
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802
-        """Forgets the query."""
+        """Removes the query from ``lags``."""
         run = str(event.runId)
         with self._lock:
             self._lags.pop(run, None)

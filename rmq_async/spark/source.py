@@ -37,7 +37,9 @@ OLDEST: Final = (4, 2)
 
 
 class RocketMQDataSource(DataSource):
-    """RocketMQ topics as DataFrames; options: see docs/spark.md. Every mistake in them is a ConfigError that names it."""
+    """The Spark data source ``rocketmq``, which reads and writes topics as DataFrames. docs/spark.md lists its options.
+    Raises ConfigError for an invalid option, and names it.
+    """
 
     @short_errors
     def __init__(self, options: dict[str, str]) -> None:

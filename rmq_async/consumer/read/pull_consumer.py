@@ -55,9 +55,11 @@ MAX_PULL: Final = 1024
 
 @lists_options(ClientConfig)
 class PullConsumer(ClientUser):
-    """Reads queues at offsets of your choice; brokers know it as a member of ``group`` and keep a position only by ``commit``.
+    """Reads queues at offsets that the caller chooses. Brokers list it as a member of ``group``, and store a position only at
+    ``commit``.
 
-    ``options``: any field of ClientConfig. Raises InvalidGroupError for a bad group name, TypeError for an unknown option.
+    ``options``: any field of ClientConfig. Raises InvalidGroupError for an invalid group name, TypeError for an unknown
+    option.
     """
 
     def __init__(
@@ -82,7 +84,7 @@ class PullConsumer(ClientUser):
         return self._name
 
     async def queues(self, topic: str) -> tuple[MessageQueue, ...]:
-        """The readable queues of ``topic``, by broker name and id, as the name servers know them now.
+        """Returns the readable queues of ``topic``, by broker name and id, as a name server reports them now.
 
         Raises TopicNotFoundError when they do not know it, NameServerError when none answers and it was not known before.
         """
@@ -91,13 +93,14 @@ class PullConsumer(ClientUser):
     async def pull(
         self, queue: MessageQueue, offset: int, *, max_messages: int = 32, tags: str = "*", wait: float = 0.0
     ) -> PullResult:
-        """One answer of the broker: the messages at ``offset`` and after it, as many as it cares to give.
+        """Returns one answer of the broker: the messages at ``offset`` and after it, ``max_messages`` at most; brokers may
+        return fewer.
 
-        ``tags``: "*" or "a || b". ``wait``: seconds the broker may hold the pull while it has nothing (0: it answers at once).
-        An offset outside the queue is a result (OFFSET_ILLEGAL), not an error; damaged records are left out and listed
-        in ``corrupt``, deleted messages in ``lost`` (without tags). Raises BrokerNotFoundError, ConnectError,
-        ConnectionLostError, RequestTimeoutError (no answer within ``wait`` + ``request_timeout`` seconds), RemoteProtocolError for
-        an answer from which nothing leads on, and BrokerError for what the broker refuses.
+        ``tags``: "*" or "a || b". ``wait``: seconds for which the broker may hold the pull while it has no message (0: it
+        answers at once). An offset outside the queue is a result (OFFSET_ILLEGAL), not an error; damaged records are left out
+        and listed in ``corrupt``, deleted messages in ``lost`` (without tags). Raises BrokerNotFoundError, ConnectError,
+        ConnectionLostError, RequestTimeoutError (no answer within ``wait`` + ``request_timeout`` seconds), RemoteProtocolError
+        for an answer without a usable next offset, and BrokerError if the broker refuses.
         """
         instance = self._client()
         queue = check_queue(queue)
@@ -129,18 +132,19 @@ class PullConsumer(ClientUser):
         tags: str = "*",
         queues: Iterable[MessageQueue] | None = None,
     ) -> AsyncGenerator[MessageExt, None]:
-        """The messages of ``topic`` from ``start`` to ``end``: each queue in its order, the queues as their answers come.
+        """Iterates over the messages of ``topic`` from ``start`` to ``end``: those of one queue in order, the queues in the
+        order of their answers.
 
-        ``start``: "earliest", "latest", "committed" (this group's offsets; the earliest where there is none), an aware datetime,
-        or offsets by queue. ``end``: exclusive; "latest" is everything that
-        was acknowledged before the first step (finding that out takes each broker some 60 ms); None follows for ever, new
-        queues included; an offset beyond the last message is waited for. With offsets by queue and no ``queues``, these queues
-        are read; else ``queues``, else all. Offsets are those of masters: without one the first step raises BrokerNotFoundError.
+        ``start``: "earliest", "latest", "committed" (this group's offsets; the earliest where there is none), an aware
+        datetime, or offsets by queue. ``end``: exclusive; "latest" includes every message that was acknowledged before the
+        first step (which costs some 60 ms per broker); None never ends and includes new queues. For an offset beyond the last
+        message the iteration waits. With offsets by queue and no ``queues``, these queues are read; else ``queues``, else all.
+        Offsets are those of masters: without one the first step raises BrokerNotFoundError.
 
-        The iteration raises OffsetRangeError where a queue does not hold its offset (any more), and where messages were deleted
-        before they were read, except that "earliest" goes on with the first message there is; CorruptMessageError for a
-        damaged record, after the sound messages that came with it; TopicNotFoundError; and, when waiting did not help, what a pull
-        raises. Leaving the loop early ends everything under way; ``contextlib.aclosing`` makes that happen at once.
+        The iteration raises OffsetRangeError where a queue does not hold its offset (any more), and where messages were
+        deleted before they were read, except that "earliest" goes on with the first message there is; CorruptMessageError for
+        a damaged record, after the sound messages that came with it; TopicNotFoundError; and the errors of a pull that retries
+        did not remedy. Leaving the loop early ends its requests; ``contextlib.aclosing`` ends them at once.
         """
         topic, names = self._wire(topic), self._names
         _check_tags(tags)
@@ -162,33 +166,36 @@ class PullConsumer(ClientUser):
         return Reader(instance, self._group, scope, opening, self._calls, self._readers).messages()
 
     async def committed(self, queue: MessageQueue) -> int | None:
-        """The offset the broker keeps for this group; None when there is none.
+        """Returns the offset that the broker has stored for this group; None when there is none.
 
-        This and the methods below raise TopicNotFoundError, BrokerNotFoundError or ConfigError for a queue that is not in its
-        topic's route.
+        This method and ``commit``, ``min_offset``, ``max_offset`` and ``search_offset`` raise TopicNotFoundError,
+        BrokerNotFoundError or ConfigError for a queue that is not in its topic's route.
         """
         async with self._call() as instance:
             return await committed_offset(instance, self._group, await known_queue(instance, queue))
 
     async def commit(self, queue: MessageQueue, offset: int) -> None:
-        """Makes the broker keep ``offset`` for this group; returns when it has answered."""
+        """Stores ``offset`` for this group at the broker; returns when the broker has answered. Raises as ``committed``
+        does.
+        """
         async with self._call() as instance:
             _check_offset(check_queue(queue), offset)
             await commit_offset(instance, self._group, await known_queue(instance, queue), offset)
 
     async def min_offset(self, queue: MessageQueue) -> int:
-        """Offset of the first message there is."""
+        """Returns the offset of the first message in the queue. Raises as ``committed`` does."""
         async with self._call() as instance:
             return await min_offset(instance, await known_queue(instance, queue))
 
     async def max_offset(self, queue: MessageQueue) -> int:
-        """Offset after the last message that can be read."""
+        """Returns the offset after the last message that can be read. Raises as ``committed`` does."""
         async with self._call() as instance:
             return await max_offset(instance, await known_queue(instance, queue))
 
     async def search_offset(self, queue: MessageQueue, when: float | datetime) -> int:
-        """Offset of the first message stored at ``when`` (epoch seconds or an aware datetime) or later; without one, the offset
-        that the next message will have."""
+        """Returns the offset of the first message stored at ``when`` (epoch seconds or an aware datetime) or later; if
+        there is none, the offset that the next message will have. Raises as ``committed`` does.
+        """
         async with self._call() as instance:
             return await search_offset(instance, await known_queue(instance, queue), when)
 

@@ -82,16 +82,16 @@ def archive(
     options: Mapping[str, str] | None = None,
     progress: Progress = no_progress,
 ) -> ArchiveSummary:
-    """Adds the messages that ``topics`` hold now and the archive lacks; all columns, partitioned by topic and date (UTC, by
+    """Adds the messages of ``topics`` that the archive lacks, with all columns, partitioned by topic and date (UTC, of the
     store time).
 
     ``pattern``: a regular expression, instead of ``topics``. ``checkpoint``: path of the positions that were read,
     PATH/_checkpoint by default; it belongs to the archive for ever. ``starting``: start of the first run, "earliest", "latest"
-    or a time; later runs start where the last ended. ``max_offsets``: of a micro-batch. ``files``: the most for each topic and
-    date of a micro-batch. ``compacting``: rewrite small files of earlier runs into large ones afterwards.
-    ``options``: of format rocketmq.
+    or a time; later runs start where the last ended. ``max_offsets``: maximum offsets of a micro-batch. ``files``: maximum
+    files per topic and date of a micro-batch. ``compacting``: True rewrites small files of earlier runs into large ones
+    afterwards. ``options``: of format rocketmq.
 
-    Raises ConfigError where path and checkpoint do not belong together or not to these topics, else what Spark raises.
+    Raises ConfigError if path, checkpoint and topics do not belong together, and the errors of Spark.
     """
     began = monotonic()
     wanted = (topics,) if isinstance(topics, str) else tuple(topics)

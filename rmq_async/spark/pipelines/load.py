@@ -106,13 +106,13 @@ def load(
 ) -> RunReport:
     """Sends to ``topic``, writes the counts to ``results`` (a directory that all executors can write to) and returns the result.
 
-    ``options``: of format rocketmq: ``nameserver``, users, ``sendTimeoutMs``, ... ``rate``: messages a second of all tasks
-    together, None for no limit; ``size``: bytes of a body; ``seconds``: of each mode; ``tasks``: default: as many as Spark runs
-    side by side; ``callers``: coroutines of each task that await a send, in mode "sync"; ``batch``: messages of a request in
-    mode "batch".
+    ``options``: of format rocketmq: ``nameserver``, users, ``sendTimeoutMs``, ... ``rate``: messages per second of all tasks
+    together, None for no limit; ``size``: bytes of a body; ``seconds``: duration of each mode; ``tasks``: number of tasks, by
+    default as many as Spark runs at a time; ``callers``: coroutines of each task that await a send, in mode "sync"; ``batch``:
+    messages of a request in mode "batch".
 
-    Failed sends are counted. Raises ConfigError for arguments that cannot be served, and TopicNotFoundError, NameServerError,
-    ... where the offsets of the topic cannot be read.
+    Failed sends are counted. Raises ConfigError for invalid arguments, and TopicNotFoundError, NameServerError and the errors
+    of a request if the offsets of the topic cannot be read.
     """
     sending = _write_options(options, topic)
     _check(tuple(modes), rate, size, seconds, callers, batch)

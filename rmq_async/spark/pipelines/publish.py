@@ -62,11 +62,12 @@ def publish(
     options: Mapping[str, str] | None = None,
     progress: Progress = no_progress,
 ) -> PublishSummary:
-    """Sends every row of ``frame`` to ``topic``; arguments that are texts name columns.
+    """Sends every row of ``frame`` to ``topic``; texts in the arguments name columns.
 
-    ``body``: None sends the whole row as JSON. ``id``: the identity of a row, its ``RMQ_SPARK_ID``. ``properties`` are named as
-    their columns; a message has none for NULL or blank. With a ``sharding_key`` rows of one value go to one queue, in
-    the order of ``order_by``, an SQL expression. ``rate``: messages a second, of all tasks together.
+    ``body``: None sends the whole row as JSON. ``id``: the identity of a row, its ``RMQ_SPARK_ID``. ``properties``: columns
+    that become properties of the same name; a value that is NULL or blank becomes none. With a ``sharding_key``, rows with the
+    same value go to one queue, in the order of ``order_by``, an SQL expression. ``rate``: messages per second of all tasks
+    together.
 
     Raises ConfigError for a column that does not exist and for a contradiction, else the errors of Spark.
     """

@@ -107,15 +107,15 @@ def reconcile(
 ) -> Reconciliation:
     """Compares ``sent`` with what ``topics`` (several with ",") hold.
 
-    ``by``: "id", the message id; "key", each key of a message; "spark-id", its RMQ_SPARK_ID; "property:NAME". By key the table may
-    name a key as often as it was sent, otherwise an identity is one message however many rows it has. ``options``: of format
-    rocketmq. ``since``, ``until``: aware, of store time, and of the table's ``time`` if there is one. Then ``slack`` is for what
-    was sent on one side of an edge and stored on the other: so much more of both is looked at, without findings of its own.
-    ``fail_on``: kinds that make the summary ``failed``; acknowledged rows without an identity always do. ``out``: where to write
-    the findings as Parquet, a path that does not exist.
+    ``by``: "id", the message id; "key", each key of a message; "spark-id", its RMQ_SPARK_ID; "property:NAME". By key, the
+    table may have a row for each message with that key; otherwise all rows with one identity count as one message.
+    ``options``: of format rocketmq. ``since``, ``until``: aware, of store time, and of the table's ``time`` if there is one.
+    ``slack`` extends this range on both sides, for messages sent on one side of an edge and stored on the other; rows that are
+    only in the extension make no findings. ``fail_on``: kinds that make the summary ``failed``; acknowledged rows without an
+    identity always do. ``out``: path of the findings as Parquet, which must not exist.
 
-    Raises ConfigError, also where no row is acknowledged although there are rows: that is a wrong name of a state; and what
-    Spark raises.
+    Raises ConfigError for invalid arguments, and if there are rows but none is acknowledged, which means a wrong name of a
+    state; and the errors of Spark.
     """
     table = table or SentTable()
     _check(by, fail_on, table)

@@ -115,13 +115,13 @@ def replay(
 ) -> ReplaySummary:
     """Sends messages stored from ``start`` on and before ``end`` to ``topic``, or to their own topics with ``to_original``.
 
-    ``source_topics``: only these of the archive. ``where``: an SQL condition on its columns. ``rate``: messages a second, of all
-    tasks together. ``exact_queues``: refuse a queue for which the target has none of the same broker and number.
-    Body, keys, tags, flag, sharding key and the user's properties are kept; properties of the system are not.
-    ``RMQ_SPARK_ID`` is topic/broker/queue/offset in the archive, which identifies a message that is replayed twice.
+    ``source_topics``: the topics of the archive to replay; None for all. ``where``: an SQL condition on its columns. ``rate``:
+    messages per second of all tasks together. ``exact_queues``: True refuses a queue for which the target has none of the same
+    broker and number. Body, keys, tags, flag, sharding key and the user's properties are kept; properties of the system are
+    not. ``RMQ_SPARK_ID`` is topic/broker/queue/offset in the archive, which identifies a message that is replayed twice.
 
     Raises ConfigError for a contradiction and for a path without an archive, PipelineError for an archive that is empty or
-    damaged, TopicNotFoundError for a target that does not exist, and what Spark raises.
+    damaged, TopicNotFoundError for a target that does not exist, and the errors of Spark.
     """
     began = monotonic()
     _check(topic, to_original, start, end)

@@ -21,8 +21,10 @@ RATE: Final = 8.0
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Outcome of one seed. ``seconds``: virtual time. ``cpu``: real seconds of the processor. ``met``: faults that had an effect,
-    by kind. ``unmet``: kinds that were drawn and had none. ``violation``: empty where everything held."""
+    """Outcome of one seed. ``seconds``: virtual time. ``cpu``: real seconds of the processor. ``met``: numbers of faults
+    that had an effect, by kind. ``unmet``: kinds that were drawn and had no effect. ``violation``: the violated
+    property; empty if there is none.
+    """
 
     scenario: str
     seed: int
