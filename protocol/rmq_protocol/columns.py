@@ -290,7 +290,7 @@ class _ColumnBlock(RecordBlock):
         return True
 
     def _fit(self, words: array[int], queue_id: int) -> bool:
-        """Whether all records are ordinary and wanted, by their heads."""
+        """Returns whether all records are ordinary and wanted, by their heads."""
         count = len(words) // _STEP
         if words[_MAGIC_AT // 4 :: _STEP].tobytes() != _MAGIC * count:
             return False

@@ -251,7 +251,7 @@ class MessageExt(Struct, frozen=True, gc=False):
 
 
 def is_blank(text: str) -> bool:
-    """Whether nothing is left by Java's ``String.trim``."""
+    """Returns whether nothing is left by Java's ``String.trim``."""
     return not text.strip(BLANKS)
 
 
@@ -280,7 +280,7 @@ def _check_texts(message: Message) -> None:
 
 
 def _is_usual(properties: Mapping[str, str]) -> bool:
-    """Whether these are a dict of plain texts without control characters, blank texts and reserved names."""
+    """Returns whether these are a dict of plain texts without control characters, blank texts and reserved names."""
     if properties.__class__ is not dict:
         return False
     text = ""

@@ -221,7 +221,7 @@ def _timestamp_of(to: Target) -> int | None:
 
 
 async def _resets_by_server(instance: ClientInstance, broker: str, address: str, deadline: float) -> bool:
-    """Whether the broker keeps new offsets until members pull, and so takes one for each queue."""
+    """Returns whether the broker keeps new offsets until members pull, and so takes one for each queue."""
     code = RequestCode.GET_BROKER_CONFIG
     response = await ask_at(instance, broker, address, RemotingCommand(code=code), deadline)
     check(response, code, broker, address)

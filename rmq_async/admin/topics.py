@@ -255,7 +255,7 @@ async def _copy(
 
 
 def is_wanted(topic: str, shown: str, patterns: Collection[str], own: Collection[str]) -> bool:
-    """Whether a name is one of those that were asked for. ``shown``: what its users call it, which the patterns are for."""
+    """Returns whether a name is one of those that were asked for. ``shown``: what its users call it, which the patterns are for."""
     if is_system_topic(topic) or topic in own or (topic.endswith(_REPLY_SUFFIX) and topic.removesuffix(_REPLY_SUFFIX) in own):
         return False
     return not topic.startswith(_OWN_PREFIXES) and any(fnmatchcase(shown, pattern) for pattern in patterns)

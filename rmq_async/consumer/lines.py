@@ -47,7 +47,7 @@ class Lines:
         return self._size
 
     def __bool__(self) -> bool:
-        """Whether a message waits, or one with a line is in a call."""
+        """Returns whether a message waits, or one with a line is in a call."""
         return bool(self._size or self.by_key)
 
     def waiting(self) -> list[Waiting]:

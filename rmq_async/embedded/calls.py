@@ -54,7 +54,7 @@ class ClientCalls:
         return len(self._calls)
 
     def oneway(self, connection: Connection, code: int, ext_fields: Mapping[str, str | None], body: bytes = b"") -> bool:
-        """Whether it was sent. Raises ProtocolError for what cannot be encoded."""
+        """Returns whether it was sent. Raises ProtocolError for what cannot be encoded."""
         if connection.closed or connection.congested:
             return False
         connection.send(encode_command(self._command(code, ext_fields, body, ONEWAY_FLAG)))

@@ -140,7 +140,7 @@ class ClientTable:
             self._announce(name, group)
 
     def fingerprint_changed(self, group: str, fingerprint: int) -> bool:
-        """Whether the group's last heartbeat had another fingerprint; this one's is kept."""
+        """Returns whether the group's last heartbeat had another fingerprint; this one's is kept."""
         old = self._fingerprints.get(group)
         self._fingerprints[group] = fingerprint
         return old is not None and old != fingerprint
@@ -214,7 +214,7 @@ class ClientTable:
                 connection.close()
 
     def _is_member(self, group: str, client_id: str, connection: Connection) -> bool:
-        """Whether the client produces or consumes in the group on this connection."""
+        """Returns whether the client produces or consumes in the group on this connection."""
         producer = self.producers.get(group, {}).get(client_id)
         consumers = self.consumers.get(group)
         return (producer is not None and producer.connection is connection) or (

@@ -86,7 +86,7 @@ class ClientProcessor:
     def _add_consumer(
         self, consumer: ConsumerData, data: HeartbeatData, connection: Connection, command: RemotingCommand
     ) -> bool:
-        """Whether the fingerprint is another than last time. A group that cannot be is passed over, as brokers do."""
+        """Returns whether the fingerprint is another than last time. A group that cannot be is passed over, as brokers do."""
         state, name, fingerprint = self._state, consumer.group_name, data.heartbeat_fingerprint
         config = state.groups.find(name)
         if config is None:

@@ -73,7 +73,7 @@ class QueueLocks:
         return client_id if until > (machine.monotonic() if now is None else now) else None
 
     def any_of(self, group: str) -> bool:
-        """Whether somebody has a queue of the group."""
+        """Returns whether somebody has a queue of the group."""
         now = machine.monotonic()
         return any(until > now for _, until in self._groups.get(group, {}).values())
 

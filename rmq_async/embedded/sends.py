@@ -279,7 +279,7 @@ class SendMessageProcessor:
 
 
 def _is_retry(draft: Draft) -> bool:
-    """Whether a message was sent back for a retry: old consumers leave TRAN_MSG in one that was committed."""
+    """Returns whether a message was sent back for a retry: old consumers leave TRAN_MSG in one that was committed."""
     level = draft.properties.get("DELAY", "")
     return draft.reconsume_times > 0 and level.isascii() and level.isdecimal() and bool(level.strip("0"))
 

@@ -140,7 +140,7 @@ class TopicTable:
         return len(self._topics)
 
     def is_own(self, name: str) -> bool:
-        """Whether the topic belongs to the broker and cannot be created, changed or deleted by a user."""
+        """Returns whether the topic belongs to the broker and cannot be created, changed or deleted by a user."""
         return name in self._own or is_system_topic(name)
 
     def system_topics(self) -> list[str]:

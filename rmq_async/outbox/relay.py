@@ -49,7 +49,7 @@ _owners: WeakKeyDictionary[Producer, int] = WeakKeyDictionary()
 
 
 def is_owned(producer: Producer) -> bool:
-    """Whether a running outbox has started the producer, or will."""
+    """Returns whether a running outbox has started the producer, or will."""
     return _owners.get(producer, 0) > 0
 
 
@@ -87,7 +87,7 @@ class Relay:
     # -- life
 
     def is_here(self) -> bool:
-        """Whether it runs on this loop; False if its loop was closed. Raises WrongLoopError, ForkedError."""
+        """Returns whether it runs on this loop; False if its loop was closed. Raises WrongLoopError, ForkedError."""
         check_not_forked(self._generation)
         if self.loop is not asyncio.get_running_loop() and not self.loop.is_closed():
             raise WrongLoopError("the outbox was started on another event loop; make one per loop")
@@ -134,8 +134,9 @@ class Relay:
     # -- in
 
     def takes(self, topic: str, session: AsyncSession) -> bool:
-        """Whether this process sends a message of the session right after the commit. The other rows of the transaction count,
-        because it may add more than fit into memory."""
+        """Returns whether this process sends a message of the session right after the commit. The other rows of the
+        transaction count, because it may add more than fit into memory.
+        """
         sending, added = self.sending, Additions.waiting(session.sync_session)
         return (
             self._open

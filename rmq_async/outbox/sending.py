@@ -239,7 +239,7 @@ class Sending:
                 self._release(row)
 
     async def _send_one(self, row: Held) -> bool:
-        """Whether a broker has stored it, with flush and replication confirmed."""
+        """Returns whether a broker has stored it, with flush and replication confirmed."""
         if row.whole:
             return await self._send_message(row, row.message)
         try:

@@ -231,7 +231,7 @@ class Store:
         return OutboxStatus(found.pending, max(0.0, found.oldest_age or 0.0), found.sent, found.failed)
 
     async def anything_to_send(self) -> bool:
-        """Whether an unsent row can be sent, now or by a later attempt: it is neither FAILED nor behind a FAILED one."""
+        """Returns whether an unsent row can be sent, now or by a later attempt: it is neither FAILED nor behind a FAILED one."""
         async with self._engine.connect() as connection:
             found: bool = (await connection.execute(self.statements.anything_to_send)).scalar_one()
             return bool(found)

@@ -69,7 +69,7 @@ class Extents(NamedTuple):
 
 
 def may_pass(error: RocketMQError) -> bool:
-    """Whether the same request may succeed later: the broker or the connection failed, the request was not refused."""
+    """Returns whether the same request may succeed later: the broker or the connection failed, the request was not refused."""
     if isinstance(error, NoPermissionError):
         return False
     return error.retriable or isinstance(error, NameServerError | BrokerNotFoundError)
@@ -343,7 +343,7 @@ async def _acting(instance: ClientInstance, led: frozenset[str], topics: Iterabl
 
 
 def _is_of_servers(topic: str, route: TopicRoute | None) -> bool:
-    """Whether brokers made the topic: they make topics named as themselves and as their cluster."""
+    """Returns whether brokers made the topic: they make topics named as themselves and as their cluster."""
     brokers = () if route is None else route.data.broker_datas
     return any(topic in (each.broker_name, each.cluster, f"{each.cluster}_REPLY_TOPIC") for each in brokers)
 

@@ -213,7 +213,7 @@ class Sending:
         await asyncio.gather(*running, return_exceptions=True)
 
     def _worth_waiting(self, error: RocketMQError) -> bool:
-        """Whether the same request may succeed later: not if a broker refused its content."""
+        """Returns whether the same request may succeed later: not if a broker refused its content."""
         last: BaseException | None = error.__cause__ if isinstance(error, SendError) else error
         if isinstance(last, TopicNotFoundError):
             return self._topic_known

@@ -196,7 +196,7 @@ class _Writer(ABC):
 
     @abstractmethod
     def _topic_known(self, context: TaskContext) -> bool:
-        """Whether the topic of the option was looked up before this task."""
+        """Returns whether the topic of the option was looked up before this task."""
 
     def _log(self, messages: Sequence[Any], what: str) -> None:
         sent = [message for message in messages if isinstance(message, Sent)]

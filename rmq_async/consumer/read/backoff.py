@@ -54,7 +54,7 @@ class ReadBackoff:
 
 
 async def has_left(instance: ClientInstance, queue: MessageQueue, error: RocketMQError) -> bool:
-    """Whether ``queue`` has left the route of its topic. Asks for the route after a refusal: the broker may know first."""
+    """Returns whether ``queue`` has left the route of its topic. Asks for the route after a refusal: the broker may know first."""
     routes = instance.routes
     if not _may_pass(error):
         with suppress(RocketMQError):
@@ -64,7 +64,7 @@ async def has_left(instance: ClientInstance, queue: MessageQueue, error: RocketM
 
 
 def _may_pass(error: RocketMQError) -> bool:
-    """Whether the same pull may succeed later: the broker or the way to it is in trouble, not the request."""
+    """Returns whether the same pull may succeed later: the broker or the way to it is in trouble, not the request."""
     if isinstance(error, NoPermissionError | TopicNotFoundError):
         return False
     return error.retriable or isinstance(error, NameServerError | BrokerNotFoundError)

@@ -19,7 +19,9 @@ LastRead = tuple[int, int, str | None, int]
 
 
 def is_last(message: MessageExt, last: LastRead) -> bool:
-    """Whether a message is the one read last. Copies that a retry has stored share their id; messages of old clients have none."""
+    """Returns whether a message is the one read last. Copies that a retry has stored share their id; messages of old
+    clients have none.
+    """
     offset, stored, unique_id, position = last
     return (
         (message.queue_offset, message.store_time_ms) == (offset, stored)
@@ -29,7 +31,8 @@ def is_last(message: MessageExt, last: LastRead) -> bool:
 
 
 class Cursor:
-    """Position in one queue. ``end``: exclusive; None follows. ``at_first``: jump to the first message when this offset is deleted.
+    """Position in one queue. ``end``: exclusive; None follows. ``at_first``: jump to the first message when this offset is
+    deleted.
 
     ``wait_for_end``: wait for messages until ``end`` is reached, however late they are stored. ``skipped``: offsets that pulls with
     tags skipped and that need a check. ``since``: the time at which the reading begins, until its offset is found; ``group``: the
@@ -99,7 +102,7 @@ def until(lost: tuple[range, ...], end: int | None) -> tuple[range, ...]:
 
 
 def is_doubtful(cursor: Cursor, result: PullResult) -> bool:
-    """Whether the result ends or stops the reading because the broker does not hold an offset."""
+    """Returns whether the result ends or stops the reading because the broker does not hold an offset."""
     if result.status is PullStatus.OFFSET_ILLEGAL:
         return not (cursor.at_first and cursor.offset < result.min_offset)
     if result.next_offset <= cursor.offset:

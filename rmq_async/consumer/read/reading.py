@@ -335,7 +335,7 @@ class Reader:
         return result
 
     async def _has_left(self, cursor: Cursor, error: RocketMQError) -> bool:
-        """Whether a followed queue has left the route of its topic; keeps its place for when it is back."""
+        """Returns whether a followed queue has left the route of its topic; keeps its place for when it is back."""
         if not (self._scope.follow and isinstance(error, BrokerError) and await has_left(self._instance, cursor.queue, error)):
             return False
         logger.info("queue %s is no longer in its topic's route: %s", cursor.queue, printable(error))

@@ -277,7 +277,7 @@ class BatchRequest(FirstAttempt["BatchSendResult | SendResult"]):
 
 
 def _one_is_to_blame(error: BaseException) -> bool:
-    """Whether no message of the batch was stored, and sending its parts can show which message is at fault."""
+    """Returns whether no message of the batch was stored, and sending its parts can show which message is at fault."""
     if refused_by_hook(error):
         return not getattr(error, "maybe_stored", False)
     if isinstance(error, QueueNotExistError) or isinstance(error.__cause__, QueueNotExistError):

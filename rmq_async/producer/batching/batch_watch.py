@@ -160,5 +160,5 @@ class BatchAttempt(AttemptWatch):
 
 
 def refused_by_hook(error: BaseException) -> bool:
-    """Whether a hook refused one of the messages, at any attempt."""
+    """Returns whether a hook refused one of the messages, at any attempt."""
     return isinstance(error, ForbiddenError) or isinstance(error.__cause__, ForbiddenError)

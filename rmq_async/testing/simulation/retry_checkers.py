@@ -149,7 +149,7 @@ def _allows_another(error: BaseException | None, call: Call) -> bool:
 
 
 def _counts(error: BaseException | None) -> bool:
-    """Whether an attempt counts towards ``retries``: it may have reached a broker."""
+    """Returns whether an attempt counts towards ``retries``: it may have reached a broker."""
     if isinstance(error, BrokerError):
         return not isinstance(error, GoAwayError)
     return not isinstance(error, ConnectError) and bool(getattr(error, "maybe_stored", True))

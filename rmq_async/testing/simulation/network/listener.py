@@ -37,7 +37,7 @@ class Listener:
         return len(self.waiting) >= BACKLOG
 
     def serves(self, address: str) -> bool:
-        """Whether it is bound to an address of the machine."""
+        """Returns whether it is bound to an address of the machine."""
         return self.place[0] in ("0.0.0.0", address)  # noqa: S104 - an address to compare with
 
     def accepted(self, end: End) -> None:

@@ -1,5 +1,6 @@
-"""Services that make it hard for the library: they cancel calls, stop clients in the middle, delete what is read, and disturb
-brokers themselves, so that what may fail is known exactly."""
+"""Services that make it hard for the library: they cancel calls, stop clients in the middle, delete what is read, and
+disturb brokers themselves, so that what may fail is known exactly.
+"""
 
 from __future__ import annotations
 
@@ -206,7 +207,9 @@ async def cold(cluster: Disturbed, until: float) -> None:
 
 
 async def closing(cluster: Disturbed, until: float) -> None:
-    """Makes calls without a pause to brokers that close the connections which they accept, from a loop whose turns take time."""
+    """Makes calls without a pause to brokers that close the connections which they accept, from a loop whose turns take
+    time.
+    """
     chance = cluster.generator("workload closing")
     machine, links = cluster.machine("closing"), [cluster.link("closing", name) for name in ("broker-a", "broker-b")]
 

@@ -53,7 +53,7 @@ class Cluster(Protocol):
         """Returns the offset of the oldest message that a queue has."""
 
     def moved(self, machine: str) -> bool:
-        """Whether a machine has had another address."""
+        """Returns whether a machine has had another address."""
 
     def violation(self, text: str) -> None:
         """Adds a violation to those of the checkers."""
