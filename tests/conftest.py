@@ -34,8 +34,8 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 settings.register_profile("suite", deadline=None)  # of 200 ms for an example, which a busy machine exceeds
 settings.load_profile("suite")
 
-LONG = ("tests/testing/simulation/test_scenarios.py",)
-"""A file that takes two minutes of a processor: it begins as soon as a process is free, else all others wait for it in the end."""
+LONG = ("tests/testing/simulation/test_scenarios.py", "tests/testing/simulation/test_hashes.py")
+"""Files that take a minute of a processor each: they begin as soon as a process is free, else all wait for them in the end."""
 LAST = ("tests/protocol/",)
 """Many short ones that fill the time left. None looks for sockets left behind: Spark's gateway to Java opens some at any time."""
 

@@ -381,7 +381,11 @@ class ClientInstance:
 
     async def _finish(self, tasks: list[asyncio.Task[object]], timeout: float) -> None:
         try:
-            await asyncio.gather(*tasks, return_exceptions=True)
+            if left := [task for task in tasks if not task.done()]:  # gather() of done ones waits two turns, from 3.12 on none
+                await asyncio.wait(left)
+            for task in tasks:
+                if not task.cancelled():
+                    task.exception()  # it was reported where it was raised, and counts as seen
             if hasattr(self, "pool"):
                 await self.pool.aclose(timeout)
         finally:
