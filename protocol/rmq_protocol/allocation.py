@@ -23,8 +23,7 @@ VIRTUAL_NODES: Final = 10
 
 def allocate_averagely(client_id: str, queues: Sequence[MessageQueue], client_ids: Sequence[str]) -> tuple[MessageQueue, ...]:
     """Returns a contiguous share of ``queues`` (``AVG``). Where they cannot be divided evenly, the first members get one
-    queue more.
-    """
+    queue more."""
     if client_id not in client_ids:
         return ()
     share, rest = divmod(len(queues), len(client_ids))
@@ -42,8 +41,7 @@ def allocate_by_consistent_hash(
     client_id: str, queues: Sequence[MessageQueue], client_ids: Sequence[str]
 ) -> tuple[MessageQueue, ...]:
     """Returns the queues that precede ``client_id`` on a hash ring (``CONSISTENT_HASH``): few queues move when a member
-    joins or leaves.
-    """
+    joins or leaves."""
     if client_id not in client_ids:
         return ()
     ring = {_place(f"{member}-{number}"): member for member in client_ids for number in range(VIRTUAL_NODES)}

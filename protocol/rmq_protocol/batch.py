@@ -109,8 +109,7 @@ def encode_batch(messages: Sequence[Message], unique_ids: list[str], max_body: i
 
 def encode_plain_batch(bodies: Sequence[bytes], unique_ids: Sequence[str], *, wait_store: bool = True) -> bytes:
     """Returns the body of a batch of messages that have no properties but UNIQ_KEY and WAIT. All ids must have the same
-    length. It checks nothing.
-    """
+    length. It checks nothing."""
     number, sizes = len(bodies), list(map(len, bodies))
     after = _AFTER_ID if wait_store else _AFTER_ID_NO_WAIT
     width = len(_BEFORE_ID) + len(unique_ids[0]) + len(after)

@@ -33,6 +33,5 @@ def crc32(data: bytes | bytearray | memoryview) -> int:
 
 def crc_property(checksum: int) -> bytes:
     """Returns the ``__CRC32#`` entry that a broker appends to the properties: ten decimal digits, the least significant
-    first.
-    """
+    first."""
     return f"{PropertyName.CRC32.value}\x01{str(checksum).rjust(10, '0')[::-1]}\x02".encode()

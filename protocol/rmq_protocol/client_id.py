@@ -19,6 +19,5 @@ def build_client_id(ip: str, instance_name: str, unit_name: str | None = None, *
 
 def build_instance_name(pid: int, nanos: int) -> str:
     """Returns the replacement for the instance name DEFAULT: the process id, and a number that distinguishes the clients of
-    a process.
-    """
+    a process."""
     return f"{pid}#{nanos}"

@@ -183,8 +183,7 @@ class StoredColumns(_Heads):
 
 class ColumnsRead(NamedTuple):
     """The result of a read: the corrupt records and the position for the next read. ``resume``: the byte to continue at;
-    None at the end.
-    """
+    None at the end."""
 
     corrupt: tuple[CorruptMessageError, ...]
     resume: int | None

@@ -74,8 +74,7 @@ def _merged(ranges: Iterable[range]) -> list[range]:
 
 def gaps_of_mapping(items: Sequence[LogicQueueMappingItem]) -> tuple[range, ...]:
     """Returns the offsets of a static topic's queue that no message ever had: where the queue moves from one broker to the
-    next, its offsets continue at a round number.
-    """
+    next, its offsets continue at a round number."""
     return tuple(
         range(item.logic_end, following.logic_offset)
         for item, following in pairwise(items)
@@ -120,8 +119,7 @@ def _head(body: bytes, position: int, queue: MessageQueue) -> tuple[int, int, bo
 
 def ranges_text(ranges: Iterable[range], most: int = 5) -> str:
     """Returns ranges as a text, such as ``17, 20 to 31``; for more than ``most`` ranges, the first ones and the
-    number of the others.
-    """
+    number of the others."""
     texts = [str(each.start) if each.stop - each.start == 1 else f"{each.start} to {each.stop - 1}" for each in ranges]
     more = len(texts) - most
     return ", ".join(texts[:most]) + (f" and {more} ranges more" if more > 0 else "")

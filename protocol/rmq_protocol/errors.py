@@ -47,8 +47,7 @@ class RocketMQError(Exception):
     @property
     def uses_retry(self) -> bool:
         """Returns whether ``retries`` counts an attempt of a send that ended with this error; it does not if the attempt
-        reached no broker.
-        """
+        reached no broker."""
         return True
 
     def __reduce__(

@@ -62,8 +62,7 @@ def holdable_properties(properties: Mapping[str, str]) -> dict[str, str]:
 
 def original_topic(topic: str, properties: Mapping[str, str]) -> str:
     """Returns the topic that a message of ``topic`` was first sent to; ``topic`` itself if its properties name no other
-    one.
-    """
+    one."""
     for _ in range(_MOST_MOVES):
         earlier = _earlier(topic, properties)
         if not earlier or earlier == topic:

@@ -44,8 +44,7 @@ class OffsetId(NamedTuple):
 
 class UniqueId(NamedTuple):
     """The parts of a unique message id. ``elapsed_ms``: milliseconds since the month began, in the time zone of the sender,
-    32 bits.
-    """
+    32 bits."""
 
     ip: str
     pid: int
@@ -55,8 +54,7 @@ class UniqueId(NamedTuple):
 
     def nearly_time_ms(self, now_ms: int, zone: tzinfo = UTC) -> int:
         """Returns the time at which the id was made, in milliseconds since the epoch, if that was in the month before
-        ``now_ms`` in ``zone``.
-        """
+        ``now_ms`` in ``zone``."""
         return _nearly_time_ms(self.elapsed_ms, now_ms, zone)
 
 
@@ -102,8 +100,7 @@ def pack_offset_id(host: str, offset: int) -> str:
 
 def unpack_offset_id(msg_id: str) -> OffsetId:
     """Returns host and commit log offset of an offset id. Raises ``LocalProtocolError`` unless it is 32 or 56 hexadecimal
-    digits.
-    """
+    digits."""
     raw = _from_hex(msg_id, "offset message id")
     ip, rest = raw[:-12], raw[-12:]
     port, offset = _PORT_AND_OFFSET.unpack(rest)
@@ -123,8 +120,7 @@ def _from_hex(text: str, what: str) -> bytes:
 
 def unique_id_prefix(ip: bytes, pid: int, salt: int) -> str:
     """Returns the first 20 (IPv4) or 44 characters of every unique id of a process: ``ip`` of 4 or 16 bytes, low 16 bits of
-    ``pid``, low 32 bits of ``salt``. Raises ``LocalProtocolError`` for another address length.
-    """
+    ``pid``, low 32 bits of ``salt``. Raises ``LocalProtocolError`` for another address length."""
     if len(ip) not in (4, 16):
         raise LocalProtocolError(f"an address has 4 or 16 bytes, not {len(ip)}")
     return f"{ip.hex().upper()}{pid & 0xFFFF:04X}{salt & 0xFFFFFFFF:08X}"

@@ -62,8 +62,7 @@ def build_extra_info(info: ExtraInfo) -> str:
 
 def parse_extra_info(text: str) -> ExtraInfo:
     """Returns the parts of a POP_CK. Raises RemoteProtocolError for too few parts, and for a part that must be a number and
-    is none.
-    """
+    is none."""
     parts = text.split(" ")
     if len(parts) not in (7, 8):
         raise RemoteProtocolError(f"extra info {text[:80]!r} has {len(parts)} parts, not 7 or 8")
@@ -110,8 +109,7 @@ def order_info_key(topic: str, queue_id: int, queue_offset: int) -> str:
 
 def parse_start_offset_info(text: str | None) -> dict[str, int]:
     """Returns the offset at which the pop began, by queue. Raises RemoteProtocolError for a malformed text, and for one
-    with two entries of one key.
-    """
+    with two entries of one key."""
     return _parse("startOffsetInfo", text, _long)
 
 

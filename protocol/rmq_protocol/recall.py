@@ -16,8 +16,7 @@ _base64 = re.compile(r"[A-Za-z0-9_-]+={0,2}").fullmatch
 
 class RecallHandle(NamedTuple):
     """The parts of a recall handle. ``timestamp``: time at which the message is due, epoch ms as a text. ``message_id``:
-    its unique id.
-    """
+    its unique id."""
 
     topic: str
     broker_name: str

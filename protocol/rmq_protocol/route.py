@@ -73,8 +73,7 @@ class BrokerData(msgspec.Struct, frozen=True, rename="camel"):
 
 class TopicQueueMapping(msgspec.Struct, frozen=True, rename="camel"):
     """The global queues of a static topic that a broker holds (``TopicQueueMappingInfo``). ``curr_id_map``: local queue id
-    by global id.
-    """
+    by global id."""
 
     topic: str | None = None
     scope: str | None = _GLOBAL_SCOPE
@@ -139,8 +138,7 @@ def publish_queues(topic: str, route: TopicRouteData) -> tuple[MessageQueue, ...
 
 def subscribe_queues(topic: str, route: TopicRouteData) -> tuple[MessageQueue, ...]:
     """Returns the queues to read from, each once, by broker name, then id: those with read permission, with or without a
-    master.
-    """
+    master."""
     queues: set[MessageQueue]
     if route.topic_queue_mapping_by_broker:
         queues = set(static_topic_endpoints(topic, route))
@@ -156,8 +154,7 @@ def subscribe_queues(topic: str, route: TopicRouteData) -> tuple[MessageQueue, .
 
 def static_topic_endpoints(topic: str, route: TopicRouteData) -> dict[MessageQueue, str]:
     """Returns the queues of a static topic, all on a pseudo broker, each with the name of the broker that holds it now
-    (``NO_BROKER``: none).
-    """
+    (``NO_BROKER``: none)."""
     scopes: dict[str, list[TopicQueueMapping]] = {}
     by_broker = route.topic_queue_mapping_by_broker or {}
     for mapping in (by_broker[name] for name in sorted(by_broker, key=_utf16)):  # of equal epochs the last name counts
@@ -194,8 +191,7 @@ def master_address(route: TopicRouteData, broker_name: str) -> str | None:
 
 def master_addresses(route: TopicRouteData) -> dict[str, str]:
     """Returns the address of every usable master by broker name, also of brokers without queues of the topic: a producer
-    sends its heartbeats to them.
-    """
+    sends its heartbeats to them."""
     addresses: dict[str, str | None] = {}
     for data in route.broker_datas:
         addresses.setdefault(data.broker_name, data.broker_addrs.get(MASTER_ID))  # of one name the first counts
@@ -219,8 +215,7 @@ def split_address(address: str) -> tuple[str, int]:
 @lru_cache(maxsize=1024)
 def is_address(text: str) -> bool:
     """Returns whether ``split_address`` accepts the text. The results are cached: the routes of all topics name the same
-    few addresses.
-    """
+    few addresses."""
     try:
         split_address(text)
     except RemoteProtocolError:

@@ -17,8 +17,7 @@ SUB_ALL: Final = "*"
 
 def split_tags(expression: str) -> tuple[str, ...]:
     """Returns the tags of ``A || B``, each once. Raises LocalProtocolError for separators only; blanks between them are no
-    tags.
-    """
+    tags."""
     if not expression.replace("||", ""):
         raise LocalProtocolError(f"subscription {expression[:80]!r} names no tag")
     return tuple(dict.fromkeys(tag for part in expression.split("||") if (tag := part.strip(BLANKS))))

@@ -37,8 +37,7 @@ class TopicConfig(msgspec.Struct, frozen=True, rename="camel"):
 class LogicQueueMappingItem(msgspec.Struct, frozen=True, rename="camel"):
     """A part of a static topic's queue: ``start_offset`` of the physical queue ``queue_id`` on broker ``bname`` is
     ``logic_offset`` of the whole queue, -1 while that is not decided. ``end_offset``: exclusive, physical, -1 while the
-    part grows.
-    """
+    part grows."""
 
     gen: Int = 0
     queue_id: Int = 0
@@ -68,8 +67,7 @@ class TopicQueueMappingDetail(msgspec.Struct, frozen=True, rename="camel"):
 
 class TopicConfigAndQueueMapping(TopicConfig, frozen=True, rename="camel"):
     """Response of GET_TOPIC_CONFIG to a request with ``lo``. ``mapping_detail``: the queues of a static topic; None for
-    other topics.
-    """
+    other topics."""
 
     mapping_detail: TopicQueueMappingDetail | None = None
 

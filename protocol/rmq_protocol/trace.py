@@ -51,8 +51,7 @@ class MessageType(IntEnum):
 
 class TraceBean(msgspec.Struct, frozen=True, kw_only=True):
     """One message of a trace record. ``store_host``: address of the broker. ``transaction_state``: COMMIT_MESSAGE,
-    ROLLBACK_MESSAGE or UNKNOW.
-    """
+    ROLLBACK_MESSAGE or UNKNOW."""
 
     topic: str | None = None
     msg_id: str | None = None

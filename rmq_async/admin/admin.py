@@ -164,15 +164,13 @@ class Admin(ClientUser):
 
     async def topic_route(self, topic: str) -> TopicRouteData:
         """Returns the current route of ``topic`` from a name server. Raises TopicNotFoundError if none knows it,
-        NameServerError if none responds.
-        """
+        NameServerError if none responds."""
         async with self._call() as instance:
             return (await instance.routes.fetch(self._wire(topic), instance.config.request_timeout)).data
 
     async def topic_stats(self, topic: str) -> TopicStats:
         """Returns the offsets of every queue of ``topic``, and its messages stored per second. Raises TopicNotFoundError if
-        no name server knows it.
-        """
+        no name server knows it."""
         async with self._call() as instance:
             return await clients.stats(instance, self._wire(topic), self._deadline())
 
@@ -209,8 +207,7 @@ class Admin(ClientUser):
     async def search_offset(self, queue: MessageQueue, when: float | datetime, *, upper: bool = False) -> int:
         """Returns the offset of the first message stored at ``when`` (epoch seconds or an aware datetime) or later, or that
         of the next message if there is none. With ``upper`` it returns the offset of the last message stored at ``when``
-        or before, or that of the first message if there is none.
-        """
+        or before, or that of the first message if there is none."""
         async with self._call() as instance:
             return await search_offset(instance, await known_queue(instance, queue), when, upper=upper)
 
@@ -281,8 +278,7 @@ class Admin(ClientUser):
 
     async def groups(self) -> tuple[str, ...]:
         """Returns the names of all consumer groups that the brokers have settings of, those of the system included, sorted;
-        with ``namespace``, of those in it. A broker creates a group at its first heartbeat, if its settings permit that.
-        """
+        with ``namespace``, of those in it. A broker creates a group at its first heartbeat, if its settings permit that."""
         async with self._call() as instance:
             return await group_settings.list_groups(instance, self._deadline())
 

@@ -146,8 +146,7 @@ def interrupted_by(number: int) -> Interrupted:
 def run(work: Coroutine[Any, Any, T], *, signalled: bool = False) -> T:
     """Runs a coroutine by ``rmq_async.run``. The first SIGINT or SIGTERM cancels it and raises Interrupted; a second one
     ends the process at once, also while the loop is blocked by output that no one reads. ``signalled``: True if a first
-    signal has come already.
-    """
+    signal has come already."""
     try:
         return rmq_async.run(_until_signal(work, signalled))
     except KeyboardInterrupt:  # before the signals are handled

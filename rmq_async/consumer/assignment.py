@@ -1,9 +1,9 @@
-"""The queues that this member holds: taken over, given up, or lost.
+"""The queues that this member holds, from the takeover to the release or the loss.
 
-A queue that comes is pulled when ``on_assigned`` has ended. One that leaves this member is drained: its pulls end, what has not
-begun is dropped, ``on_revoked`` is called, running handlers get ``handover_timeout`` to end, that call included, the watermark is
-committed, and only then its lock is released. ``on_released`` follows. No message of an ordered queue is given back: what cannot
-end stays uncommitted. Its lock is kept for as long as a call of it runs, a thread that cannot be cancelled included.
+A queue that is assigned is pulled when ``on_assigned`` has ended. A queue that leaves this member is drained: its pulls end,
+messages without a call are dropped, ``on_revoked`` is called, running handlers get ``handover_timeout`` to end (that call
+included), the watermark is committed, and only then the lock is released. ``on_released`` follows. No message of an ordered
+queue is given back: a message whose call does not end stays uncommitted. The lock is kept while a call of it runs, in a thread too.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class Assignment:
             self.takeover.want(sorted(share - self.held.keys() - leaving))
 
     def open(self, queue: MessageQueue, offset: int, committed: int | None) -> None:
-        """Begins to pull a queue that was taken over."""
+        """Starts the pulls of a queue that was taken over."""
         shown = self._instance.names.shown_queue(queue)
         held = HeldQueue(queue, shown, self._subscriptions.get(queue.topic), offset)
         held.committed = committed
@@ -167,7 +167,7 @@ class Assignment:
                 self.begun.set()
 
     def _give_up(self, queues: Iterable[HeldQueue]) -> None:
-        """Ends the pulls of queues and begins to drain them, for up to ``handover_timeout`` seconds."""
+        """Ends the pulls of queues and starts to drain them, for up to ``handover_timeout`` seconds."""
         given_up = [held for held in queues if self.held.pop(held.queue, None) is not None]
         deadline = machine.monotonic() + self.handover_timeout
         for held in given_up:
@@ -207,7 +207,7 @@ class Assignment:
             self._pulls[held] = self._supervisor.run(f"pulls of {held.shown}", lambda: self._pulling.run(held))
 
     def apply_pauses(self) -> None:
-        """Ends the pulls of queues that are paused and drops what has not begun of them; begins those of the others."""
+        """Ends the pulls of paused queues and drops their messages without a call; starts the pulls of all other queues."""
         for held in self.held.values():
             if not self.pauses.covers(held):
                 self._begin_pulls(held)
@@ -239,7 +239,7 @@ class Assignment:
                 await released.over.wait()
 
     async def _drain(self, held: HeldQueue, deadline: float) -> bool:
-        """Drains a queue until ``deadline``, commits it and releases its lock. Returns False where it was lost meanwhile."""
+        """Drains a queue until ``deadline``, commits it and releases its lock. Returns False if it was lost."""
         try:
             await self._end_pulls(held)
             self._intake.drop_unbegun(held)
@@ -269,7 +269,7 @@ class Assignment:
         return not lost
 
     async def _calls_over(self, held: HeldQueue) -> bool:
-        """Waits until no call of an ordered queue runs, in a stop until its end; returns whether none does."""
+        """Waits until no call of an ordered queue runs, in a stop until its end; returns whether none runs."""
         while held.running or self.dispatcher.is_busy(held):
             left = self._end - machine.monotonic()
             if left <= 0:
@@ -290,7 +290,7 @@ class Assignment:
         self.dispatcher.forget(held)
 
     def quiesce(self) -> None:
-        """Ends the pulls and drops what has not begun, at once; what has begun goes on."""
+        """Ends the pulls and drops messages without a call, at once; running calls continue."""
         self.closing = True
         for held in self.held.values():
             self._quiesce(held)
@@ -302,7 +302,7 @@ class Assignment:
         self._intake.drop_unbegun(held)
 
     async def give_up_all(self, drain_until: float, end: float) -> None:
-        """Gives all queues up at the same time: drains them until ``drain_until``, and is over at ``end`` (monotonic)."""
+        """Gives all queues up at the same time: drains them until ``drain_until`` and returns by ``end`` (monotonic times)."""
         self.closing = True
         self._drain_until, self._end = drain_until, end
         self._look_at_drains()
@@ -314,7 +314,7 @@ class Assignment:
         await self.callbacks.idle.wait()
 
     def abort(self) -> None:
-        """Ends the waits for handlers of queues that are given up, also of those that are later."""
+        """Ends the waits for handlers of queues that are given up, now or later."""
         self._aborted = True
         self._look_at_drains()
 
@@ -328,7 +328,7 @@ class Assignment:
         return max(min(longest, part * (self._end - machine.monotonic())), 0.0)
 
     async def reset(self, held: HeldQueue, offset: int, why: str = "reset by a tool", level: int = logging.WARNING) -> None:
-        """Goes on at ``offset``: drops what has not begun, waits for what has, up to RESET_TIME, and commits."""
+        """Moves a queue to ``offset``: drops messages without a call, waits for running calls (RESET_TIME), and commits."""
         await self._end_pulls(held)
         if held.is_ordered:
             self._intake.withdraw_waiting(held)
@@ -351,8 +351,8 @@ class Assignment:
     def lose(self, queues: Iterable[MessageQueue]) -> None:
         """Ends the pulls and commits of queues whose locks another member has.
 
-        What has not begun is dropped. This member reads such a queue again, where it gets its lock back, when the calls that run
-        have ended: no message runs twice at a time in one member.
+        Messages without a call are dropped. If this member gets the lock back, it reads the queue again when the running calls
+        have ended: so one member never handles a message twice at a time.
         """
         lost: list[HeldQueue] = []
         for queue in sorted(queues):
@@ -384,9 +384,9 @@ class Assignment:
             request_cancel(held)
 
     async def _outlast(self, held: HeldQueue) -> None:
-        """Waits for the calls of a lost queue, up to ``handover_timeout`` seconds, and cancels those that have not ended then.
+        """Waits for the calls of a lost queue, up to ``handover_timeout`` seconds, and then cancels them.
 
-        Those of an ordered queue are cancelled at once; it is not read again here before they have ended.
+        Calls of an ordered queue are cancelled at once; this member does not read the queue again before they have ended.
         """
         try:
             if held.is_ordered:
@@ -406,9 +406,9 @@ class Assignment:
 
     async def _drained(self, held: HeldQueue, deadline: float, *, retry: bool = True) -> bool:
         """Waits until every call of the queue has ended, and messages without a handler are given back; returns False at
-        ``deadline``, where the stop leaves no time for it, and where nothing will take what waits.
+        ``deadline``, if the stop leaves no time for it, and if no handler will take the waiting messages.
 
-        ``retry``: whether failed messages of an ordered queue are handled again meanwhile, if they are due in time.
+        ``retry``: whether failed messages of an ordered queue are handled again during the wait, if they are due in time.
         """
         while True:
             if held.is_ordered:
@@ -426,10 +426,10 @@ class Assignment:
                     await held.changed.wait()
 
     async def _cut_off(self, held: HeldQueue) -> None:
-        """Cancels the calls that have not ended, and gives back what would be skipped by the next owner's first pull.
+        """Cancels the calls that have not ended, and gives back the messages that the next owner would not pull.
 
-        An unsettled message behind which nothing is settled stays uncommitted: the next owner pulls it. One with settled messages
-        behind it is given back, and the watermark passes it. Never both. Of an ordered queue nothing is given back.
+        An unsettled message behind which nothing is settled stays uncommitted: the next owner pulls it. An unsettled message
+        before settled ones is given back, and the watermark passes it. Messages of an ordered queue are never given back.
         """
         held.ends = True
         waiting = self._intake.withdraw_waiting(held)  # else they would begin in the slots of those that are cancelled

@@ -1,4 +1,4 @@
-"""What a consumer has at its client instance and at its loop from its start to its stop, in either mode."""
+"""The registrations of a consumer at its client instance and its event loop, from start to stop, in either mode."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ class Attached:
         return None if self._watch is None else self._watch.newest(self._blocking)
 
     def begin(self, listener: GroupListener) -> None:
-        """Raises ConfigError where the client has a consumer of the group already; nothing has begun then."""
+        """Registers the consumer. Raises ConfigError, without any effect, if the client has a consumer of the group
+        already."""
         instance = self._instance
         instance.group_requests.add(self._group, listener)
         self._watch = LoopWatch.join(self._blocking, instance.loop_monitor.late)
@@ -62,7 +63,7 @@ class Attached:
             self.tracer.hurry()
 
     def hear_no_more(self) -> None:
-        """Ends what brokers and routes bring."""
+        """Ends the notifications from brokers and routes."""
         self._instance.group_requests.remove(self._group)
         if self._route_changed in self._instance.routes.on_change:
             self._instance.routes.on_change.remove(self._route_changed)
@@ -75,7 +76,7 @@ class Attached:
             await self.tracer.ended()
 
     def end(self, subscriptions: Iterable[Subscription]) -> None:
-        """Gives everything back. ``subscriptions``: of the consumer, which wake nothing from now on."""
+        """Removes all registrations. ``subscriptions``: those of the consumer; they wake no dispatcher from now on."""
         for topic in self._topics:
             self._instance.routes.use.release(topic)
         if self._watch is not None:
@@ -87,4 +88,4 @@ class Attached:
 
 
 def _nothing() -> None:
-    """The consumer does not run."""
+    """Does nothing, for a consumer that does not run."""

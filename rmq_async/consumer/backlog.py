@@ -1,4 +1,5 @@
-"""What waits for the handler of one subscription, by queue, and the messages of its next call. Pure, without a clock.
+"""The messages that wait for the handler of one subscription, by queue, and the choice of those for its next call. It does no
+I/O and reads no clock.
 
 A call takes the next message of one queue. Where calls take batches, it takes up to ``batch_size`` messages, of one queue and then
 of the next ones; in an ordered subscription they are consecutive messages of one queue.
@@ -56,8 +57,8 @@ class Backlog:
             self.turns[held] = lines
 
     def due(self) -> float:
-        """Returns the monotonic time from which on a call may begin: 0 or less for at once. Only with a queue that has a turn; an
-        ordered one that is due first is the next."""
+        """Returns the monotonic time from which on a call may begin: 0 or less for at once. At least one queue must have a
+        turn; an ordered queue that is due first becomes the next one."""
         if not self.wait:
             return 0.0
         if self.is_ordered:

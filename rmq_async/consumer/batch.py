@@ -1,4 +1,4 @@
-"""Several messages of one handler call, or of one step of reading by hand, and what is to be done with some of them."""
+"""Several messages of one handler call, or of one step of reading by hand, and the marks that single messages have."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ __all__ = ["Batch", "Marks"]
 
 
 class Marks:
-    """What is to be done with single messages of a batch, by their place in it. ``refused``: why messages cannot be marked (any
-    more); None where they can."""
+    """The marks of single messages of a batch, by their index in it. ``refused``: the reason why messages cannot be marked
+    (any more); None if they can."""
 
     __slots__ = ("by_place", "refused")
 
@@ -67,8 +67,7 @@ class Batch(Sequence[MessageExt]):
 
     def mark_dead_letter(self, message: MessageExt, reason: str = "") -> None:
         """Marks a message of which the consumer makes a dead letter. ``reason``: for the log. Raises as ``mark_retry``
-        does.
-        """
+        does."""
         self._mark(message, DeadLetter(reason))
 
     def _mark(self, message: MessageExt, mark: RetryLater | DeadLetter) -> None:

@@ -1,9 +1,9 @@
-"""Names the handler that blocks the event loop, from a thread: nothing on the loop can.
+"""Finds the handler that blocks the event loop. A thread does this, because a blocked loop runs no other code.
 
-The client's loop monitor is a timer. While it is overdue, the loop has not finished the turn in which it was due, and in one turn
-each task takes one step. So a task that is the current one in two looks, with the timer overdue since the first of them, has not
-let go of the loop between them. The thread looks each POLL seconds, and asks which task is the current one only while the timer is
-overdue; calls of handlers pay nothing. One thread serves all consumers of a loop.
+The client's loop monitor is a timer. While it is overdue, the loop has not finished the turn in which it was due, and in one
+turn each task takes one step. So a task that is the current one in two looks, with the timer overdue since the first of them,
+has blocked the loop between them. The thread looks each POLL seconds, and asks which task is the current one only while the
+timer is overdue; calls of handlers pay nothing. One thread serves all consumers of a loop.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Block(NamedTuple):
 
 
 class LoopWatch:
-    """Watches one loop, for those who have joined. Make it by ``join``."""
+    """Watches one loop for its consumers. Created by ``join``."""
 
     _running: Final[dict[asyncio.AbstractEventLoop, LoopWatch]] = {}
 
@@ -129,7 +129,7 @@ class LoopWatch:
 
 
 def _place(frame: FrameType | None) -> str:
-    """Returns where the loop's thread is: the innermost line of Python."""
+    """Returns file, line and function that the loop's thread runs now, of the innermost Python frame."""
     if frame is None:
         return ""
     code = frame.f_code

@@ -110,7 +110,7 @@ class MemberRequests:
         )
 
     def _queues(self) -> dict[MessageQueue, ProcessQueueInfo]:
-        """Returns what tools show of the queues that this member holds."""
+        """Returns the state of the queues that this member holds, as tools show it."""
         return {}
 
     def _status(self, command: RemotingCommand) -> GetConsumerStatusBody:
@@ -119,7 +119,7 @@ class MemberRequests:
     # -- 220
 
     def _reset(self, offsets: Mapping[MessageQueue, int]) -> None:
-        """No queue is held here: a broker that is popped begins at other offsets by itself."""
+        """Does nothing, because a member that pops holds no queue: the broker itself continues at other offsets."""
 
     # -- 309
 

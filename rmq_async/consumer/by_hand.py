@@ -1,9 +1,8 @@
-"""Messages that iterators and ``receive()`` have in hand, instead of handler calls.
+"""Messages that iterators and ``receive()`` have handed out, in place of handler calls.
 
-Nothing is begun ahead: a message leaves the buffer when it is asked for, and is in hand until it is settled, given back, or put
-back into the buffer. What one step hands out has one Delivery, so that deadlines, health and drains see it as they see a call. A
-step takes its messages in the same turn of the loop in which it returns them: one that is cancelled while it waits has taken
-nothing.
+A message leaves the buffer only when the user asks for it, and is "in hand" until it is settled, given back, or put back into
+the buffer. The messages of one step have one Delivery, so that deadlines, health and drains treat them as a call. A step takes
+its messages in the same turn of the loop in which it returns them: a step that is cancelled while it waits has taken none.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ Place = tuple[MessageQueue, int]
 
 
 class HandDispatcher(Dispatcher):
-    """Messages that wait until they are asked for; none begins by itself."""
+    """A dispatcher that starts no calls: messages wait until the user asks for them."""
 
     def __init__(self, subscriptions: Iterable[Subscription]) -> None:
         super().__init__(subscriptions, 0, _begin_nothing)
@@ -60,8 +59,8 @@ class HandDispatcher(Dispatcher):
 
 
 class InHand:
-    """What one step has handed out. ``left``: messages without an outcome that are not being given back. ``iterated``: whether it
-    belongs to an iterator. ``task``: that asked for it."""
+    """The messages that one step has handed out. ``left``: messages without an outcome that are not being given back.
+    ``iterated``: whether the step was one of an iterator. ``task``: the task that made the step."""
 
     __slots__ = ("delivery", "iterated", "left", "returning", "task")
 
@@ -81,7 +80,8 @@ class InHand:
 class ByHand:
     """The messages that a user takes by hand.
 
-    ``running``: what is in hand, or being given back. ``owns``: whether this member may write the offset of a queue.
+    ``running``: the steps whose messages are in hand, or being given back. ``owns``: whether this member may write the offset
+    of a queue.
     """
 
     concurrency: Final = 1
@@ -135,19 +135,19 @@ class ByHand:
             self._waits.leave(future)
 
     def arrived(self) -> None:
-        """Wakes all steps that wait, in the order in which they came."""
+        """Wakes all steps that wait, in the order of their arrival."""
         asking, self._asking = self._asking, {}
         for future in asking:
             if not future.done():
                 future.set_result(True)
 
     def hasten(self) -> None:
-        """Hands out what is there, without waiting for full batches."""
+        """Hands out the buffered messages without waiting for full batches."""
         self._hurries += 1
         self.arrived()
 
     def is_read(self) -> bool:
-        """Returns whether an iterator takes messages: it waits for one, or has one in hand and will ask for the next."""
+        """Returns whether an iterator is active: it waits for a message, or has one in hand and will ask for the next."""
         return bool(self._asking) or any(hand.iterated and hand.left for hand in self.running.values())
 
     def check(self) -> None:
@@ -171,7 +171,7 @@ class ByHand:
     # -- outcomes
 
     def done(self, messages: Iterable[MessageExt]) -> bool:
-        """Settles messages; returns whether all of them were in hand, of queues that are still this member's."""
+        """Settles messages; returns whether all of them were in hand and their queues still belong to this member."""
         all_owned = True
         for message in messages:
             found = self._places.get((message.queue, message.queue_offset))
@@ -192,7 +192,7 @@ class ByHand:
         return bool(taken) and all(taken)
 
     async def finish(self, hand: InHand) -> None:
-        """Settles what an iterator still has in hand of its last step; messages with marks are given back first."""
+        """Settles the messages that an iterator still has in hand from its last step, after giving back those with marks."""
         marks = hand.delivery.marks
         if marks is None or not marks.by_place:
             self._settle(hand, list(hand.left))
@@ -213,13 +213,15 @@ class ByHand:
             await asyncio.wait([self._begin_return(hand, causes, None, [])])
 
     def put_back(self, hand: InHand, held: HeldQueue | None = None) -> None:
-        """Puts what is in hand back into the buffer, in front of what was pulled later. ``held``: of this queue only."""
+        """Puts the messages of a step back into the buffer, before those that were pulled later. ``held``: the only queue
+        to put back; None for all."""
         items = [item for item in hand.left if held is None or item.held is held]
         self._leave(hand, items[::-1], closing=self.closing)  # each goes before those that were put back earlier
         self._dispatcher.pump()
 
     def let_go(self, task: asyncio.Task[Any] | None, held: HeldQueue | None = None, *, received: bool = False) -> None:
-        """Puts back what a task has in hand, which will not come to settle it. ``received``: only what no iterator has."""
+        """Puts the messages back that a task has in hand, because the task will not settle them. ``received``: True leaves
+        out those of iterators."""
         for hand in [*self.running.values()]:
             if hand.task is task and hand.left and not (received and hand.iterated):
                 self.put_back(hand, held)
@@ -238,16 +240,16 @@ class ByHand:
         return None
 
     async def call_once(self, subscription: Subscription, message: MessageExt) -> BaseException | None:
-        """Returns an error: no iterator takes a message of a tool."""
+        """Returns an error, because messages that a tool sends need a handler."""
         return RuntimeError("this member reads by hand, it has no handler that could be called")
 
     def quiesce(self) -> None:
-        """Hears that the consumer begins to stop."""
+        """Notes that the consumer begins to stop."""
         self.closing = True
         self.arrived()
 
     async def cut_off(self, timeout: float) -> None:
-        """Ends all steps. What is in hand stays unsettled."""
+        """Ends all steps. Messages in hand stay unsettled."""
         self.quiesce()
         for hand in [*self.running.values()]:
             self._leave(hand, list(hand.left), closing=True)
@@ -262,7 +264,7 @@ class ByHand:
         return held.is_owned and item in held.running and self._owns(held.queue)
 
     def _settle(self, hand: InHand, items: Collection[Waiting]) -> bool:
-        """Settles messages in hand; returns whether all of them are still this member's."""
+        """Settles messages in hand; returns whether their queues all still belong to this member."""
         owned = [item for item in items if self._is_owned(item)]
         if owned:
             self._forget(hand, owned)
@@ -289,7 +291,7 @@ class ByHand:
                 del self._places[place]
 
     def _ended(self, hand: InHand) -> None:
-        """Ends a delivery without messages in hand, or that are being given back."""
+        """Ends a delivery that has no messages in hand and none that are being given back."""
         delivery = hand.delivery
         if hand.left or delivery.state == "finished":
             return
@@ -305,8 +307,8 @@ class ByHand:
     def _begin_return(
         self, hand: InHand, causes: dict[Waiting, BaseException], shared: BaseException | None, taken: list[bool]
     ) -> asyncio.Task[None]:
-        """Begins to give messages back, in a task of its own: the caller may be cancelled. ``taken``: gets whether brokers have
-        taken them."""
+        """Begins to give messages back, in a task of its own: the caller may be cancelled. ``taken``: a list that receives
+        whether the brokers accepted them."""
         hand.returning += len(causes)
         self._forget(hand, causes)
         self._ended(hand)
@@ -328,7 +330,7 @@ class ByHand:
             self._dispatcher.pump()
 
     def _expire(self, delivery: Delivery) -> None:
-        """Gives back what is in hand for longer than the timeout."""
+        """Gives messages back that have been in hand for longer than the timeout."""
         delivery.timed_out = True
         hand = self.running[delivery]
         error = HandlerTimeoutError(
@@ -340,7 +342,7 @@ class ByHand:
             self._begin_return(hand, dict.fromkeys(owned, error), error, [])
 
     def _taken_away(self, delivery: Delivery) -> None:
-        """Called when a queue is given up, and what is in hand of it was not settled in time."""
+        """Ends a delivery of a queue that is given up, if its messages were not settled in time."""
         hand = self.running.get(delivery)
         if hand is not None:
             self._abandon(hand, [item for item in hand.left if self.closing or not item.held.stays])

@@ -1,4 +1,4 @@
-"""The users' hooks around the calls of handlers. Consumers without them have no such object, and no cost."""
+"""The users' hooks around the calls of handlers. Consumers without hooks have no such object."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ _Method = Callable[[Delivery], object]
 class CallHooks:
     """The calls of ``before_consume`` and ``after_consume`` of hooks, in the order of the hooks.
 
-    They run in the context (of ``contextvars``) of the call, so a handler sees what ``before_consume`` sets there. What they raise
-    goes to the loop's exception handler; of each method the first error, and those with which their number has doubled.
+    They run in the context (of ``contextvars``) of the call, so a handler sees what ``before_consume`` sets there. Their
+    errors go to the loop's exception handler: for each method the first error, and then those at which the number of errors
+    has doubled.
     """
 
     __slots__ = ("_after", "_before", "_errors")
@@ -45,7 +46,8 @@ class CallHooks:
     def end(self, delivery: Delivery, error: BaseException | None, frames: TracebackType | None) -> None:
         """Calls the hooks after a handler.
 
-        ``error``: of the call, ``frames`` the traceback that it had then; hooks see both, and nothing keeps the frames.
+        ``error``: the error of the call. ``frames``: its traceback at that time; hooks see both, and no object keeps the
+        frames.
         """
         if error is not None:
             delivery.error = error.with_traceback(frames)

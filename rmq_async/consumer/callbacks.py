@@ -1,8 +1,9 @@
-"""The user's functions for queues that come and go: ``on_assigned``, ``on_revoked``, ``on_released`` and ``on_lost``.
+"""The user's functions for assigned, revoked and lost queues: ``on_assigned``, ``on_revoked``, ``on_released`` and
+``on_lost``.
 
-They are called one at a time, in the order of the events, so that the calls for one queue never overlap nor overtake each other.
-Events of one kind that wait are joined into one call. A call runs as a task of its own, in a copy of the context (of
-``contextvars``) in which the consumer was started; one that takes longer than it may is cancelled, and the handover goes on.
+They are called one at a time, in the order of the events, so that the calls for one queue never overlap nor overtake each
+other. Events of one kind that wait are joined into one call. A call runs as a task of its own, in a copy of the context (of
+``contextvars``) in which the consumer was started; a call that exceeds its time is cancelled, and the handover continues.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ LEAST: Final = 0.05
 
 
 class Event:
-    """Queues that have come or gone at the same time. ``until``: monotonic time at which the call is cancelled. ``over``: set when
-    the call has ended."""
+    """Queues that were assigned or lost at the same time. ``until``: monotonic time at which the call is cancelled.
+    ``over``: set when the call has ended."""
 
     __slots__ = ("kind", "over", "queues", "until")
 
@@ -108,7 +109,7 @@ class AssignmentCallbacks:
         return self._name if task is self._running else None
 
     def look_at_limit(self) -> None:
-        """Looks at ``limit`` again."""
+        """Reads ``limit`` again and adapts the deadlines."""
         self._changed.set()
 
     async def _run(self) -> None:
@@ -159,7 +160,7 @@ class AssignmentCallbacks:
 
 
 async def _called(kind: EventKind, function: AssignmentCallback, queues: frozenset[MessageQueue]) -> None:
-    """Calls the user's function, and logs what it raises."""
+    """Calls the user's function, and logs its errors."""
     try:
         result: object = function(queues)
         if inspect.isawaitable(result):

@@ -1,10 +1,10 @@
 """Handler calls: a task, a deadline, and a thread for a plain function.
 
-A call that waits has a task to itself. Calls that end in their first step have one after the other the same task (``eager``), and
-their messages are settled together: nothing else runs between them, but threads that look on.
+A call that waits has its own task. Calls that end in their first step share a task, one after the other (``eager``), and their
+messages are settled together: no other code of the loop runs between them.
 
-A call occupies its slot until the outcomes of its messages are with the broker, so that a broker that takes nothing back slows the
-consumer down instead of filling its memory.
+A call occupies its slot until the outcomes of its messages are with the broker, so that a broker that accepts no messages back
+slows the consumer down instead of filling its memory.
 """
 
 from __future__ import annotations
@@ -174,15 +174,15 @@ class HandlerCalls:
             await asyncio.wait(tasks, timeout=timeout)
 
     def close(self) -> None:
-        """Ends the work on calls, when no call runs, or none is waited for any more."""
+        """Closes the calls, when no call runs or the consumer no longer waits for any."""
         self._deadlines.close()
         if self._threads is not None:
             self._threads.shutdown(wait=False, cancel_futures=True)
             self._threads = None
 
     async def _make_calls(self, delivery: Delivery, item: Waiting, pace: Pace, *, holds: bool) -> None:
-        """Makes a call, and further ones of the same subscription as long as none waits. ``holds``: whether the others wait for
-        this task, which is to let the dispatcher go on."""
+        """Makes a call, and further ones of the same subscription until one waits. ``holds``: whether the dispatcher starts
+        no other call of the subscription until this task releases it."""
         subscription = delivery.subscription
         row = Row(pace.length)
         self._make_first_steps(row, delivery, item)
@@ -239,7 +239,7 @@ class HandlerCalls:
         taken: tuple[Waiting, ...],
         begun: Awaitable[object] | None = None,
     ) -> None:
-        """``begun``: the rest of the handler's coroutine, where its first step has been made."""
+        """Runs a call to its outcome. ``begun``: the rest of the handler's coroutine, if its first step has run."""
         delivery.task = asyncio.current_task()
         CURRENT.set(delivery)
         if begun is None and delivery.is_over:
@@ -284,8 +284,8 @@ class HandlerCalls:
                 await self._go_on(delivery)
 
     async def _go_on(self, delivery: Delivery) -> None:
-        """Takes the cancellation of a call back that came from the user's code, else its message would stay unsettled until the
-        queue is given up. Raises CancelledError for one of the consumer, and where the event loop ends."""
+        """Undoes the cancellation of a call by the user's code; otherwise its message would stay unsettled until the queue
+        is given up. Raises CancelledError for a cancellation by the consumer, and when the event loop ends."""
         task = delivery.task
         assert task is not None
         if not delivery.cut and not self.ending():
@@ -365,12 +365,13 @@ class HandlerCalls:
 
 
 def _never() -> bool:
-    """The event loop does not end."""
+    """Returns False: the event loop does not end."""
     return False
 
 
 def _call_plain(handler: Handler, given: MessageExt | Batch) -> object:
-    """Calls a plain function in its thread. What no future takes becomes a RuntimeError, as a StopIteration does in coroutines."""
+    """Calls a plain function in its thread. An exception that a future cannot hold, such as StopIteration, becomes a
+    RuntimeError."""
     try:
         return handler(given)  # type: ignore[arg-type]
     except (StopIteration, GeneratorExit) as error:

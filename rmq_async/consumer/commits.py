@@ -1,9 +1,9 @@
 """Commits: the watermark of each held queue goes to its broker, which keeps it as the group's offset.
 
-Each ``commit_interval`` the queues whose watermark has moved are committed, answered, one request in flight per queue. All held
-queues are committed once per ``rebalance_interval``: brokers take offsets from any client, and a stale one of a former owner would
-stay otherwise. A commit that was not answered may reach its broker after a later one, by a connection that hung: for a minute its
-queue is committed in each round.
+Each ``commit_interval`` the queues whose watermark has moved are committed, answered, one request in flight per queue. All
+held queues are committed once per ``rebalance_interval``: brokers accept offsets from any client, and otherwise a stale offset
+of a former owner would stay. A commit without a response may reach its broker after a later one, over a connection that was
+blocked: for a minute its queue is committed in each round.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Commits:
     async def round(self, *, full: bool = False, wait: bool = False, failures: list[RocketMQError] | None = None) -> None:
         """Commits the queues whose watermark has moved, or all of them.
 
-        ``wait``: as for ``commit``. ``failures``: gets the errors.
+        ``wait``: as for ``commit``. ``failures``: a list that receives the errors.
         """
         due = [
             each
@@ -114,7 +114,7 @@ class Commits:
     async def commit(self, held: HeldQueue, *, wait: bool = False) -> None:
         """Commits one queue; returns when its broker has answered. Raises the error of the request.
 
-        ``wait``: where a commit is under way, for its end, and commits what has moved since; else that is left to the next round.
+        ``wait``: True waits for a commit in flight and then commits the newer offset; False leaves that to the next round.
         """
         if held.committing.locked() and not wait:
             return

@@ -37,11 +37,11 @@ AssignmentCallback = Callable[[frozenset[MessageQueue]], Awaitable[None] | None]
 
 
 class Positions(Protocol):
-    """Where a broadcast consumer keeps its positions: the offset of the next message by queue.
+    """The protocol of a store for the positions of a broadcast consumer: the offset of the next message by queue.
 
-    ``load`` is called in ``start()`` for each topic; an empty mapping where nothing is stored. ``save`` gets the positions of all
-    topics whenever one has changed, at most each ``commit_interval``, one call at a time, and at the end. What it raises is logged,
-    shown in ``health()``, and followed by another call.
+    ``load`` is called in ``start()`` for each topic; it returns an empty mapping if none are stored. ``save`` gets the
+    positions of all topics when one has changed, at most once per ``commit_interval``, one call at a time, and at the end. Its
+    errors are logged and shown in ``health()``, and it is called again.
     """
 
     async def load(self, topic: str) -> Mapping[MessageQueue, int]: ...

@@ -1,4 +1,5 @@
-"""A member of a consumer group: it shares the queues of topics with the other members, keeps offsets, and retries what fails."""
+"""A member of a consumer group: it shares the queues of topics with the other members, keeps offsets, and handles failed
+messages again."""
 
 from __future__ import annotations
 
@@ -302,8 +303,7 @@ class Consumer(Reader):
 
     def lag(self) -> Lag:
         """Returns the numbers of messages of this member's share that are not settled. It makes no request and may be
-        called from any thread.
-        """
+        called from any thread."""
         session = self._session
         if session is None:
             return Lag(0, 0, None, {})
@@ -311,8 +311,7 @@ class Consumer(Reader):
 
     def stats(self) -> ConsumerStats:
         """Returns the numbers since ``start()``, after a stop those at its end. It makes no request and may be called from
-        any thread.
-        """
+        any thread."""
         session = self._session
         return self._last_stats if session is None else _stats_of(session)
 
@@ -333,7 +332,7 @@ def _stats_of(session: Session | PopSession) -> ConsumerStats:
 
 
 def _handles(loop: asyncio.AbstractEventLoop, number: signal.Signals, function: Callable[[], object]) -> bool:
-    """Returns whether the loop calls ``function`` for a signal: not outside of the main thread, nor on Windows."""
+    """Returns whether the loop calls ``function`` for a signal: it does not outside of the main thread and on Windows."""
     try:
         loop.add_signal_handler(number, function)
     except (ValueError, RuntimeError, NotImplementedError) as error:

@@ -1,4 +1,4 @@
-"""What a consumer is asked to do while it runs: pauses, positions, and the waits of tests."""
+"""Controls of a running consumer: pauses, positions, and the waits of tests."""
 
 from __future__ import annotations
 
@@ -46,13 +46,15 @@ class Control(LifeCycle):
     # -- control
 
     def pause(self, *topics_or_queues: str | MessageQueue) -> None:
-        """Begins no more calls for topics or queues, and pulls them no more; nothing given: for all. They stay this member's.
+        """Pauses topics or queues, or all if none are given: begins no more calls for them, and does not pull them. They stay
+        with this member.
 
-        Calls that run go on. What was pulled and has not begun is dropped, and pulled again after ``resume()``. A topic stays
-        paused for queues that this member takes later, and for its messages that are delivered again; a queue until it goes to
-        another member. A stop ends all pauses.
+        Running calls continue. Messages that were pulled and have no call are dropped, and pulled again after ``resume()``. A
+        topic stays paused for queues that this member takes later, and for its messages that are delivered again; a queue
+        stays paused until it moves to another member. A stop ends all pauses.
 
-        With ``mode="pop"`` only topics can be paused; what was popped and has not begun goes back to its broker at once.
+        With ``mode="pop"`` only topics can be paused; messages that were popped and have no call go back to their broker at
+        once.
 
         Raises ConfigError for a topic that is not subscribed to, QueueLostError for a queue that this member does not read,
         ClientStateError unless running.
@@ -67,10 +69,10 @@ class Control(LifeCycle):
         assignment.apply_pauses()
 
     def resume(self, *topics_or_queues: str | MessageQueue) -> None:
-        """Ends pauses: of topics with all their queues, of queues, or, with nothing given, all.
+        """Ends the pauses of topics with all their queues, of queues, or, if none are given, all pauses.
 
-        Raises as ``pause`` does, and ClientStateError for a part of what was paused as a whole; with ``mode="pop"`` single topics
-        may go on then.
+        Raises as ``pause`` does, and ClientStateError for a queue whose topic was paused as a whole; with ``mode="pop"``
+        single topics may be resumed then.
         """
         session = self._running_session()
         if isinstance(session, PopSession):
@@ -90,14 +92,16 @@ class Control(LifeCycle):
         assignment.apply_pauses()
 
     async def seek(self, queue: MessageQueue, to: int | Literal["earliest", "latest"] | datetime) -> None:
-        """Goes on at another offset of a queue: waits for its running calls (at most 10 s), drops its buffer, and commits.
+        """Moves a queue to another offset: waits for its running calls (at most 10 s), drops its buffer, and commits.
 
-        ``to``: an offset, the first or the end of the queue, or the first message stored at an aware datetime or later. Messages
-        between are delivered again, or not at all. A commit that is not answered is repeated each ``commit_interval``.
+        ``to``: an offset, the first or the end of the queue, or the first message stored at an aware datetime or later.
+        Messages between the offsets are delivered again, or not at all. A commit that is not answered is repeated each
+        ``commit_interval``.
 
-        Raises QueueLostError for a queue that this member does not read, also where it goes to another one meanwhile; ConfigError
-        for an offset outside of the queue; ClientStateError unless running, and in a handler, which it would wait for; and the
-        errors of the requests for offsets. Inside the body of an iteration, a message of the queue in hand is given up.
+        Raises QueueLostError for a queue that this member does not read, or that moves to another member during the call;
+        ConfigError for an offset outside of the queue; ClientStateError unless running, and in a handler, because it would
+        wait for that; and the errors of the requests for offsets. In the body of an iteration, a message of the queue that is
+        in hand is abandoned.
         """
         session = self._pulling("seek()")
         held = self._held(queue)
@@ -122,7 +126,7 @@ class Control(LifeCycle):
     # -- positions
 
     def position(self, queue: MessageQueue) -> int:
-        """Returns the lowest offset of a queue that is not settled: what the next commit writes.
+        """Returns the lowest offset of a queue that is not settled: the next commit writes it.
 
         Raises QueueLostError for a queue that this member neither reads nor gives up at the moment, ClientStateError unless
         running.
@@ -149,9 +153,9 @@ class Control(LifeCycle):
         With ``mode="pop"`` it sends the acknowledgements that are gathered, and returns when the brokers have answered those of
         messages that were handled before the call, or their leases have ended.
 
-        Raises the error of the first request that failed; the others are made all the same. With ``mode="pop"``, where requests
-        are repeated, it raises one for which acknowledgements were given up. ClientStateError unless running. In broadcast it
-        raises what ``save`` raises.
+        Raises the error of the first request that failed; the other requests are still made. With ``mode="pop"``, where
+        requests are repeated, it raises an error for which acknowledgements were given up. Raises ClientStateError unless
+        running, and in broadcast the errors of ``save``.
         """
         session = self._running_session()
         if isinstance(session, PopSession):
@@ -171,7 +175,8 @@ class Control(LifeCycle):
     async def wait_settled(self, n: int, *, timeout: float = 5.0) -> tuple[Settled, ...]:
         """Returns the next ``n`` handler calls that have ended since ``start()`` or since an earlier call returned.
 
-        For tests: while nothing waits for them, 1,000 calls with 1 MiB of bodies are kept; those that end afterwards are left out.
+        It is meant for tests: while no call of it waits, at most 1,000 ended calls with at most 1 MiB of bodies are kept;
+        later ones are left out.
 
         Raises TimeoutError, ClientStateError unless running.
         """

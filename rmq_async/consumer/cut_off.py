@@ -1,4 +1,5 @@
-"""The end of a drain whose time is over: calls are cancelled, and what would be left behind is given back."""
+"""The end of a drain at its time limit: calls are cancelled, and messages that the next owner would not pull are given
+back."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ __all__ = ["cancel_calls", "give_back_passed", "request_cancel"]
 
 
 def request_cancel(held: HeldQueue) -> list[asyncio.Task[None]]:
-    """Cancels the coroutine calls of a queue that are in their handlers; returns the tasks of all such calls. Threads run on."""
+    """Cancels the coroutine calls of a queue that are in their handlers; returns the tasks of all such calls. Calls in
+    threads continue."""
     running = [each for each in dict.fromkeys(held.running.values()) if each.subscription.is_async]
     for delivery in running:
         if delivery.state == "running":

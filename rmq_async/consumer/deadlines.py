@@ -18,7 +18,7 @@ LEAST_PAUSE: Final = 0.005
 
 
 class CallDeadlines:
-    """The deadlines of calls. ``running``: all calls that run. ``expired``: called with each one whose deadline has come while
+    """The deadlines of calls. ``running``: all running calls. ``expired``: called with each call whose deadline passes while
     its handler runs.
 
     The timer is set for the earliest deadline of the calls of its last look; one that begins later has an earlier deadline only
@@ -38,7 +38,7 @@ class CallDeadlines:
         """For ``Delivery.moved``: called when a deadline has moved, from any thread."""
 
     def look_at(self, deadline: float) -> None:
-        """Looks at the calls at ``deadline`` at the latest."""
+        """Checks the calls at ``deadline`` at the latest."""
         if deadline < self.next_look:
             self._arm(deadline)
 

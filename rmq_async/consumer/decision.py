@@ -1,4 +1,4 @@
-"""What to do with a message after its handler has ended. Pure."""
+"""The decision about a message after its handler has ended. It does no I/O."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ DEAD: Final = -1
 
 
 class Decision(NamedTuple):
-    """The decision about a message. ``level``: of CONSUMER_SEND_MSG_BACK (36). ``max_times``: its ``maxReconsumeTimes``, None
-    for the group's own setting.
+    """The decision about a message. ``level``: delay level in CONSUMER_SEND_MSG_BACK (36). ``max_times``:
+    ``maxReconsumeTimes`` in that request, None for the group's setting.
 
-    ``reason``: for the log, empty where the error says it. ``cut``: whether the delay is longer than the longest level.
-    ``in_place``: seconds after which this member handles the message again, instead of giving it back; None for giving it back.
-    ``delay``: seconds that ``level`` stands for at least; None for the broker's choice.
+    ``reason``: text for the log, empty if the error is enough. ``cut``: whether the delay is longer than the longest level.
+    ``in_place``: seconds after which this member handles the message again, instead of giving it back; None for giving it
+    back. ``delay``: seconds that ``level`` stands for at least; None for the broker's choice.
     """
 
     outcome: Outcome
@@ -51,8 +51,8 @@ def level_of(delay: float) -> int:
 def decide(error: BaseException | None, subscription: Subscription, retry: Retry, attempt: int) -> Decision:
     """Returns the decision about a message whose handler has ended.
 
-    ``error``: that the handler raised, None where it returned. ``retry``: of the subscription, or the consumer's. ``attempt``:
-    that has ended, counted from 1.
+    ``error``: the error that the handler raised, None if it returned. ``retry``: the Retry of the subscription, or of the
+    consumer. ``attempt``: number of the attempt that has ended, counted from 1.
     """
     if error is None:
         return Decision(Outcome.DONE)
@@ -69,10 +69,11 @@ def decide(error: BaseException | None, subscription: Subscription, retry: Retry
 
 
 def decide_in_place(error: BaseException, subscription: Subscription, retry: Retry, attempt: int, held_for: float) -> Decision:
-    """Decides about a message of an ordered subscription, which waits here for its next attempt and holds its key or queue.
+    """Returns the decision about a message of an ordered subscription: it waits at this member for its next attempt and blocks
+    its key or queue.
 
-    ``held_for``: seconds since its first failed attempt ended. The delay ends with ``max_hold`` at the latest: one more attempt is
-    made then. ``cut`` says that this has shortened it.
+    ``held_for``: seconds since its first failed attempt ended. The delay ends with ``max_hold`` at the latest: one more
+    attempt is made then, and ``cut`` is True.
     """
     if isinstance(error, DeadLetter):
         return Decision(Outcome.DEAD_LETTERED, DEAD, reason=error.reason)

@@ -115,7 +115,7 @@ def delivery_of(subscription: Subscription, messages: tuple[MessageExt, ...], at
 
 
 def cut_off(delivery: Delivery) -> None:
-    """Cancels a call for good, or takes messages out of hand: they are neither settled nor given back."""
+    """Abandons a call, or the messages of a step of reading by hand: they are neither settled nor given back."""
     delivery.cut = True
     if delivery.taken_away is not None:
         delivery.taken_away(delivery)

@@ -1,9 +1,9 @@
-"""Which message is handled next: slots for handler calls, shared fairly between subscriptions and their queues.
+"""The choice of the next message to handle: slots for handler calls are shared fairly between subscriptions and their queues.
 
-A subscription's turn takes the next message of one of its queues, or a batch. Inside a queue without order the calls begin in the
-order of the offsets; which of them end first is open. Of an ordered queue the lines decide (``lines``): one call at a time for a
-key, or for the whole queue, and a message that is to be handled again holds its line until it is due. One timer wakes all
-subscriptions that wait for full batches, and one all lines.
+A subscription's turn takes the next message of one of its queues, or a batch. Inside a queue without order the calls begin in
+the order of the offsets; they may end in any order. For an ordered queue the lines decide (``lines``): one call at a time for
+a key, or for the whole queue, and a message that is to be handled again holds its line until it is due. One timer wakes all
+subscriptions that wait for full batches, another one all lines.
 """
 
 from __future__ import annotations
@@ -78,15 +78,15 @@ class Dispatcher:
         return any(len(lines) for lines in self._lines_of(held))
 
     def is_busy(self, held: HeldQueue) -> bool:
-        """Returns whether messages of a queue wait, or an ordered one of it is in a call."""
+        """Returns whether messages of a queue wait, or a message of an ordered queue is in a call."""
         return any(self._lines_of(held))
 
     def ready_of(self, held: HeldQueue) -> int:
-        """Returns how many messages of a queue wait for nothing but a slot."""
+        """Returns the number of messages of a queue that wait only for a slot."""
         return sum([len(lines.ready) for lines in self._lines_of(held)])
 
     def has_ready(self, held: HeldQueue) -> bool:
-        """Returns whether messages of a queue wait for nothing but a slot."""
+        """Returns whether messages of a queue wait only for a slot."""
         return any(lines.ready for lines in self._lines_of(held))
 
     def buffered_of(self, held: HeldQueue) -> list[MessageExt]:
@@ -131,8 +131,9 @@ class Dispatcher:
         backlog.check(held, lines)
 
     def again(self, subscription: Subscription, item: Waiting, due: float) -> None:
-        """Takes a message of a call back that begins again at ``due`` of the machine's clock (0: at once), and holds its line
-        until then; ``ended`` is called afterwards. One without a line begins again at once, in the order of the offsets."""
+        """Puts a message of a call back, to begin again at ``due`` of the machine's clock (0: at once), and blocks its line
+        until then; ``ended`` is called afterwards. A message without a line begins again at once, in the order of the
+        offsets."""
         backlog = self._backlogs[subscription]
         lines = backlog.lines_of(item.held)
         item.due = due
@@ -166,12 +167,12 @@ class Dispatcher:
         ]
 
     def forget(self, held: HeldQueue) -> None:
-        """Forgets a queue, when it has gone to another member and none of its messages waits."""
+        """Removes a queue that has moved to another member and has no waiting messages."""
         for backlog in self._backlogs.values():
             backlog.forget(held)
 
     def close(self) -> None:
-        """Ends the timers."""
+        """Cancels the timers."""
         self._wake_at(inf)
         self._rests.close()
 
@@ -189,13 +190,13 @@ class Dispatcher:
         self.pump()
 
     def settings_changed(self) -> None:
-        """Hears that the concurrency or the rate of a subscription has changed."""
+        """Adapts to a new concurrency or rate of a subscription."""
         for subscription, backlog in self._backlogs.items():
             backlog.set_rate(subscription.rate)
         self.pump()
 
     def pump(self) -> None:
-        """Starts calls while there are slots and messages for them."""
+        """Starts calls until there are no more slots or no more messages."""
         while self.running < self._concurrency:
             now, next_at = 0.0, inf
             for subscription, backlog in self._backlogs.items():
@@ -232,8 +233,9 @@ class Dispatcher:
         self._backlogs[subscription].is_held = False
 
     def next_of(self, subscription: Subscription) -> Waiting | None:
-        """Removes and returns the next message for the slot of a call that has ended, without looking whether there are fewer slots
-        now. Returns None where there is none, where another subscription is to have the slot, and where ``pump`` decides."""
+        """Removes and returns the next message for the slot of a call that has ended, without checking whether there are
+        fewer slots now. Returns None if there is no message, if the slot is for another subscription, and if ``pump``
+        decides."""
         backlog = self._backlogs[subscription]
         turns = backlog.turns
         if not turns or backlog.rate is not None or (self.paused and subscription in self.paused):
@@ -252,7 +254,7 @@ class Dispatcher:
 
     @property
     def has_turn(self) -> bool:
-        """Whether messages wait whose subscription is not paused."""
+        """Returns whether messages wait whose subscription is not paused."""
         return any(backlog.turns and subscription not in self.paused for subscription, backlog in self._backlogs.items())
 
     def take(self, limit: int, at_least: int = 1) -> tuple[Subscription, tuple[Waiting, ...]] | None:
@@ -273,7 +275,7 @@ class Dispatcher:
             self._backlogs.move_to_end(subscription, last=False)
 
     def is_stalled(self, held: HeldQueue) -> bool:
-        """Returns whether messages of a queue wait, and nothing will take them."""
+        """Returns whether messages of a queue wait and no handler or reader will take them."""
         return False
 
     def ended(self, subscription: Subscription, taken: tuple[Waiting, ...]) -> None:
@@ -294,7 +296,8 @@ class Dispatcher:
         return any(other.turns for other in self._backlogs.values() if other is not backlog)
 
     def _any_may_begin(self, backlog: Backlog) -> bool:
-        """Returns whether calls of a queue may begin, and puts it in front; those that may not wait for ``look_again``.
+        """Returns whether calls of any queue may begin, and moves that queue to the front; other queues wait for
+        ``look_again``.
 
         Where batches wait until they are full, the one that is due first comes first: all queues are looked at.
         """

@@ -1,8 +1,8 @@
-"""The first step of a handler's coroutine, made by hand in the task of its call, and the steps after it.
+"""The first step of a handler's coroutine, made without a task of its own, and the steps after it.
 
-A call whose handler never waits needs no task of its own: its task makes the next call then. One that waits keeps the task. Each
-call has its own context (``contextvars``), in which each of its steps runs; the task is the current one in all of them, so
-``asyncio.timeout``, cancellation and child tasks work as in any task.
+A call whose handler never waits needs no task of its own: the task makes the next call afterwards. A call that waits keeps the
+task. Each call has its own context (``contextvars``), in which each of its steps runs; the task is the current one in all of
+them, so ``asyncio.timeout``, cancellation and child tasks work as in any task.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ Started = tuple[Coroutine[Any, Any, object], Any]
 
 
 class Pace:
-    """How many calls of one handler a task makes, one after the other. ``length``: twice as many after each run in which none
-    waited, one after a call that has waited."""
+    """The number of calls of one handler that a task makes, one after the other. ``length``: that number; it doubles after
+    each run in which no call waited, and is one after a call that waited."""
 
     __slots__ = ("_ordinary", "length")
 
@@ -40,7 +40,8 @@ class Pace:
         self._ordinary = PROBE_EVERY
 
     def begins_run(self) -> bool:
-        """Returns whether the next task is to make the first step by hand; of a handler that waits one of several does."""
+        """Returns whether the next task makes the first step itself; for a handler that waits, only one task of several
+        does."""
         if self.length > 1:
             return True
         self._ordinary += 1
@@ -57,9 +58,9 @@ class Pace:
 
 
 class Row:
-    """Calls that one task makes, one after the other. ``left``: how many more it may make. ``settled``, ``done``: messages and
-    deliveries of those that have returned. ``under_way``: the call that has not, with its message; None where all have.
-    ``rest``: of its handler's coroutine."""
+    """Calls that one task makes, one after the other. ``left``: number of calls that it may still make. ``settled``,
+    ``done``: messages and deliveries of calls that have returned. ``under_way``: the call that has not returned, with
+    its message; None if all have. ``rest``: the rest of the coroutine of that call's handler."""
 
     __slots__ = ("done", "has_waited", "left", "rest", "settled", "under_way")
 
@@ -76,7 +77,8 @@ class Row:
 
 
 def first_step(handler: Callable[..., Any], delivery: Delivery) -> Started | None:
-    """Calls the handler in the current context, and makes the first step of its coroutine; returns None where that was the last."""
+    """Calls the handler in the current context, and makes the first step of its coroutine; returns None if that was the
+    last step."""
     CURRENT.set(delivery)
     called = handler(delivery.messages[0])
     if type(called) is not CoroutineType:
@@ -93,7 +95,7 @@ async def _awaited(given: Any) -> object:
 
 @coroutine
 def drive(context: Context, started: Started) -> Generator[Any, None, object]:
-    """Makes all further steps of a coroutine in ``context``, as the task asks for them; returns what it returns."""
+    """Makes all further steps of a coroutine in ``context``, as the task asks for them; returns its result."""
     called, awaited = started
     del started
     while True:
@@ -125,7 +127,7 @@ async def failed(error: BaseException) -> object:
 
 
 class _Cancelled:
-    """Raises CancelledError when it is awaited. No coroutine: a call whose key could not be made does not await it."""
+    """An awaitable that raises CancelledError. It is not a coroutine, because a call without a key never awaits it."""
 
     def __await__(self) -> Generator[Any, None, object]:
         yield from ()
@@ -133,13 +135,13 @@ class _Cancelled:
 
 
 def cut_short(delivery: Delivery) -> Awaitable[object]:
-    """Ends a call that was cut off, or whose time was over, before its first step; returns what stands for its coroutine. The task
-    of one that was cut off is cancelled."""
+    """Ends a call that was abandoned, or whose deadline passed, before its first step; returns an awaitable in place of its
+    coroutine. The task of an abandoned call is cancelled."""
     if delivery.cut and delivery.task is not None:
         delivery.task.cancel()
     return _Cancelled()
 
 
 async def returned() -> object:
-    """Stands for a coroutine that has returned in its first step."""
+    """Returns None; it replaces a coroutine that has returned in its first step."""
     return None

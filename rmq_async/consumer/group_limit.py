@@ -28,7 +28,7 @@ LONGEST: Final = 1.0
 
 
 async def attempts_of(instance: ClientInstance, group: str, broker: str, topic: str, timeout: float) -> int | None:
-    """Returns ``retryMaxTimes`` of the group; None where the broker does not say it."""
+    """Returns ``retryMaxTimes`` of the group; None if the broker does not return it."""
     header = GetSubscriptionGroupConfigRequestHeader(group=group)
     command = RemotingCommand(code=RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG, ext_fields={**to_ext(header)})
     try:
@@ -52,7 +52,8 @@ class GroupLimits:
         self._asking: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def of(self, broker: str, topic: str) -> int | None:
-        """Returns the limit at a broker; None where it does not say it. ``topic``: on the wire, one that the broker has."""
+        """Returns the limit at a broker; None if it does not return it. ``topic``: name on the wire of a topic that the
+        broker has."""
         async with self._asking[broker]:  # messages that fail together share the answer
             known, now = self._known.get(broker), machine.monotonic()
             if known is not None and now - known[0] < KEPT:

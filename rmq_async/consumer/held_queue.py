@@ -1,4 +1,4 @@
-"""A queue that this member holds: where its pulls are, what is buffered of it, and what of that is settled."""
+"""A queue that this member holds: the offset of its pulls, its buffered messages, and which of them are settled."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class HeldQueue:
 
     @property
     def stays(self) -> bool:
-        """Whether this member holds the queue, and does not give it up."""
+        """Whether this member holds the queue and is not giving it up."""
         return self.state in (QueueState.RUNNING, QueueState.STOPPED)
 
     @property
@@ -109,7 +109,7 @@ class HeldQueue:
 
     @property
     def is_ordered(self) -> bool:
-        """Whether its messages are in lines: what fails is handled again here, and never given back."""
+        """Whether its messages are in lines: this member handles failed messages again itself, and never gives them back."""
         return self.subscription is not None and self.subscription.has_lines
 
     @property
@@ -118,7 +118,7 @@ class HeldQueue:
         return None if self.end is None else max(self.end - self.progress.watermark, 0)
 
     def restart(self, offset: int) -> None:
-        """Goes on at ``offset`` with a new progress. Calls that run no longer count for this queue."""
+        """Moves the queue to ``offset`` with a new progress. Running calls no longer count for it."""
         self.cursor = offset
         self.progress = Progress(offset)
         self.running.clear()
@@ -139,10 +139,10 @@ class HeldQueue:
 class Waiting(Struct, eq=False):
     """A message of a held queue from its pull to its outcome: it waits for a call, or is in one.
 
-    ``attempt``: of the call that it waits for or is in, counted from 1. ``since``: monotonic time from which on it waits; set only
-    where its subscription waits for full batches. ``key``: of its line; None for one without order. ``held_since``: monotonic time
-    at which its first attempt failed that is repeated in place; None before. ``due``: when its next attempt begins. ``error``: of
-    the function that makes keys; the call fails with it.
+    ``attempt``: number of the attempt, counted from 1. ``since``: monotonic time from which on it waits; set only if its
+    subscription waits for full batches. ``key``: key of its line; None without order. ``held_since``: monotonic time at which
+    its first attempt failed that is repeated in place; None before. ``due``: time at which its next attempt begins. ``error``:
+    error of the function that returns keys; the call fails with it.
     """
 
     held: HeldQueue

@@ -1,4 +1,4 @@
-"""What pulls bring: messages go into the buffer of their subscription, and queues move where a broker does not hold their
+"""The results of pulls: messages go into the buffer of their subscription, and queues move if a broker does not hold their
 offset."""
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ CONFIRM_WITHIN: Final = 10.0
 
 class Intake:
     """The way of pulled messages into the buffers of their subscriptions. ``subscriptions``: by topic on the wire. ``orphan``:
-    takes a message to deliver again whose topic has no subscription here.
+    takes a redelivered message whose topic has no subscription here.
 
     ``lost``: messages that were deleted before they were pulled. ``corrupt``: records that could not be read.
     """
@@ -64,8 +64,8 @@ class Intake:
         """Queues that ``out_of_range="stop"`` has stopped, and why."""
 
     def accept(self, held: HeldQueue, result: PullResult) -> bool:
-        """Buffers the messages of an answer and moves the cursor behind it. Returns False, and does neither, where the queue may
-        have been made anew."""
+        """Buffers the messages of an answer and moves the cursor behind it. Returns False, and does neither, if the queue
+        may have been created again."""
         if held.queue in self.marks.doubted:
             return False
         if result.lost and self._config.out_of_range == "stop":
@@ -110,8 +110,8 @@ class Intake:
                 self._buffer(held, subscription, [msgspec.structs.replace(message, topic=subscription.topic)])
 
     async def move(self, held: HeldQueue, result: PullResult) -> None:
-        """Finds out why the broker does not hold the offset of the pull, or whether it holds other messages now, and moves the
-        queue."""
+        """Determines why the broker does not hold the offset of the pull, or whether the queue holds other messages now,
+        and moves the queue."""
         instance, marks, queue, offset = self._instance, self.marks, held.queue, held.cursor
 
         async def made_anew() -> bool:
@@ -148,7 +148,7 @@ class Intake:
         await self._commits.commit_last(held, CONFIRM_WITHIN)
 
     def _after_deletion(self, held: HeldQueue, offset: int, low: int, high: int) -> int | None:
-        """Returns where the queue goes on by ``out_of_range``; None where it stops."""
+        """Returns the next offset of the queue according to ``out_of_range``; None if it stops."""
         policy = self._config.out_of_range
         text = f"offset {offset} of {held.shown} is below its first message at {low}"
         if policy == "stop":
@@ -167,12 +167,13 @@ class Intake:
     # -- room
 
     def drop_unbegun(self, held: HeldQueue) -> None:
-        """Drops what has not begun and lies above everything that has, so that the next owner pulls it."""
+        """Drops the messages without a call that lie above all messages with one, so that the next owner pulls them."""
         running = [item.message.queue_offset for item in held.running]
         self._drop(held, max([*running, *held.returning, held.progress.highest_settled], default=-1))
 
     def drop_waiting(self, held: HeldQueue) -> None:
-        """Drops what has not begun; it is pulled again, and messages between that are settled or in calls are passed."""
+        """Drops the messages without a call; they are pulled again, without the messages between that are settled or in
+        calls."""
         self._drop(held, -1)
 
     def _drop(self, held: HeldQueue, above: int) -> bool:

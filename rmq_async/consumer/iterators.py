@@ -1,7 +1,7 @@
 """Iterators over a member's messages, one by one or in batches.
 
-A message in hand belongs to its iterator: asking for the next one settles it; when the iterator is closed or collected, it goes
-back into the buffer, at once and without a task. That is why these are no generator functions: the loop would close a collected
+A message in hand belongs to its iterator: asking for the next one settles it; when the iterator is closed or collected, it
+goes back into the buffer, at once and without a task. So these are not generator functions: the loop would close a collected
 generator later, and a step that is cancelled would end it.
 """
 
@@ -26,8 +26,9 @@ T = TypeVar("T")
 
 
 class _Iterator(AsyncGenerator[T, None], Generic[T]):
-    """``room_of``: returns the room of the running consumer, at the first step; raises ClientStateError without one. ``limit``,
-    ``wait``: messages of a step, and seconds for which the first one waits for more."""
+    """Base class of the iterators. ``room_of``: returns the room of the running consumer, at the first step; raises
+    ClientStateError without one. ``limit``, ``wait``: maximum messages of a step, and seconds for which the first one
+    waits for more."""
 
     def __init__(self, room_of: Callable[[], ByHand], limit: int = 1, wait: float = 0.0) -> None:
         self._room_of = room_of
@@ -83,7 +84,7 @@ class _Iterator(AsyncGenerator[T, None], Generic[T]):
         return room
 
     async def asend(self, value: None, /) -> T:
-        """The same as ``anext``: nothing can be sent to the iterator."""
+        """Returns the next item, as ``anext`` does: no value can be sent to the iterator."""
         if value is not None:
             raise TypeError("an iterator of messages takes no values")
         return await self.__anext__()
@@ -100,7 +101,7 @@ class _Iterator(AsyncGenerator[T, None], Generic[T]):
         raise typ
 
     async def aclose(self) -> None:
-        """Ends the iterator. A message in hand goes back into the buffer, and is handed out again.
+        """Ends the iterator. A message that it has handed out goes back into the buffer, and is handed out again.
 
         Raises RuntimeError while a task waits for the next message; cancel that one first.
         """

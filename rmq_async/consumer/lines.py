@@ -1,7 +1,8 @@
-"""The messages of one queue that wait for calls of one handler, in lines by key: which of them may begin. Pure, without a clock.
+"""The messages of one queue that wait for calls of one handler, in lines by key: which of them may begin. It does no I/O and
+reads no clock.
 
-The first message of a line begins when no other one of its line is in a call. One that is to be handled again holds its line until
-it is due. A message without a line begins in its turn. Each step takes the same time however many messages wait, but for ``drop``.
+The first message of a line begins when no other one of its line is in a call. A message that is to be handled again blocks its
+line until it is due. A message without a line begins in its turn. Each method except ``drop`` takes constant time.
 """
 
 from __future__ import annotations
@@ -115,7 +116,7 @@ class Lines:
         ready.insert(place, item)
 
     def ended(self, items: Iterable[Waiting], now: float) -> list[Line]:
-        """Ends a call with ``items``, all settled or put back: their lines go on. Returns those that rest now."""
+        """Ends a call with ``items``, all settled or put back: their lines continue. Returns the lines that rest now."""
         resting = []
         for key in dict.fromkeys([item.key for item in items if item.key is not None]):
             line = self.by_key[key]

@@ -1,4 +1,4 @@
-"""Queues whose lock another member got, or may have got: counted, logged, and named by ``health()`` for a while."""
+"""Queues whose lock another member got, or may have got: counted, logged, and reported by ``health()`` for a while."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MOST_NAMED: Final = 64
 
 
 class LostQueue(NamedTuple):
-    """A queue that was lost. ``at``: monotonic time. ``running``: messages of it that were in calls."""
+    """A queue that was lost. ``at``: monotonic time. ``running``: number of its messages that were in calls."""
 
     at: float
     running: int

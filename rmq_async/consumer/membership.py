@@ -1,6 +1,7 @@
-"""What a member shares with the others of its group: queues, positions at the brokers, locks, and messages that are given back.
+"""The resources that a member shares with the others of its group: queues, positions at the brokers, locks, and messages that
+are given back.
 
-``broadcast`` has the other kind of members, which share nothing.
+Members in ``broadcast`` share none of them.
 """
 
 from __future__ import annotations
@@ -33,10 +34,11 @@ Open = Callable[[MessageQueue, int, int | None], None]
 
 
 class Clustering:
-    """The membership in a group that shares queues. ``group``: on the wire. ``subscriptions``: by topic on the wire. ``owned``:
-    the queues whose positions this member commits.
+    """The membership in a group that shares queues. ``group``: its name on the wire. ``subscriptions``: by topic on the wire.
+    ``owned``: the queues whose positions this member commits.
 
-    ``topics``: on the wire, all that are read. ``retries_here``: whether this member handles a message that failed again itself.
+    ``topics``: names on the wire of all topics that are read. ``retries_here``: whether this member itself handles a failed
+    message again.
     """
 
     model = MessageModel.CLUSTERING
@@ -66,7 +68,7 @@ class Clustering:
         return Rebalance(self._instance, self._group, self.topics, self._config.allocate, apply)
 
     def takeover(self, rebalance: Rebalance, open: Open) -> Takeover:
-        """Makes what takes the queues of the share over."""
+        """Returns the object that takes the queues of the share over."""
         patience = self._config.handover_timeout
         return Takeover(self._instance, self._group, self.locks, patience, open, lambda: rebalance.departed)
 
@@ -85,7 +87,7 @@ class Clustering:
         return await committed_offset(self._instance, self._group, queue)
 
     async def joined(self) -> None:
-        """Hears that the brokers have this member's first heartbeat. Raises the errors of its requests."""
+        """Runs after this member's first heartbeat has reached the brokers. Raises the errors of its requests."""
         for positions in self._first.values():
             await store_positions(self._instance, self._group, positions)
         try:

@@ -1,4 +1,4 @@
-"""What a handler may raise to say more than "again", and the outcomes of a message."""
+"""Exceptions by which a handler chooses an outcome, and the outcomes of a message."""
 
 from __future__ import annotations
 

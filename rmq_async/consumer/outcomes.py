@@ -1,4 +1,4 @@
-"""Carries the decision about a message out: settled here, given back to the broker, or dead-lettered."""
+"""Carries out the decision about a message: settles it, gives it back to the broker, or makes it a dead letter."""
 
 from __future__ import annotations
 
@@ -52,20 +52,21 @@ class Outcomes:
         return next(reversed([*self._refused.values()]), None)
 
     def done(self, item: Waiting) -> None:
-        """Settles a message that was handled, or that its broker has taken back."""
+        """Settles a message that was handled, or that its broker has accepted back."""
         held = item.held
         if item in held.running:  # else the queue was moved, and the offset is another message's
             held.progress.settle(item.message.queue_offset)
 
     async def settle(self, topic: str, item: Waiting, decision: Decision) -> Outcome:
-        """Returns the outcome of a message that is not done; ABANDONED if the queue is lost before a broker has taken it back."""
+        """Carries out a decision for a message that was not handled, and returns its outcome; ABANDONED if the queue is
+        lost before a broker has accepted it back."""
         outcome = await self.give_back(item.held, topic, item.message, decision)
         if outcome is not Outcome.ABANDONED:
             self.done(item)
         return outcome
 
     async def give_back(self, held: HeldQueue, topic: str, message: MessageExt, decision: Decision) -> Outcome:
-        """Repeats the request until the broker confirms it; returns ABANDONED if the queue is no longer this member's by then.
+        """Repeats the request until the broker confirms it; returns ABANDONED if this member has lost the queue by then.
 
         ``topic``: the one that was subscribed to. A message that the broker does not store any more is sent as a dead letter:
         nothing else could keep it.
@@ -79,7 +80,7 @@ class Outcomes:
     async def _give_back(
         self, request: object, held: HeldQueue, topic: str, message: MessageExt, decision: Decision
     ) -> Outcome:
-        """``request``: what this give-back is known by among those under way."""
+        """Gives a message back. ``request``: the key of this request among those in flight."""
         instance, wire_topic = self._instance, self._instance.names.wire(topic)
         is_last = await self._is_last(wire_topic, message, decision)
         pauses, stored = Backoff(FIRST_PAUSE, LONGEST_PAUSE), True
@@ -121,6 +122,7 @@ class Outcomes:
 
 
 def _is_gone(error: RocketMQError) -> bool:
-    """Returns whether the broker does not store the message any more. It answers code 1 also where it cannot write just now."""
+    """Returns whether the broker does not store the message any more. A broker also answers with code 1 while it cannot
+    write."""
     remark = error.remark or "" if isinstance(error, BrokerError) and error.code == ResponseCode.SYSTEM_ERROR else ""
     return "look message by offset failed" in remark

@@ -1,4 +1,4 @@
-"""Which queues of a member are not read for now. A pause of a single queue ends with its ownership."""
+"""The paused queues of a member. A pause of a single queue ends with its ownership."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Which offsets of one queue are settled.
+"""The record of settled offsets of one queue.
 
-Offsets enter in rising order and are settled in any. The watermark is the lowest offset that is not settled, which is what a
-group's committed offset means: a member that starts there repeats no settled message below it and skips none. No I/O, no clock.
+Offsets are entered in rising order and settled in any order. The watermark is the lowest offset that is not settled, which is
+what a group's committed offset means: a member that starts there repeats no settled message below it and skips none. No I/O,
+no clock.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ class Progress:
                 self.settle(gone)
 
     def settle(self, offset: int) -> bool:
-        """Returns whether the offset was open; it no longer is."""
+        """Settles an offset; returns whether it was open."""
         if offset not in self._open:
             return False
         line, still_open = self._line, self._open
@@ -103,9 +104,10 @@ class Progress:
         return next((each for each in reversed(self._line) if each not in self._open), -1)
 
     def withdraw(self, offsets: Collection[int]) -> int:
-        """Takes back entered offsets, one or more, none of them settled; returns the lowest, from which on they are entered again.
+        """Withdraws entered offsets, one or more, none of them settled; returns the lowest, from which on they are entered
+        again.
 
-        Offsets above it that are not taken back stay as they are: entering them again changes nothing. Raises ValueError for an
+        Offsets above it that are not withdrawn stay as they are: entering them again changes nothing. Raises ValueError for an
         offset that is not open.
         """
         if not self._open.issuperset(offsets):

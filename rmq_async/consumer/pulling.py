@@ -67,12 +67,12 @@ class PullRequest(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def expression(self) -> tuple[str, str]:
-        """What the broker filters by, and its type."""
+        """Returns the expression by which the broker filters, and its type."""
         return (self.tags, TAG) if self.sql is None else (self.sql, SQL92)
 
     @property
     def is_filtered(self) -> bool:
-        """Whether the broker leaves messages out."""
+        """Returns whether the broker leaves messages out."""
         return self.sql is not None or self.tags != "*"
 
 
@@ -294,7 +294,7 @@ def _found(reply: PullReply, address: str) -> PulledBody:
 
 
 def _result(instance: ClientInstance, request: PullRequest, answer: PulledBody, decoded: DecodedMessages) -> PullResult:
-    """The result, whose ``lost`` are all missing offsets; compaction may have removed them."""
+    """Returns the result, whose ``lost`` are all missing offsets; compaction may have removed them."""
     queue, offset = request.queue, request.offset
     for corrupt in decoded.corrupt:
         corrupt.broker, corrupt.address = queue.broker_name, answer.address

@@ -32,7 +32,8 @@ class Bucket:
         return max(1.0, self.rate * BURST)
 
     def due(self, rate: float, now: float) -> float:
-        """Returns when a call may begin: ``now``, or a later time, the same until then. ``rate``: tokens a second from now on."""
+        """Returns the time at which a call may begin: ``now`` or later; it does not change until then. ``rate``: tokens per
+        second from now on."""
         if now < self._until and rate == self.rate:
             return self._until
         self.tokens += max(now - self._at, 0.0) * self.rate

@@ -1,4 +1,4 @@
-"""A consumer that is read by hand, without handlers."""
+"""A consumer without handlers, from which the user reads messages."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ NOTHING: Final = "there is no message in this batch"
 
 
 def subscriptions_of(topics: object) -> list[Subscription]:
-    """Returns subscriptions without handlers. Raises ConfigError for what is neither a topic, topics, nor topic -> tags."""
+    """Returns subscriptions without handlers. Raises ConfigError unless ``topics`` is a topic, several topics, or a mapping
+    of topics to tags."""
     if isinstance(topics, str):
         tags_of: Mapping[str, str] = {topics: "*"}
     elif isinstance(topics, Mapping):
@@ -49,11 +50,11 @@ class Reader(Control):
     def __aiter__(self) -> AsyncGenerator[MessageExt, None]:
         """Returns an iterator over the messages of this member's share, for a Consumer with ``topics``.
 
-        To start a task per message inside of ``async for`` loses messages, since asking for the next message settles the last one:
-        use a handler for that. Leaving the loop, also by an exception, settles nothing: the message goes back into the buffer when
-        the iterator is closed or collected, and is handed out again. One that is in hand for longer than its subscription's
-        ``timeout`` (900 s) is given back, to be delivered again. Several tasks may iterate at the same time, each with an iterator
-        of its own; each message goes to one of them. An iteration ends when the consumer stops.
+        Code that starts a task per message inside of ``async for`` loses messages, because asking for the next message settles
+        the last one: use a handler for that. Leaving the loop, also by an exception, settles nothing: the message goes back
+        into the buffer when the iterator is closed or collected, and is handed out again. A message that is not settled within
+        its subscription's ``timeout`` (900 s) is given back, to be delivered again. Several tasks may iterate at the same
+        time, each with an iterator of its own; each message goes to one of them. An iteration ends when the consumer stops.
 
         A step raises ClientStateError unless the consumer runs, and where it has handlers; ForkedError in a forked child;
         WrongLoopError on another event loop.
@@ -61,10 +62,11 @@ class Reader(Control):
         return MessageIterator(self._room)
 
     def batches(self, max_messages: int = 32, *, wait: float = 0.0) -> AsyncGenerator[Batch, None]:
-        """Returns an iterator over batches of one topic each; asking for the next batch settles the last one, but for marks.
+        """Returns an iterator over batches of one topic each; asking for the next batch settles the last one, except messages
+        with marks.
 
-        ``wait``: seconds for which the first message waits until there are ``max_messages``; 0 for what is there. Otherwise as
-        ``__aiter__``. Raises ConfigError for a size or a time out of range.
+        ``wait``: seconds for which the first message waits until there are ``max_messages``; 0 for the messages that are
+        there. Otherwise as ``__aiter__``. Raises ConfigError for a size or a time out of range.
         """
         check_int("max_messages", max_messages, 1, MAX_BATCH)
         check_seconds("wait", wait, zero=True)

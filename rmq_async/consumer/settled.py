@@ -23,8 +23,7 @@ MAX_KEPT_SIZE: Final = 1024 * 1024
 
 class Settled(msgspec.Struct, frozen=True):
     """A message whose handler call has ended. ``error``: the error that the handler raised, without a traceback; None if it
-    returned. ``elapsed``: seconds since the call began.
-    """
+    returned. ``elapsed``: seconds since the call began."""
 
     message: MessageExt
     outcome: Outcome

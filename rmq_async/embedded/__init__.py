@@ -239,8 +239,7 @@ class EmbeddedRocketMQ(PopSwitches):
     def retries(self, group: str) -> list[MessageExt]:
         """Returns each message that was stored for another attempt of the group, once for each attempt: per broker those that
         are in the retry topic, in store order, then those of the retry topics of its pops, then those that wait for their
-        delay, soonest first, with a queue offset of -1.
-        """
+        delay, soonest first, with a queue offset of -1."""
         return [message for broker in self._brokers for message in broker.retries(group)]
 
     def dead_letters(self, group: str) -> list[MessageExt]:
@@ -265,8 +264,7 @@ class EmbeddedRocketMQ(PopSwitches):
 
     def clear(self) -> None:
         """Deletes every message. Topics and committed offsets stay; the minimum offset of each queue becomes its maximum
-        offset.
-        """
+        offset."""
         self._log.clear()
         for broker in self._brokers:
             for topic in broker.state.topics:

@@ -37,8 +37,7 @@ class Clock(Protocol):
 
     def call_at(self, when_ms: int, call: Callable[[], object]) -> Timer:
         """Calls ``call`` once, in the running event loop, at ``when_ms`` (epoch ms) or shortly later; at once if that time
-        has passed.
-        """
+        has passed."""
 
 
 class SystemClock:
@@ -85,8 +84,7 @@ class ManualClock:
 
     async def advance(self, seconds: float) -> None:
         """Moves the clock by ``seconds``. It returns when all calls that became due have run and the event loop has run a
-        few more iterations, so that answers to held requests are sent. Raises ValueError for seconds below 0.
-        """
+        few more iterations, so that answers to held requests are sent. Raises ValueError for seconds below 0."""
         if not 0 <= seconds < float("inf"):
             raise ValueError(f"a clock can be moved by a number of seconds from 0 on, not {seconds}")
         end = self._now + round(seconds * 1000)

@@ -27,8 +27,7 @@ _TOPICS: Final = 10_000
 
 def given_up(error: BaseException) -> bool:
     """Returns whether no later attempt can succeed, because the message itself is refused. An operator may repair all other
-    causes.
-    """
+    causes."""
     last = error.__cause__ if isinstance(error, SendError) and error.__cause__ is not None else error
     return isinstance(last, InvalidMessageError | MessageIllegalError) or (
         getattr(last, "code", None) == ResponseCode.MESSAGE_ILLEGAL

@@ -135,8 +135,7 @@ class Relay:
 
     def takes(self, topic: str, session: AsyncSession) -> bool:
         """Returns whether this process sends a message of the session right after the commit. The other rows of the
-        transaction count, because it may add more than fit into memory.
-        """
+        transaction count, because it may add more than fit into memory."""
         sending, added = self.sending, Additions.waiting(session.sync_session)
         return (
             self._open

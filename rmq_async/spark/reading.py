@@ -115,8 +115,7 @@ class _Reader:
 
 class BatchReader(_Reader, DataSourceReader):
     """A batch read without ``pushFilters``: Spark raises an error for that method unless a setting of the session allows
-    it.
-    """
+    it."""
 
     @short_errors
     def partitions(self) -> Sequence[InputPartition]:
@@ -279,8 +278,7 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     def _enough(self, backlog: int) -> bool:
         """Returns whether ``minOffsetsPerTrigger`` and ``maxTriggerDelay`` let a micro-batch begin. The first one of a run
-        always may: what arrived while no query ran is not delayed.
-        """
+        always may: what arrived while no query ran is not delayed."""
         fewest = self._options.min_offsets
         if fewest is None:
             return True
@@ -293,8 +291,7 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
 
 class _Watch:
     """Watches queues that a stream reads and that no route has: each is logged once, and is a loss if it holds unread
-    messages and stays away longer than requests are repeated.
-    """
+    messages and stays away longer than requests are repeated."""
 
     def __init__(self, options: ReadOptions) -> None:
         self._patience = options.fetch_retries * options.fetch_interval
@@ -344,8 +341,7 @@ def _check_order(starts: Offsets, ends: Offsets) -> None:
 
 class RefusedStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Stands for a reader that cannot be made and raises the error at the first call. An error while it is made would end
-    in an error of Spark's own.
-    """
+    in an error of Spark's own."""
 
     def __init__(self, error: RocketMQError) -> None:
         self._error = error

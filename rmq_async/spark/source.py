@@ -38,8 +38,7 @@ OLDEST: Final = (4, 2)
 
 class RocketMQDataSource(DataSource):
     """The Spark data source ``rocketmq``, which reads and writes topics as DataFrames. docs/spark.md lists its options.
-    Raises ConfigError for an invalid option, and names it.
-    """
+    Raises ConfigError for an invalid option, and names it."""
 
     @short_errors
     def __init__(self, options: dict[str, str]) -> None:

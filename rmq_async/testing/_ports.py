@@ -86,8 +86,7 @@ def _candidates() -> range:
 
 def _is_free(port: int) -> bool:
     """Returns whether a socket can bind as the servers do (SO_REUSEADDR, all interfaces) and listen: two binders alone do
-    not collide.
-    """
+    not collide."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -17,8 +17,7 @@ MAX_ACK_SPAN = 65_536
 
 class BatchAck(msgspec.Struct, frozen=True, kw_only=True):
     """Messages of one queue from one pop. ``start_offset``: the first queue offset of the pop, ``retry``: 0, 1 or 2 as in the
-    extra info, ``bit_set``: see ``pack_bits``. Points in time are in epoch ms, durations in ms.
-    """
+    extra info, ``bit_set``: see ``pack_bits``. Points in time are in epoch ms, durations in ms."""
 
     consumer_group: str = msgspec.field(name="c")
     topic: str = msgspec.field(name="t")

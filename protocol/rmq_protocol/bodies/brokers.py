@@ -47,8 +47,7 @@ class BrokerStatsData(msgspec.Struct, frozen=True, rename="camel"):
 
 class ConsumeQueueData(msgspec.Struct, frozen=True, rename="camel"):
     """One entry of a consume queue: position and size of its message, and whether the filter of the request matches it
-    (``eval``).
-    """
+    (``eval``)."""
 
     physic_offset: Long = 0
     physic_size: Int = 0

@@ -37,8 +37,7 @@ class ProducerConnection(msgspec.Struct, frozen=True, rename="camel"):
 
 class ConsumerConnection(msgspec.Struct, frozen=True, rename="camel"):
     """Response of GET_CONSUMER_CONNECTION_LIST. ``subscription_table``: by topic. The last three fields hold names of members
-    of the enums in ``heartbeat``.
-    """
+    of the enums in ``heartbeat``."""
 
     connection_set: tuple[Connection, ...] = ()
     subscription_table: dict[str, SubscriptionData] = {}

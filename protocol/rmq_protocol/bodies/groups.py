@@ -24,8 +24,7 @@ __all__ = [
 
 class ExponentialRetryPolicy(msgspec.Struct, frozen=True):
     """A retry policy with growing delays: milliseconds before the first retry, the maximum in milliseconds, and the factor
-    of growth.
-    """
+    of growth."""
 
     initial: Long = 5_000
     max: Long = 7_200_000
@@ -34,8 +33,7 @@ class ExponentialRetryPolicy(msgspec.Struct, frozen=True):
 
 class CustomizedRetryPolicy(msgspec.Struct, frozen=True):
     """A policy with a delay for each retry. ``next``: milliseconds before each retry; the last one holds for all further
-    retries.
-    """
+    retries."""
 
     next: tuple[Long, ...] = ()
 
@@ -91,8 +89,7 @@ class SubscriptionGroupList(msgspec.Struct, frozen=True, rename="camel"):
 
 class SubscriptionGroupWrapper(msgspec.Struct, frozen=True, rename="camel"):
     """Response of GET_ALL_SUBSCRIPTIONGROUP_CONFIG. ``forbidden_table``: group -> topic -> bits of the forbidden
-    operations.
-    """
+    operations."""
 
     subscription_group_table: dict[str, SubscriptionGroupConfig] = {}
     forbidden_table: dict[str, dict[str, Int]] = {}

@@ -11,8 +11,7 @@ __all__ = ["LockBatchRequestBody", "LockBatchResponseBody", "UnlockBatchRequestB
 
 class LockBatchRequestBody(msgspec.Struct, frozen=True, rename="camel"):
     """Body of the request LOCK_BATCH_MQ. ``only_this_broker``: True where a broker asks its replica, which must not forward
-    the request.
-    """
+    the request."""
 
     consumer_group: str
     client_id: str

@@ -113,8 +113,7 @@ def decode_reset_offsets(body: bytes) -> dict[MessageQueue, int]:
 
 class GetConsumerStatusBody(msgspec.Struct, frozen=True, rename="camel"):
     """Offsets that a client has in memory (response of GET_CONSUMER_STATUS_FROM_CLIENT), or, by client id, the offsets of all
-    clients of a group (response of INVOKE_BROKER_TO_GET_CONSUMER_STATUS).
-    """
+    clients of a group (response of INVOKE_BROKER_TO_GET_CONSUMER_STATUS)."""
 
     message_queue_table: dict[MessageQueue, Long] = {}
     consumer_table: dict[str, dict[MessageQueue, Long]] = {}
@@ -135,8 +134,7 @@ class ConsumerOffsetSerializeWrapper(msgspec.Struct, frozen=True, rename="camel"
 
 class QueueTimeSpan(msgspec.Struct, frozen=True, rename="camel"):
     """Store times of three messages of a queue, epoch ms: the oldest, the newest, and the one that a group consumes next.
-    ``delay_time``: ms that the group is behind.
-    """
+    ``delay_time``: ms that the group is behind."""
 
     message_queue: MessageQueue
     min_time_stamp: Long = 0

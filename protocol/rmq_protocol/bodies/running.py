@@ -46,8 +46,7 @@ class PopProcessQueueInfo(msgspec.Struct, frozen=True, rename="camel"):
 
 class ConsumeStatus(msgspec.Struct, frozen=True):
     """The statistics of one topic: milliseconds per pull and per message, messages per second, and failures in the last
-    hour.
-    """
+    hour."""
 
     pull_rt: Double = msgspec.field(name="pullRT", default=0.0)
     pull_tps: Double = msgspec.field(name="pullTPS", default=0.0)
@@ -60,8 +59,7 @@ class ConsumeStatus(msgspec.Struct, frozen=True):
 class ConsumerRunningInfo(msgspec.Struct, frozen=True, rename="camel"):
     """Response of GET_CONSUMER_RUNNING_INFO. ``properties``: PROP_CONSUME_TYPE, PROP_CONSUMER_START_TIMESTAMP (epoch ms),
     PROP_CLIENT_VERSION, PROP_NAMESERVER_ADDR, PROP_CONSUMEORDERLY and others that the client adds. ``status_table``: by
-    topic.
-    """
+    topic."""
 
     properties: dict[str, str] = {}
     subscription_set: tuple[SubscriptionData, ...] = ()

@@ -22,8 +22,7 @@ class DataVersion(msgspec.Struct, frozen=True, rename="camel"):
 
 class TopicList(msgspec.Struct, frozen=True, rename="camel"):
     """Response of GET_ALL_TOPIC_LIST_FROM_NAMESERVER, GET_TOPICS_BY_CLUSTER, QUERY_TOPICS_BY_CONSUMER and
-    GET_SYSTEM_TOPIC_LIST_FROM_NS.
-    """
+    GET_SYSTEM_TOPIC_LIST_FROM_NS."""
 
     topic_list: tuple[str, ...] = ()
     broker_addr: str | None = None

@@ -33,8 +33,7 @@ class BoundaryType(StrEnum):
 
 class Header(msgspec.Struct, kw_only=True, gc=False):
     """A custom header. ``request_code``: the code the Java class is annotated with, if any. ``choices``: by field, the only
-    values that a reader accepts.
-    """
+    values that a reader accepts."""
 
     request_code: ClassVar[int | None] = None
     choices: ClassVar[Mapping[str, frozenset[int]]] = {}

@@ -62,8 +62,7 @@ class PullMessageResponseHeader(Header, kw_only=True):
 class ConsumerSendMsgBackRequestHeader(RpcRequestHeader, kw_only=True):
     """Header of CONSUMER_SEND_MSG_BACK, for a message that could not be consumed. ``offset``: its commit log offset.
     ``delayLevel``: 0 lets the broker choose by reconsume times; a number below 0 sends the message to the dead-letter topic
-    at once. ``originMsgId``: id of the message's first attempt.
-    """
+    at once. ``originMsgId``: id of the message's first attempt."""
 
     request_code: ClassVar[int | None] = RequestCode.CONSUMER_SEND_MSG_BACK
 
@@ -131,8 +130,7 @@ class GetConsumerRunningInfoRequestHeader(RpcRequestHeader, kw_only=True):
 
 class ConsumeMessageDirectlyResultRequestHeader(TopicRequestHeader, kw_only=True):
     """Header of CONSUME_MESSAGE_DIRECTLY, which an admin sends and the broker forwards with the stored message as the body.
-    The client consumes the message at once. ``msgId``: offset id.
-    """
+    The client consumes the message at once. ``msgId``: offset id."""
 
     request_code: ClassVar[int | None] = RequestCode.CONSUME_MESSAGE_DIRECTLY
 

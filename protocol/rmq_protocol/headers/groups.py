@@ -65,8 +65,7 @@ class UpdateGroupForbiddenRequestHeader(TopicRequestHeader, kw_only=True):
 
 class GetConsumeStatsRequestHeader(TopicRequestHeader, kw_only=True):
     """Header of GET_CONSUME_STATS. ``topicList``: topics joined by ``;``. Without it and ``topic`` the request is for all
-    topics of the group.
-    """
+    topics of the group."""
 
     request_code: ClassVar[int | None] = RequestCode.GET_CONSUME_STATS
 

@@ -99,8 +99,7 @@ class ChangeInvisibleTimeResponseHeader(Header, kw_only=True):
 
 class NotificationRequestHeader(TopicRequestHeader, kw_only=True):
     """Header of NOTIFICATION, which waits for messages to pop: the broker responds when there are some. Times are in ms, as
-    in a pop.
-    """
+    in a pop."""
 
     request_code: ClassVar[int | None] = RequestCode.NOTIFICATION
 

@@ -41,8 +41,7 @@ class SendMessageRequestHeader(TopicRequestHeader, kw_only=True):
 class SendMessageRequestHeaderV2(TopicRequestHeader, kw_only=True):
     """Header of a send with one-letter names. The letters mean, in order: producerGroup, topic, defaultTopic,
     defaultTopicQueueNums, queueId, sysFlag, bornTimestamp, flag, properties, reconsumeTimes, unitMode, maxReconsumeTimes,
-    batch, and the broker's name (``bname`` of the long form).
-    """
+    batch, and the broker's name (``bname`` of the long form)."""
 
     request_code: ClassVar[int | None] = RequestCode.SEND_MESSAGE_V2
 
@@ -79,8 +78,7 @@ class SendMessageResponseHeader(Header, kw_only=True):
 class ReplyMessageRequestHeader(TopicRequestHeader, kw_only=True):
     """Header of a reply that the broker forwards to the client that waits for it; the body is the reply's. ``bornHost``,
     ``storeHost``: ``ip:port`` of the client that replied and of the broker; ``storeTimestamp``: time at which the broker
-    received it, epoch ms.
-    """
+    received it, epoch ms."""
 
     request_code: ClassVar[int | None] = RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT
 
@@ -102,8 +100,7 @@ class ReplyMessageRequestHeader(TopicRequestHeader, kw_only=True):
 
 class RecallMessageRequestHeader(TopicRequestHeader, kw_only=True):
     """Header of RECALL_MESSAGE. ``recallHandle``: the handle in the response to the send of the delayed message; see
-    ``recall``.
-    """
+    ``recall``."""
 
     request_code: ClassVar[int | None] = RequestCode.RECALL_MESSAGE
 
@@ -120,8 +117,7 @@ class RecallMessageResponseHeader(Header, kw_only=True):
 
 def send_header_v2(header: SendMessageRequestHeader) -> SendMessageRequestHeaderV2:
     """Returns the one-letter form of a header (``createSendMessageRequestHeaderV2``), without ``ns``, ``nsd``, ``oway`` and
-    ``lo``.
-    """
+    ``lo``."""
     return SendMessageRequestHeaderV2(
         a=header.producerGroup,
         b=header.topic,

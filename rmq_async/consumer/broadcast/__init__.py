@@ -1,7 +1,7 @@
-"""Broadcast: each member reads all queues of its topics, keeps its positions itself, and retries what fails in place.
+"""Broadcast: each member reads all queues of its topics, keeps its positions itself, and handles failed messages again itself.
 
-The rooms of a group consumer (``..group``, commits, outcomes) in the form that needs no other member and no broker: no locks, no
-allocation, no committed offsets, no retry topic.
+The modules replace those of a group consumer (``..group``, commits, outcomes) by parts that need no other member and no
+broker: no locks, no allocation, no committed offsets, no retry topic.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Outcomes of messages that no broker takes back: handled again here, and given up after the last attempt."""
+"""Outcomes of messages in broadcast, where no broker redelivers: this member handles them again, and gives them up after
+the last attempt."""
 
 from __future__ import annotations
 
@@ -13,9 +14,9 @@ __all__ = ["LocalOutcomes"]
 
 
 class LocalOutcomes(Outcomes):
-    """The part that carries decisions out where no broker takes messages back.
+    """Carries decisions out in broadcast, where no broker redelivers messages.
 
-    ``dead_lettered``: messages that were given up, of which nothing is kept but their lines in the log.
+    ``dead_lettered``: messages that were given up; only the log names them.
     """
 
     given_up = "given up, since broadcast has no dead letters"

@@ -1,7 +1,7 @@
 """Positions of a broadcast member: loaded from the user's store at the start, saved while it runs and at its end.
 
-Where there is no store they are kept for this run only, for queues that leave the route and come back. Saves are made one at a
-time, each of all positions as they are then, so that an older one never follows a newer one.
+Without a store they are kept in memory for this run, for queues that leave the route and return. Saves run one at a time, each
+with all positions at that moment, so that an older state never replaces a newer one.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class SavedPositions(Commits):
         """What the store has, as far as is known."""
 
     async def load(self, topic: str) -> Mapping[MessageQueue, int]:
-        """Returns the stored positions of a topic on the wire, which are known from now on. Raises what the user's function raises,
-        ConfigError for what is no position."""
+        """Loads and returns the stored positions of a topic (its name on the wire). Raises the errors of the user's
+        function, and ConfigError for an invalid position."""
         names = self._instance.names
         if self._store is None:
             return {}
@@ -76,7 +76,8 @@ class SavedPositions(Commits):
             await self.now()
 
     async def now(self) -> None:
-        """Saves what has changed. Raises what the user's function raises, TimeoutError after SAVE_TIME."""
+        """Saves the positions if any has changed. Raises the errors of the user's function, and TimeoutError after
+        SAVE_TIME."""
         for held in self._held():
             if held.is_owned:
                 self._note(held)

@@ -1,9 +1,10 @@
-"""Where a broadcast member begins to read a queue.
+"""The offsets at which a broadcast member begins to read queues.
 
-A position that is stored, or that this member had when the queue left the route, holds. A topic without any stored position begins
-where ``start_from`` says. Queues that come later, and those of a topic of which others have a stored position, are new: they begin
-at their first message. A broker that the route did not name at the start may be new, or it was away and has old messages: with
-"latest", its queues begin with what was stored since the start of the member, by the broker's clock and a little earlier.
+A stored position, or the one that this member had when the queue left the route, is used if there is one. A topic without any
+stored position begins at ``start_from``. Queues that are added later, and queues of a topic that has stored positions of
+others, are new: they begin at their first message. A broker that the route did not name at the start may be new, or it was
+unreachable and has old messages: with "latest", its queues begin at the start time of the member, by the broker's clock, and a
+little earlier.
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ class Starts:
         self._since = datetime.fromtimestamp(machine.time(), UTC) - CLOCKS_DIFFER
 
     async def prepare(self, topic: str) -> None:
-        """Sets the positions of a topic's queues that are there now. ``topic``: on the wire. Raises the errors of the requests, and
-        what the user's ``load`` raises."""
+        """Sets the positions of the queues that a topic has now. ``topic``: its name on the wire. Raises the errors of the
+        requests and of the user's ``load``."""
         instance, start = self._instance, self._start_from
         stored = await self._positions.load(topic)
         try:
@@ -64,7 +65,7 @@ class Starts:
         self._positions.known.update(found)
 
     async def offset(self, queue: MessageQueue) -> tuple[int, int | None]:
-        """Returns where a queue begins, and the position that is known of it. Raises the errors of the request."""
+        """Returns the offset at which a queue begins, and its stored position, if any. Raises the errors of the request."""
         known = self._positions.known.get(queue)
         if known is not None:
             return known, known

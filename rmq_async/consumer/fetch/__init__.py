@@ -1,4 +1,4 @@
-"""Pulling: room for messages, the pulls of each queue, and offsets that a broker does not hold."""
+"""Pulls: the limits of the buffer, the pulls of each queue, and offsets that a broker does not hold."""
 
 from __future__ import annotations
 

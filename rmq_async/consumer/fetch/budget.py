@@ -1,9 +1,9 @@
-"""Room for pulled messages, in messages and bytes, for all queues of a consumer.
+"""The limit of pulled messages, in messages and bytes, for all queues of a consumer.
 
-A queue reserves room before it pulls and releases it when the answer is there; each message of the answer takes its own room, and
-gives it back when it is settled or dropped. Queues that wait get their turn in the order in which they came. A pull of a queue
-that is read to its end reserves nothing: it asks for one message, so that a full buffer elsewhere does not delay it. Where room is
-short, a pull asks for its queue's share at most: a larger one might never fit beside handlers that hang.
+A queue reserves room before it pulls and releases it when the answer is there; each message of the answer takes its own room,
+and gives it back when it is settled or dropped. Queues that wait get room in the order of their requests. A pull of a queue
+that is read to its end reserves nothing: it asks for one message, so that a full buffer elsewhere does not delay it. When room
+is short, a pull asks for its queue's share at most: a larger pull might never fit while handlers are blocked.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ LARGE_PULL: Final = 4 * 1024 * 1024
 class Budget:
     """The messages and bytes that a consumer may hold.
 
-    ``messages``, ``size``: of messages that are buffered or being handled, without what is reserved. ``full``: called when a
-    queue has to wait.
+    ``messages``, ``size``: number and bytes of the messages that are buffered or being handled, without reservations.
+    ``full``: called when a queue has to wait.
     """
 
     __slots__ = ("_max_messages", "_max_size", "_reserved", "_reserved_size", "_waiting", "full", "messages", "size")
@@ -50,9 +50,11 @@ class Budget:
         return True
 
     def share(self, messages: int, mean_size: float | None, queues: int) -> tuple[int, int]:
-        """Returns what one of ``queues`` queues may pull where room is short, at most ``messages`` and at least one, and its bytes.
+        """Returns the messages that one of ``queues`` queues may pull when room is short, at most ``messages`` and at least
+        one, and their bytes.
 
-        ``mean_size``: of its bodies; None where it is not known, so that the pull may bring far more than the share.
+        ``mean_size``: mean bytes of its bodies; None where it is not known, so that the pull may bring far more than the
+        share.
         """
         size = self._max_size // queues
         messages = max(min(messages, self._max_messages // queues), 1)
@@ -62,7 +64,8 @@ class Budget:
         return messages, max(round(mean_size * messages), 1)
 
     async def reserve(self, messages: int, size: int) -> None:
-        """Reserves room for a pull, after the queues that wait already. Where nothing is taken, there is room for any pull."""
+        """Waits for room for a pull, after the queues that wait already, and reserves it. An empty buffer has room for any
+        pull."""
         if self.reserve_now(messages, size):
             return
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -85,7 +88,7 @@ class Budget:
         self._wake()
 
     def take(self, messages: int, size: int) -> None:
-        """Takes room for messages that are there."""
+        """Takes room for messages that have arrived."""
         self.messages += messages
         self.size += size
 

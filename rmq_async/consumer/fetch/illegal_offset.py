@@ -1,9 +1,9 @@
-"""Where a queue goes on whose broker does not hold the offset of a pull (PULL_OFFSET_MOVED, 21).
+"""The next offset of a queue whose broker does not hold the offset of a pull (PULL_OFFSET_MOVED, 21).
 
-There are four causes. An operator has reset the group's offset: the pulled offset exists, and the broker says where to go on. The
-message is deleted: the offset is below the minimum, and ``out_of_range`` decides. The queue ends below the offset: a new master
-lacks messages, or is not the master yet; that is confirmed three times before the member goes back to the end of the queue. Or
-its topic was deleted and made anew (``ReadMarks``): the queue is read from its first message on.
+There are four causes. An operator has reset the group's offset: the pulled offset exists, and the broker names the next one.
+The message is deleted: the offset is below the minimum, and ``out_of_range`` decides. The queue ends below the offset: a new
+master lacks messages, or is not the master yet; that is confirmed three times before the member goes back to the end of the
+queue. Or its topic was deleted and created again (``ReadMarks``): the queue is read from its first message on.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The pulls of one held queue, one in flight at a time; what they bring goes into the buffer."""
+"""The pulls of one held queue, one in flight at a time; their messages go into the buffer."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ IDLE_ANSWERS: Final = 10
 class PullLimits:
     """The limits of pulls.
 
-    ``size``: messages of one pull. ``span``: offsets from the watermark to the last pulled one. ``queues``: how many share the
-    room. ``ahead``: a queue of which so many messages wait for nothing but a slot is not pulled. More would not be handled
-    sooner, and what waits long has left the caches of the processor by then. ``ready``: how many of a queue do.
+    ``size``: messages of one pull. ``span``: offsets from the watermark to the last pulled one. ``queues``: number of queues
+    that share the room. ``ahead``: number of messages waiting only for a slot from which on a queue is not pulled: more would
+    not be handled sooner, and would have left the caches of the processor by then. ``ready``: returns that number for a queue.
     """
 
     __slots__ = ("ahead", "queues", "ready", "size", "span")
@@ -68,9 +68,9 @@ class PullLimits:
 class Pulling:
     """The pulls of one member.
 
-    ``group``: on the wire. ``accept``: takes an answer with or without messages, or returns False where its queue may hold
-    other messages than before. ``moved``: finds where to go on then, and after an answer that says that the broker does not
-    hold the offset. ``lost_route``: called when a queue seems to have left its topic.
+    ``group``: its name on the wire. ``accept``: takes an answer with or without messages, or returns False if its queue may
+    hold other messages than before. ``moved``: finds the next offset then, and after an answer that the broker does not hold
+    the offset. ``lost_route``: called when a queue seems to have left its topic.
     """
 
     def __init__(
@@ -127,14 +127,15 @@ class Pulling:
                 await asyncio.sleep(pause)
 
     async def _take(self, held: HeldQueue, offset: int, result: PullResult) -> None:
-        """``offset``: of the pull."""
+        """Takes the result of a pull into the buffer and moves the queue. ``offset``: the offset of the pull."""
         if held.cursor != offset:  # it was moved meanwhile, and the answer is of no use
             return
         if result.status is PullStatus.OFFSET_ILLEGAL or not self._accept(held, result):
             await self._moved(held, result)
 
     async def _room(self, held: HeldQueue) -> int:
-        """Waits until the span allows another message, and few wait for a slot; returns how many the span allows."""
+        """Waits until the span allows another message and few messages wait for a slot; returns the number that the span
+        allows."""
         while True:
             room = self._limits.span - held.span
             held.wakes_below = self._limits.ahead if self._limits.ready(held) >= self._limits.ahead else 0

@@ -1,9 +1,9 @@
-"""How far this member has read queues, to recognise one that was made anew: its topic was deleted, and is there again.
+"""The highest offsets that this member has read, to detect a queue whose topic was deleted and created again.
 
-Brokers do not say so: offsets begin at 0 again, and a member that goes on at its old one would leave messages out. But the messages
-of a queue are stored in the order of their offsets. So a queue was made anew if its first message was stored after one that was
-read at the same offset or a higher one. A broker that says for a moment that it does not know a topic has kept its first message.
-What this member has read says nothing where others have read the queue since: they may have begun anew already.
+Brokers do not report that: offsets begin at 0 again, and a member that continues at its old offset would leave messages out.
+But the messages of a queue are stored in the order of their offsets. So a queue was created again if its first message was
+stored after a message that was read at the same offset or a higher one. A broker that does not know a topic for a moment only
+has kept its first message. The marks are void once another member has read the queue: it may have begun at 0 already.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class ReadMarks:
     """The marks of reading: of each queue the highest offset that was read, and when its message was stored, in ms since the
     epoch; of the newest queues.
 
-    ``doubted``: queues that are to be looked at before an answer of a pull is believed.
+    ``doubted``: queues to check before the next answer of a pull is used.
     """
 
     __slots__ = ("_left_at", "_marks", "doubted")
@@ -47,11 +47,12 @@ class ReadMarks:
         marks[queue] = last.queue_offset, last.store_time_ms
 
     def doubt(self, queues: Iterable[MessageQueue]) -> None:
-        """Has queues looked at that have left their topic, or whose topic their broker does not know: it may have been deleted."""
+        """Marks queues for a check that have left their topic, or whose broker does not know the topic: it may have been
+        deleted."""
         self.doubted.update(queue for queue in queues if queue in self._marks)
 
     def forget(self, queue: MessageQueue) -> None:
-        """Forgets a queue whose messages up to the mark are gone."""
+        """Removes the mark of a queue whose messages up to it were deleted."""
         self._marks.pop(queue, None)
         self._left_at.pop(queue, None)
         self.doubted.discard(queue)
@@ -62,7 +63,7 @@ class ReadMarks:
             self._left_at[queue] = committed
 
     def taken_over(self, queue: MessageQueue, committed: int | None) -> None:
-        """Forgets a queue that comes back with another committed offset: other members have read it."""
+        """Removes the mark of a queue that returns with another committed offset: other members have read it."""
         if queue in self._left_at and self._left_at.pop(queue) != committed:
             self.forget(queue)
 

@@ -1,4 +1,4 @@
-"""This member's share of the queues of a topic, from the lists of members that brokers give. Pure.
+"""This member's share of the queues of a topic, from the lists of members that brokers return. It does no I/O.
 
 Each member computes its share alone. The lists of two brokers differ for as long as one of them has not seen a heartbeat or the end
 of a connection; a client with two connections is listed twice. Locks (``handover``) keep two members that disagree for a moment
@@ -30,10 +30,10 @@ def merged_members(lists: Iterable[Sequence[str]]) -> tuple[tuple[str, ...], boo
 def share_of(
     client_id: str, queues: Sequence[MessageQueue], members: Sequence[str], allocate: Allocate
 ) -> frozenset[MessageQueue]:
-    """Returns the queues of ``client_id``; those of each of its places where it is listed more than once.
+    """Returns the queues of ``client_id``; if it is listed more than once, those of each of its places.
 
-    Java members take the share of their first place only, so the share of a second one would be read by no member. ``queues`` and
-    ``members``: sorted. Raises what ``allocate`` raises, ValueError where it returned other queues than it was given.
+    Java members take the share of their first place only, so no member would read the share of a second place. ``queues`` and
+    ``members``: sorted. Raises the errors of ``allocate``, and ValueError if it returned other queues than it was given.
     """
     found = set(allocate(client_id, queues, members))
     first = members.index(client_id) if client_id in members else 0

@@ -1,4 +1,4 @@
-"""A member's looks at the subscriptions and modes of the others: what is new is logged, and what was seen lately is kept."""
+"""Compares a member's subscriptions and mode with those of the others: new conflicts are logged, recent ones are kept."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ UNTIL_NEXT: Final = 0.0
 
 
 class Conflicts:
-    """``ours``: as in the heartbeats of this client. ``kept_for``: seconds for which a conflict counts after it was seen last;
-    UNTIL_NEXT: until the next look that a broker answers."""
+    """The conflicts with other members of the group. ``ours``: subscriptions as in the heartbeats of this client.
+    ``kept_for``: seconds for which a conflict counts after it was last seen; UNTIL_NEXT: until the next comparison with
+    an answer of a broker."""
 
     def __init__(self, instance: ClientInstance, ours: ConsumerData, kept_for: float = UNTIL_NEXT) -> None:
         self._instance = instance
@@ -32,18 +33,18 @@ class Conflicts:
 
     @property
     def found(self) -> list[SubscriptionConflict]:
-        """Those that count now; from any thread."""
+        """Returns the conflicts that count now. It may be called from any thread."""
         since = machine.monotonic() - self._kept_for
         return [conflict for conflict, at in [*self._seen.items()] if not self._kept_for or at > since]
 
     async def look_first(self, on_conflict: str) -> None:
-        """Looks before the member joins. Raises SubscriptionConflictError where ``on_conflict`` is "raise"."""
+        """Compares before the member joins. Raises SubscriptionConflictError for a conflict if ``on_conflict`` is "raise"."""
         await self.look(joined=False)
         if self._seen and on_conflict == "raise":
             raise SubscriptionConflictError(f"group {self._ours.group_name}: {next(iter(self._seen))}")
 
     async def look(self, *, joined: bool = True) -> None:
-        """Looks at the other members. Where no broker has had this member's heartbeat, all stays as it is."""
+        """Compares with the other members. If no broker has received this member's heartbeat, the known conflicts stay."""
         view = await group_view(self._instance, self._ours, self._instance.config.request_timeout, joined=joined)
         if not view.listed_by:
             return

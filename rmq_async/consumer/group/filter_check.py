@@ -1,7 +1,7 @@
-"""Whether the brokers of a topic filter by an SQL92 condition (CHECK_CLIENT_CONFIG, 46).
+"""The check whether the brokers of a topic filter by an SQL92 condition (CHECK_CLIENT_CONFIG, 46).
 
-Nothing else says so in time: a broker takes a heartbeat with a condition that it cannot read, and delivers every message to a pull
-with one (run: 5.5.0), and one that does not filter refuses each pull.
+No other request shows it in time: a broker accepts a heartbeat with a condition that it cannot read, and delivers every
+message to a pull with such a condition (run: 5.5.0); a broker that does not filter refuses each pull.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _OFF: Final = "does not support consumer to filter message"
 async def check_filter(instance: ClientInstance, group: str, subscription: SubscriptionData) -> None:
     """Asks each broker of the subscription's topic. A topic that does not exist yet has none.
 
-    Raises ConfigError for a condition that a broker cannot read, and for a broker that does not filter by properties; the errors
-    of the requests. ``group``: on the wire.
+    Raises ConfigError for a condition that a broker cannot read, and for a broker that does not filter by properties; the
+    errors of the requests. ``group``: its name on the wire.
     """
     topic, timeout = subscription.topic, instance.config.request_timeout
     try:

@@ -1,14 +1,14 @@
 """Taking queues over from other members, and giving them up, so that the next owner starts where the last one has stopped.
 
-Members compute their shares alone, and nothing on the wire says when a former owner has finished. So each held queue is locked at
-its broker (LOCK_BATCH_MQ, 41) under a name that only handovers use (``handover_group``). A member that gives a queue up drains it,
-commits, and unlocks it; the next owner asks for the lock every 100 ms (after 2 s every 500 ms), reads the committed offset when it
-has it, and pulls. The lock of a member that has crashed lives for 60 s: members that have seen the crashed one in the list free its
-locks after ``handover_timeout`` and 2 s, and a queue whose lock is not granted 2 s later is taken without it. No
-queue is taken without its lock while another member says that it holds it: that one has not heard of the new share yet. The lock of
-a crashed member may end while one that reads without it drains the queue, so a lock that was granted after more than 2 s does not
-show that the queue is free: the other members are asked here, too. A queue of an ordered topic waits for its lock however long that
-takes: order is worth the 60 s after a crash.
+Members compute their shares alone, and nothing on the wire says when a former owner has finished. So each held queue is locked
+at its broker (LOCK_BATCH_MQ, 41) under a name that only handovers use (``handover_group``). A member that gives a queue up
+drains it, commits, and unlocks it; the next owner asks for the lock every 100 ms (after 2 s every 500 ms), reads the committed
+offset when it has it, and pulls. The lock of a member that has crashed stays for 60 s: members that have seen the crashed one
+in the list free its locks after ``handover_timeout`` and 2 s, and a queue whose lock is not granted 2 s later is taken without
+it. No queue is taken without its lock while another member says that it holds it: that member does not know the new share yet.
+The lock of a crashed member may end while one that reads without it drains the queue, so a lock that was granted after more
+than 2 s does not show that the queue is free: the other members are asked here, too. A queue of an ordered topic is never
+taken without its lock, even if that takes the 60 s after a crash, to keep the order.
 """
 
 from __future__ import annotations
@@ -59,10 +59,11 @@ NO_HOLDERS: Final = Holders(frozenset(), frozenset())
 
 
 class Takeover:
-    """Queues of this member's share that it does not hold yet. ``group``: on the wire. ``patience``: seconds to wait for a lock.
+    """Queues of this member's share that it does not hold yet. ``group``: its name on the wire. ``patience``: seconds to wait
+    for a lock.
 
-    ``open``: called with a queue, its start offset and the committed one. ``departed``: client ids of former
-    members, and since when they have left the list.
+    ``open``: called with a queue, its start offset and the committed one. ``departed``: client ids of former members, and the
+    times at which they left the list.
     """
 
     def __init__(
@@ -121,8 +122,8 @@ class Takeover:
                 self.idle.clear()
 
     def unwant(self, queues: Iterable[MessageQueue]) -> list[MessageQueue]:
-        """Removes queues that are in the share no longer; returns those that were waited for, to be unlocked: a request for their
-        locks may be under way."""
+        """Removes queues that are no longer in the share; returns those whose locks were requested, so that the caller
+        unlocks them: a request may be in flight."""
         removed = []
         for queue in queues:
             waited, locked = self._waiting.pop(queue, None), self._ready.pop(queue, None)
@@ -135,10 +136,10 @@ class Takeover:
         return removed
 
     async def free(self, client_id: str, queues: Iterable[MessageQueue]) -> None:
-        """Unlocks the queues of a member that has left the list and does not do so itself in time.
+        """Unlocks the queues of a member that has left the list and has not unlocked them itself in time.
 
-        Members that have joined since do not know it, and would have to take its queues without their locks, and could not hand
-        them on as long as its locks live.
+        Members that have joined since do not know that member. They would have to take its queues without locks, and could not
+        hand them over before its locks end.
         """
         await asyncio.sleep(self._patience)
         for left in await self._gone(queues):
@@ -146,7 +147,7 @@ class Takeover:
                 await self._locks.unlock_for(client_id, queues)
 
     def lose(self, queue: MessageQueue) -> None:
-        """Asks again for a lock that was lost before the offset of its queue was known."""
+        """Requests a lock again that was lost before the offset of its queue was known."""
         if self._ready.pop(queue, None) is not None:
             self._waiting[queue] = machine.monotonic()
 
@@ -205,17 +206,18 @@ class Takeover:
             await self._take_late(late)
 
     def _forget_doubts(self, granted: Collection[MessageQueue]) -> None:
-        """Forgets what other members hold of queues whose lock is not granted now."""
+        """Removes the answers of other members about queues whose lock is not granted now."""
         self._doubted = {queue: times for queue, times in self._doubted.items() if queue in granted}
 
     def _begin(self, queue: MessageQueue) -> None:
-        """Has the offset of a queue asked for that this member has now."""
+        """Starts the request for the offset of a queue that this member has now."""
         del self._waiting[queue]
         self._doubted.pop(queue, None)
         self._ready[queue] = machine.monotonic()
 
     async def _take_granted(self, queues: list[MessageQueue]) -> None:
-        """Takes queues whose locks were granted late, but for those that another member still reads or drains without the lock."""
+        """Takes queues whose locks were granted late, except those that another member still reads or drains without the
+        lock."""
         now = machine.monotonic()
         asked = [queue for queue in queues if now >= self._doubted.get(queue, (0.0, 0.0))[1]]
         found = await self.holders(asked, DOUBT_TIME) if asked else NO_HOLDERS
@@ -232,8 +234,8 @@ class Takeover:
     async def _take_late(self, late: list[MessageQueue]) -> None:
         """Takes queues whose former owner has not unlocked them in time.
 
-        A member that has joined since, and cannot free the locks of one that is gone, may read a queue without its lock: the others
-        are asked before the lock is seized, too.
+        A member that has joined since, and cannot free the locks of a member that has left, may read a queue without its lock.
+        So the others are asked before the lock is seized, too.
         """
         held, unsure = await self._elsewhere(late)
         free = [queue for queue in late if queue not in held]
@@ -257,8 +259,8 @@ class Takeover:
     async def _gone(self, queues: Iterable[MessageQueue]) -> list[str]:
         """Returns the former members that have had the time to unlock their queues, and that no broker of ``queues`` lists.
 
-        A member that leaves and joins again has the same client id: what was seen at the last look at the members may be over. A
-        broker that does not answer lists all of them.
+        A member that leaves and joins again has the same client id: the last list may be out of date. A broker that does not
+        answer counts as listing all of them.
         """
         before = machine.monotonic() - self._patience
         departed = [client_id for client_id, since in self._departed().items() if since <= before]
@@ -312,5 +314,5 @@ class Takeover:
 
 
 async def _no_other(_: Iterable[MessageQueue], within: float) -> Holders:
-    """There is no other member."""
+    """Returns the holders of a group without other members: none."""
     return NO_HOLDERS

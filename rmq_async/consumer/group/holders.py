@@ -1,9 +1,9 @@
-"""Which queues other members hold, as they say themselves (GET_CONSUMER_RUNNING_INFO, 307, which a broker relays).
+"""The queues that other members report to hold (GET_CONSUMER_RUNNING_INFO, 307, which a broker relays).
 
-A member may not know yet that a queue is another one's: its notice is lost, or the group has notices switched off, and it looks at
-the list after its ``rebalance_interval``. It renews its locks meanwhile, as a crashed member seems to do for a minute. So members
-are asked before a queue is read without its lock, and where a lock was granted late, and only then: the relay keeps a thread of the
-broker busy.
+A member may not know yet that a queue belongs to another one: its notice is lost, or the group has notices switched off, and
+it reads the list only after its ``rebalance_interval``. Until then it renews its locks; the locks of a crashed member stay for
+a minute too. So members are asked before a queue is read without its lock, and if a lock was granted late, and only then: the
+relay blocks a thread of the broker.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ AT_ONCE: Final = 8
 
 
 class Holders(NamedTuple):
-    """The queues of other members, as they say themselves.
+    """The queues that other members report.
 
-    ``held``: queues that another member holds or drains. ``silent``: members that did not say.
+    ``held``: queues that another member holds or drains. ``silent``: members that did not answer.
     """
 
     held: frozenset[MessageQueue]
@@ -43,7 +43,8 @@ class Holders(NamedTuple):
 async def find_holders(
     instance: ClientInstance, group: str, queues: Iterable[MessageQueue], members: Iterable[str], within: float = ANSWER_TIME
 ) -> Holders:
-    """Asks each of ``members`` once, through the brokers of ``queues`` in turn until one passes the question on. Raises nothing.
+    """Asks each of ``members`` once, through the brokers of ``queues`` in turn until one forwards the request. It raises no
+    errors.
 
     Members that have not answered after ``within`` seconds, or were not asked by then, are silent ones.
     """

@@ -1,6 +1,6 @@
 """The locks of one member: queues of ordered topics under the group's own name, all others under ``handover_group``.
 
-Orderly members of Java's client lock under the group's name, so an ordered queue is one member's at a time in a group of both
+Orderly members of Java's client lock under the group's name, so an ordered queue has one owner at a time in a group of both
 clients. Such a queue is never read without its lock: a member that has crashed keeps it for up to 60 s.
 """
 
@@ -52,7 +52,7 @@ class MemberLocks:
 
     @property
     def are_late(self) -> bool:
-        """Whether the lock of a queue was not renewed in time: it may end while a call runs."""
+        """Returns whether the lock of a queue was not renewed in time, so that it may end while a call runs."""
         now = machine.monotonic()
         return any(now - since > RENEWED_WITHIN for locks in (self.handover, self.own) for since in locks.held.values())
 

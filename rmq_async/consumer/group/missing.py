@@ -1,7 +1,7 @@
 """Queues that have left the routes of their topics: no member reads them, and they may hold messages.
 
-The routes look the same when name servers have forgotten a broker, when the broker is down, and when an operator has taken queues
-away. So brokers that can be reached are asked for what the group has not read there, and nothing is named for ever.
+The routes look the same when name servers have forgotten a broker, when the broker is down, and when an operator has taken
+queues away. So brokers that can be reached are asked for the number of unread messages, and no queue is reported for ever.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ LONGEST_REQUEST: Final = 1.0
 
 
 class Missing(NamedTuple):
-    """Queues of one topic and broker that left the route at the same time, and the seconds since. ``unread``: messages there that
-    the group has not read; None where the broker cannot be asked."""
+    """Queues of one topic and broker that left the route at the same time, and the seconds since. ``unread``: number of
+    their messages that the group has not read; None where the broker cannot be asked."""
 
     queues: tuple[MessageQueue, ...]
     age: float
@@ -41,7 +41,8 @@ class Missing(NamedTuple):
 
 
 class MissingQueues:
-    """What the routes have named since the start of this member, and do not name now. ``group``: on the wire."""
+    """The queues that the routes have named since the start of this member, and do not name now. ``group``: its name on the
+    wire."""
 
     def __init__(self, instance: ClientInstance, group: str) -> None:
         self._instance = instance

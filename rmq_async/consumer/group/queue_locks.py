@@ -1,10 +1,11 @@
-"""Locks of queues at their brokers (LOCK_BATCH_MQ 41, UNLOCK_BATCH_MQ 42): one client of a group has a queue.
+"""Locks of queues at their brokers (LOCK_BATCH_MQ 41, UNLOCK_BATCH_MQ 42): at most one client of a group has the lock of a
+queue.
 
-A broker keeps locks by the group string of the request, in memory, for 60 s from the last request of their client, and looks at
-neither members nor group configs (run: 5.5.0 and 4.9.7). Java's orderly consumers lock under their group. A handover locks under
-``%RETRY%<group>`` instead, for two reasons. While any lock of a group lives, a broker of 5.x turns every send to ``%RETRY%<group>``
-into a dead letter, and it looks for locks under the bare name. And the ACL of 5.x takes this prefix off before it looks for the
-right to subscribe with the group, which each member has; a name with anything appended would need a right of its own.
+A broker keeps locks by the group string of the request, in memory, for 60 s from the last request of their client, and checks
+neither members nor group configs (run: 5.5.0 and 4.9.7). Java's orderly consumers lock under their group. A handover locks
+under ``%RETRY%<group>`` instead, for two reasons. While the group has any lock under its plain name, a broker of 5.x turns
+every send to ``%RETRY%<group>`` into a dead letter. And the ACL of 5.x removes this prefix before it checks the right to
+subscribe with the group, which each member has; a name with a suffix would need another right.
 """
 
 from __future__ import annotations
@@ -50,8 +51,8 @@ def handover_group(group: str) -> str:
 class QueueLocks:
     """The locks of one client under one group string, which is sent as it is.
 
-    No method raises for a broker that refuses or does not answer: it grants nothing, and ``errors`` keeps why. Requests to one
-    broker leave one after the other, since a broker may handle two of one connection in either order.
+    No method raises for a broker that refuses or does not answer: no lock is granted, and ``errors`` keeps the error. Requests
+    to one broker leave one after the other, since a broker may handle two of one connection in either order.
     """
 
     def __init__(self, instance: ClientInstance, group: str) -> None:
@@ -91,7 +92,7 @@ class QueueLocks:
 
     @property
     def owes(self) -> bool:
-        """Whether a broker has not answered the unlock of a queue; ``unlock_owed`` repeats it."""
+        """Returns whether a broker has not answered the unlock of a queue; ``unlock_owed`` repeats it."""
         return bool(self._owed)
 
     def owns(self, queue: MessageQueue) -> bool:
@@ -112,9 +113,9 @@ class QueueLocks:
     async def seize(self, queues: Iterable[MessageQueue], client_ids: Iterable[str]) -> frozenset[MessageQueue]:
         """Unlocks queues in the name of clients that have left the group, and locks them; returns those granted.
 
-        A client that has crashed keeps its locks for up to 60 s, and a queue that is assumed meanwhile cannot be handed on: each
-        next owner waits anew. Brokers take the client id of an UNLOCK_BATCH_MQ as it is given. Only for queues whose owner has had
-        the time to unlock them.
+        A client that has crashed keeps its locks for up to 60 s, and a queue that is assumed during that time cannot be handed
+        over: each next owner would wait again. Brokers accept any client id in an UNLOCK_BATCH_MQ. To be used only for queues
+        whose owner has had the time to unlock them.
         """
         wanted = tuple(queues)
         for client_id in client_ids:
@@ -142,9 +143,9 @@ class QueueLocks:
     async def renew(self) -> frozenset[MessageQueue]:
         """Renews all locks and requests those of assumed queues; returns the queues lost since the last call.
 
-        A lock is lost when its broker refuses it, or 55 s after the last request that was granted it: another client may have had
-        the queue meanwhile, so what a broker grants again is not counted as held. An assumed queue is lost when its lock is refused
-        after 60 s: a client that lives has it.
+        A lock is lost when its broker refuses it, or 55 s after the last request that was granted it: another client may have
+        had the queue in the meantime, so a lock that is granted again does not count as held. An assumed queue is lost when
+        its lock is refused after 60 s: a running client has it.
         """
         self._drop_ended()
 
@@ -158,7 +159,7 @@ class QueueLocks:
         return lost
 
     async def unlock(self, queues: Iterable[MessageQueue]) -> None:
-        """Gives queues back, once their requests under way are answered; no request for those that cannot be locked.
+        """Unlocks queues, once their requests in flight are answered; it sends no request for those that cannot be locked.
 
         A broker that does not answer keeps the lock for up to 60 s.
         """
@@ -183,7 +184,7 @@ class QueueLocks:
         await self._for_each_broker([*self._owed], unlock)
 
     def leave(self, queues: Iterable[MessageQueue]) -> None:
-        """Forgets locks without a request: brokers keep them for up to 60 s."""
+        """Removes locks without a request: brokers keep them for up to 60 s."""
         for queue in queues:
             for table in (self._held, self._unsure, self._assumed, self._owed):
                 table.pop(queue, None)
@@ -258,7 +259,7 @@ class QueueLocks:
                 self._lost.add(queue)
 
     def _expect(self, queues: Iterable[MessageQueue], sent: float) -> None:
-        """Notes that the broker may have locks of these queues until it answers, and forgets those whose life is over."""
+        """Notes that the broker may have locks of these queues until it answers, and removes expired entries."""
         for queue, since in [*self._unsure.items()]:
             if sent - since >= LOCK_LIFE:
                 del self._unsure[queue]

@@ -1,8 +1,8 @@
 """Rounds in which a member looks at the group and computes its share.
 
-A round begins after ``rebalance_interval``, at a notice of a broker, at a change of a route, and 1 s after a round that could not
-see everything; at most one begins in a second. It asks each broker of the topics for its list of members once. A topic for which
-no broker answers keeps its queues, and so does a member that is not listed, for 120 s: a broker that has restarted lists it again
+A round begins after ``rebalance_interval``, at a notice of a broker, at a change of a route, and 1 s after an incomplete
+round; at most one begins per second. It asks each broker of the topics for its list of members once. A topic for which no
+broker answers keeps its queues, and so does a member that is not listed, for 120 s: a broker that has restarted lists it again
 after its heartbeat.
 """
 
@@ -87,7 +87,7 @@ class Rebalance:
         self._wake.set()
 
     async def run(self, interval: float) -> None:
-        """Begins rounds for ever; the first one at once."""
+        """Starts rounds without end, the first one at once."""
         while True:
             began = machine.monotonic()
             self._wake.clear()
@@ -101,7 +101,7 @@ class Rebalance:
                 await self._wait(began + interval)
 
     async def _wait(self, until: float) -> None:
-        """Waits for a reason to begin a round, at most ``until`` (monotonic), and asks for routes that are sought meanwhile."""
+        """Waits for a reason to begin a round, at most ``until`` (monotonic), and requests missing routes during the wait."""
         while (left := until - machine.monotonic()) > 0 and not self._wake.is_set():
             try:
                 async with asyncio.timeout(min(left, LOOK_UP_EVERY) if self._sought() else left):
@@ -111,7 +111,7 @@ class Rebalance:
                     self._look_up(topic)
 
     def _sought(self) -> tuple[str, ...]:
-        """Returns the topics whose routes are asked for before their next poll."""
+        """Returns the topics whose routes are requested before their next poll."""
         return (*self._unknown, *self.missing.topics())
 
     async def round(self) -> bool:
@@ -186,7 +186,7 @@ class Rebalance:
     def _share(
         self, topic: str, queues: tuple[MessageQueue, ...], answers: list[tuple[str, ...]]
     ) -> tuple[frozenset[MessageQueue] | None, bool, str | None]:
-        """Returns the share (None: keep what is held), whether it is sure, and what is missing."""
+        """Returns the share (None: keep what is held), whether it is certain, and a text about missing answers."""
         if not queues:
             return frozenset(), True, None
         if not answers:
@@ -215,4 +215,4 @@ class Rebalance:
 
 
 def _nothing(*_: object) -> None:
-    """Nothing is to be freed."""
+    """Does nothing: there are no locks to free."""

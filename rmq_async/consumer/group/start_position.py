@@ -1,4 +1,4 @@
-"""Where a group starts in a queue.
+"""The offset at which a group starts in a queue.
 
 A committed offset holds. A group without any committed offset for a topic starts where ``start_from`` says, which is looked up
 before the first heartbeat and stored at once: what is sent after ``start()`` has returned is delivered. In a topic for which the
@@ -42,8 +42,8 @@ StartFrom = Literal["latest", "earliest"] | datetime
 async def first_positions(
     instance: ClientInstance, group: str, queues: Sequence[MessageQueue], start_from: StartFrom
 ) -> dict[MessageQueue, int]:
-    """Returns the offsets at which a group starts in those of ``queues``, all of one topic, that no start has stored yet: all of
-    them in a new group, none in one that has offsets, what is left after a start that failed half-way.
+    """Returns the offsets at which a group starts in those of ``queues``, all of one topic, that no start has stored yet: all
+    queues in a new group, no queue in a group with offsets, the remaining ones after a start that failed half-way.
 
     Asks masters, and raises the errors of these requests.
     """
@@ -58,9 +58,9 @@ async def first_positions(
 async def store_positions(instance: ClientInstance, group: str, positions: dict[MessageQueue, int]) -> None:
     """Commits the first positions of a topic, the first queue of each broker last; returns when the brokers show them.
 
-    What may pass is repeated for ``request_timeout``, and then raised. What a broker has taken and does not show
-    is repeated too, and then logged: where two
-    members start at the same time, the first commit of one can replace that of the other (``client.first_commits``).
+    Temporary errors are retried for ``request_timeout``, and then raised. A commit that a broker has confirmed but does not
+    show is repeated too, and then logged: where two members start at the same time, the first commit of one can replace that
+    of the other (``client.first_commits``).
     """
     deadline = machine.monotonic() + instance.config.request_timeout
 

@@ -1,8 +1,9 @@
-"""Whether the members of a group subscribe to the same, as RocketMQ demands.
+"""The check whether all members of a group have the same subscriptions, as RocketMQ demands.
 
-A broker keeps one table of subscriptions for each group. The newest version of a topic's subscription filters for all members, and
-topics that are not in a heartbeat are removed by it. So what another member subscribes to differently shows in the table that
-GET_CONSUMER_CONNECTION_LIST (203) returns: until our own next heartbeat, for topics that only one side has, so ask several times.
+A broker keeps one table of subscriptions for each group. The newest version of a topic's subscription filters for all members,
+and each heartbeat removes topics that it does not contain. So different subscriptions of another member appear in the table
+that GET_CONSUMER_CONNECTION_LIST (203) returns: until our own next heartbeat, for topics that only one side has, so ask
+several times.
 """
 
 from __future__ import annotations
@@ -99,9 +100,9 @@ def compare(ours: ConsumerData, theirs: ConsumerConnection) -> tuple[Subscriptio
 async def group_view(instance: ClientInstance, ours: ConsumerData, timeout: float, *, joined: bool = True) -> GroupView:
     """Asks the masters of all topics in use, each for at most ``timeout`` seconds. ``ours``: as in the heartbeats of this client.
 
-    ``joined``: whether this client is a member; before it has joined, the answers of all brokers with members are compared: the
-    broker's table has the newest subscription of each topic, which is this client's own afterwards. Raises nothing for brokers
-    that do not answer.
+    ``joined``: whether this client is a member; before it has joined, the answers of all brokers with members are compared:
+    the broker's table has the newest subscription of each topic, which is this client's own afterwards. It raises no error for
+    brokers that do not answer.
     """
     addresses = tuple(instance.routes.master_addresses())
     answers = await for_each(addresses, partial(_ask, instance, ours.group_name, timeout=timeout))
@@ -124,7 +125,7 @@ async def group_view(instance: ClientInstance, ours: ConsumerData, timeout: floa
 
 
 async def _ask(instance: ClientInstance, group: str, address: str, *, timeout: float) -> ConsumerConnection | None:
-    """Returns the broker's members and table of the group; None where it does not answer with one."""
+    """Returns the broker's members and table of the group; None if it does not answer with them."""
     command = RemotingCommand(code=RequestCode.GET_CONSUMER_CONNECTION_LIST, ext_fields={"consumerGroup": group})
     try:
         response = await instance.pool.request(address, command, timeout)
@@ -149,7 +150,7 @@ def _shown(instance: ClientInstance, conflicts: Iterable[SubscriptionConflict]) 
 
 
 def _wanted(subscription: SubscriptionData) -> tuple[str, frozenset[str] | str]:
-    """Returns type and tags (empty: all), or another kind of expression as it is."""
+    """Returns type and tags (empty: all), or an expression of another type unchanged."""
     kind = subscription.expression_type or TAG
     if kind != TAG:
         return kind, subscription.sub_string

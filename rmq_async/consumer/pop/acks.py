@@ -1,8 +1,8 @@
-"""Acknowledgements, gathered by broker: one request under way, and what is handled meanwhile goes into the next one.
+"""Acknowledgements, gathered by broker: one request is in flight, and messages handled during that time go into the next one.
 
-A broker keeps one record for each queue of a request, in place of one for each message. An acknowledgement that is late still
-counts until the broker has delivered the message again, some 2 s after the lease, so the first attempt is made in any case. One
-without an answer is sent again, which is harmless, until these 2 s are over.
+A broker keeps one record for each queue of a request, in place of one for each message. A late acknowledgement still counts
+until the broker has delivered the message again, some 2 s after the lease, so the first attempt is always made. An
+acknowledgement without an answer is sent again until these 2 s are over; repetition is harmless.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Acks:
         line.add(lease)
 
     def is_full(self, broker: str) -> bool:
-        """Returns whether so many wait that the broker is not to be popped."""
+        """Returns whether too many acknowledgements wait, so that the broker is not popped."""
         line = self._lines.get(broker)
         return line is not None and line.pending >= MOST_PENDING
 
@@ -79,8 +79,8 @@ class Acks:
         return sum(line.pending for line in self._lines.values())
 
     async def flush(self) -> None:
-        """Sends what is gathered, and returns when all that was added before has ended. Raises an error for which acknowledgements
-        were given up meanwhile."""
+        """Sends the gathered acknowledgements, and returns when all that were added before have ended. Raises an error for
+        which acknowledgements were given up in the meantime."""
         lines = [*self._lines.values()]
         with ExitStack() as hurry:
             added = [hurry.enter_context(line.hurried()) for line in lines]
@@ -144,8 +144,8 @@ class _Line:
             self._flushes -= 1
 
     async def until_ended(self, number: int) -> RocketMQError | None:
-        """Waits until the acknowledgements up to ``number`` have ended; returns the newest error for which some were given up
-        meanwhile."""
+        """Waits until the acknowledgements up to ``number`` have ended; returns the newest error for which some were given
+        up during the wait."""
         losses = self._losses
         while self._oldest <= number:
             self._moved.clear()
@@ -176,8 +176,8 @@ class _Line:
                 await asyncio.sleep(pause)
 
     async def _send(self) -> float:
-        """Sends once; returns the seconds until the next attempt, 0 where it was answered. Leaves in ``_sending`` what is to be
-        sent again."""
+        """Sends once; returns the seconds until the next attempt, 0 after an answer. ``_sending`` then holds the
+        acknowledgements to send again."""
         acks = self._acks
         try:
             together = [lease for lease in self._sending if can_be_gathered(lease.handle)]
@@ -203,7 +203,7 @@ class _Line:
         return 0.0
 
     def _failed(self, error: RocketMQError) -> None:
-        """Gives up what is refused or too late; keeps the rest."""
+        """Gives up acknowledgements that are refused or too late; keeps the others."""
         acks, leases = self._acks, self._sending
         text = acks.errors[self._broker] = printable(error, 500)
         refused = isinstance(error, BrokerError) and not error.retriable

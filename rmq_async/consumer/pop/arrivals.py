@@ -1,4 +1,4 @@
-"""What answers to pops bring: each message to its subscription, back to its broker, or into the dead letters."""
+"""The results of pops: each message goes to its subscription, back to its broker, or into the dead letters."""
 
 from __future__ import annotations
 
@@ -34,10 +34,11 @@ BACK_WITHIN: Final = 0.5
 
 class Arrivals:
     """The way of popped messages to their subscriptions. ``spawn``: starts a task that lives as long as the consumer.
-    ``limit_of``: returns the attempts that a message of a subscription has after its first one. ``free``: gives the credit of a
-    message back. ``may_hold``: whether a source is not paused, and the consumer does not stop.
+    ``limit_of``: returns the number of attempts of a message after its first one. ``free``: returns the credit of a
+    message. ``may_hold``: whether a source is not paused, and the consumer does not stop.
 
-    ``corrupt``: records that could not be read. ``without_handle``: messages that cannot be acknowledged, and come again.
+    ``corrupt``: records that could not be read. ``without_handle``: messages that cannot be acknowledged, so that they are
+    delivered again.
     """
 
     def __init__(
@@ -62,7 +63,7 @@ class Arrivals:
         self.corrupt = self.without_handle = 0
 
     def accept(self, source: Source, popped: Popped) -> None:
-        """Buffers the messages of an answer, but for those that the subscription does not want or that are given up."""
+        """Buffers the messages of an answer, except those that the subscription does not match or that are given up."""
         found = self._leases(source, popped)
         subscription = source.subscription
         if subscription.tags != SUB_ALL:
@@ -86,7 +87,7 @@ class Arrivals:
         self._dispatcher.pump()
 
     def _leases(self, source: Source, popped: Popped) -> list[Lease]:
-        """Returns the leases of an answer; logs what has none."""
+        """Returns the leases of an answer; logs messages without one."""
         shown = source.held.shown
         for corrupt in popped.corrupt:
             self.corrupt += 1
@@ -100,7 +101,8 @@ class Arrivals:
         return found
 
     def _end_unread(self, source: Source, popped: Popped) -> None:
-        """Acknowledges corrupt records, which would come again for ever, and gives back what there was no room for."""
+        """Acknowledges corrupt records, which would be delivered for ever, and gives back messages for which there was no
+        room."""
         unread = self._core.unread(source.held, source.topic, popped)
         if popped.is_partial:
             self.give_back(unread)
@@ -109,8 +111,8 @@ class Arrivals:
             self._core.ack(lease)
 
     def give_back(self, leases: Collection[Lease], delay: float = BACK_WITHIN, *, suspend: bool = True) -> None:
-        """Gives messages back for another member, each after a time of its own up to ``delay`` seconds. ``suspend``: without
-        counting it as an attempt."""
+        """Gives messages back for another member, each after a different time of up to ``delay`` seconds. ``suspend``: True
+        counts no attempt."""
         if leases:
             self._return(f"{len(leases)} messages back", self._core.nack_all(leases, delay, suspend=suspend))
 
@@ -140,15 +142,16 @@ class Arrivals:
         return wanted
 
     def _renamed(self, source: Source, message: MessageExt, topic: str) -> MessageExt:
-        """Names the topic that was subscribed to: a retried message may name the group's retry topic, and wire names have the
-        namespace."""
+        """Returns the message with the subscribed topic: a retried message may name the group's retry topic, and wire names
+        have the namespace."""
         queue = self._names.shown_queue(message.queue)
         if message.topic == source.topic:
             queue = queue._replace(topic=topic)
         return msgspec.structs.replace(message, topic=topic, queue=queue)
 
     async def _dead_letter(self, lease: Lease, limit: int) -> None:
-        """Gives up a message whose attempts are used up: the last one ended with its member, and nothing was asked for then."""
+        """Gives up a message whose attempts are used up: its last attempt ended with the crash of a member, which requested
+        no outcome."""
         message = lease.message
         logger.error(
             "dead-lettered: message %s of %s (%s, offset %d) came for attempt %d of %d, and no attempt before it has ended",

@@ -1,7 +1,7 @@
-"""What a member looks at before it pops: whether the brokers can be popped, and what operators have set for the group.
+"""The checks of a member before it pops: whether the brokers can be popped, and which mode operators have set for the group.
 
-A broker before 5.3.2 loses and repeats popped messages in cases, and one before 5.0 cannot be popped at all. Neither is pulled
-instead: the positions of a group that pulls and of one that pops mean different things.
+A broker before 5.3.2 loses and repeats popped messages in some cases, and a broker before 5.0 does not support pops. The
+member does not pull them instead: the positions of a group that pulls and of one that pops mean different things.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ def version_name(version: int) -> str:
 async def check_broker(instance: ClientInstance, group: str, broker: str, topics: Iterable[str], timeout: float) -> Looked:
     """Asks a broker for the modes that operators have set (GET_ALL_MESSAGE_REQUEST_MODE, 402); each answer has its version.
 
-    QUERY_ASSIGNMENT (400) cannot say it: it answers PULL for every group for which nothing was set. ``group``, ``topics``: on the
-    wire. Raises ConfigError for a broker that cannot be popped, and the errors of the request.
+    QUERY_ASSIGNMENT (400) does not show them: it answers PULL for every group without a mode. ``group``, ``topics``: names on
+    the wire. Raises ConfigError for a broker that cannot be popped, and the errors of the request.
     """
     names = [*topics]
     command = RemotingCommand(code=RequestCode.GET_ALL_MESSAGE_REQUEST_MODE)
@@ -80,7 +80,7 @@ async def check_broker(instance: ClientInstance, group: str, broker: str, topics
 
 
 async def _said_version(instance: ClientInstance, broker: str, topic: str, timeout: float) -> str | None:
-    """Returns the version in a broker's runtime information: something between may answer with the client's own version."""
+    """Returns the version in a broker's runtime information: a proxy in between may answer with the client's version."""
     command = RemotingCommand(code=RequestCode.GET_BROKER_RUNTIME_INFO)
     try:
         response, _ = await instance.ask_broker(broker, topic, command, timeout)

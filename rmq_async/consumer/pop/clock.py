@@ -1,4 +1,4 @@
-"""A broker's clock, read from its answers. Pure: times are given.
+"""A broker's clock, derived from its answers. It does no I/O and reads no clock.
 
 A broker holds a pop until the time of birth in the request plus the poll time, by its own clock, and ends a lease by it too. A
 client whose clock differs would be held too long, or answered at once again and again, and would take messages for expired. So
@@ -48,11 +48,11 @@ class BrokerClock:
             self._offset = min(self._offset, offset)
 
     def forget(self) -> None:
-        """Forgets what was read of the clock, where the broker's answers contradict what was read."""
+        """Discards the readings of the clock, because the broker's answers contradict them."""
         self._offset = self._older = inf
 
     def broker_ms(self, now: float) -> int | None:
-        """Returns the broker's time, late by what an answer takes at least; None before the first answer."""
+        """Returns the broker's time, which is late by the shortest time of an answer; None before the first answer."""
         offset = min(self._offset, self._older)
         return None if offset == inf else round(now * 1000 - offset)
 

@@ -1,4 +1,4 @@
-"""Receiving, acknowledging, giving back and extending popped messages: handles and times, without handlers.
+"""Receiving, acknowledging, giving back and extending popped messages: the handles and times, without handlers.
 
 Each answer to a pop has the broker's time, by which the next pop is dated (``clock``). A lease that is held is extended at about
 two thirds of its time, again and again, until it is over or ``max_lease`` has passed since its pop.
@@ -110,11 +110,12 @@ class PopCore:
         return clock is not None and clock.is_known
 
     def doubt_clock(self, broker: str) -> None:
-        """Hears that a broker has answered a pop early: the next one asks for its time."""
+        """Notes that a broker has answered a pop early: the next pop reads its time again."""
         self._clocks[broker].forget()
 
     def leases(self, held: HeldQueue, topic: str, popped: Popped) -> list[Lease | None]:
-        """Returns a lease for each message of an answer, None for one without a handle; they are extended from now on."""
+        """Returns a lease for each message of an answer, None for a message without a handle; the leases are extended from
+        now on."""
         clock = self._clocks[held.queue.broker_name]
         expires = clock.ends(popped.popped_ms, popped.invisible_ms, popped.sent, popped.arrived)
         spread = 1 - RENEW_SPREAD * machine.random.random()
@@ -158,12 +159,13 @@ class PopCore:
             self.acks.add(lease)
 
     def let_go(self, lease: Lease) -> None:
-        """Asks for nothing more; the message is delivered again when its lease has expired."""
+        """Sends no more requests for a lease; the message is delivered again when it has expired."""
         lease.group.pop(lease, None)
         lease.state = LeaseState.OVER
 
     async def nack(self, lease: Lease, delay: float, *, suspend: bool = False) -> bool:
-        """Has a message delivered again after ``delay`` seconds, and up to a tenth more. ``suspend``: without counting it as a try.
+        """Asks the broker to deliver a message again after ``delay`` seconds, and up to a tenth more. ``suspend``: True counts
+        no attempt.
 
         Returns whether the broker has confirmed it. Otherwise it is delivered again when its lease expires, or after the delay.
         """
@@ -187,7 +189,7 @@ class PopCore:
         return False
 
     async def nack_all(self, leases: Iterable[Lease], delay: float, *, suspend: bool) -> None:
-        """Gives messages back, each after a time of its own up to ``delay`` seconds."""
+        """Gives messages back, each after a different time of up to ``delay`` seconds."""
 
         async def give_back(lease: Lease) -> None:
             await self.nack(lease, delay * machine.random.random(), suspend=suspend)

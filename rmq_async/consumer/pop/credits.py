@@ -1,8 +1,9 @@
-"""How many messages a subscription may hold at a time: those in calls, and as many more as its handlers soon begin. Pure.
+"""The number of messages that a subscription may hold at a time: those in calls, and those that its handlers begin soon. It
+does no I/O.
 
-No other member gets a popped message for as long as it waits here, so a member takes no more than it begins within AHEAD seconds,
-by what it has handled lately, or as many as it has slots. How large messages are is known when they have come: the limit of bytes
-is passed by the answers of the pops that are under way, where large messages follow small ones.
+No other member gets a popped message for as long as it waits here, so a member takes no more than it begins within AHEAD
+seconds, judged by its recent rate, or as many as it has slots. Sizes are known only after the arrival of messages: if large
+messages follow small ones, the answers to the pops in flight exceed the limit of bytes.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class Credits:
         """Messages that ended per second, lately."""
 
     def take(self, sizes: list[int]) -> None:
-        """Counts messages that have come."""
+        """Counts messages that have arrived."""
         self.taken += len(sizes)
         mean = self.mean_size
         for size in sizes:
@@ -63,7 +64,8 @@ class Credits:
             self._ended, self._measured_at = 0, now
 
     def wanted(self, slots: int, rate: float | None) -> int:
-        """Returns how many messages may be held. ``slots``: messages in calls at a time. ``rate``: of the subscription."""
+        """Returns the number of messages that may be held. ``slots``: maximum messages in calls at a time. ``rate``:
+        messages per second of the subscription."""
         begun = self._rate if rate is None else min(self._rate, rate)
         ahead = min(ceil(begun * AHEAD), MOST_AHEAD)
         if rate is not None:
@@ -71,7 +73,7 @@ class Credits:
         return min(slots + ahead, self.limit)
 
     def free(self, slots: int, rate: float | None) -> int:
-        """Returns how many messages a pop may ask for now, 0 or less for none."""
+        """Returns the number of messages that a pop may request now, 0 or less for none."""
         free = self.wanted(slots, rate) - self.taken - self.reserved
         if self.mean_size and free > 0:
             room = (self.size_limit - self.size) / self.mean_size - self.reserved

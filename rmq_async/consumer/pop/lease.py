@@ -1,8 +1,8 @@
-"""A popped message from its pop to its end: who may change it, and until when it is this member's.
+"""A popped message from its pop to its end: the owner of its handle, and the time for which this member holds it.
 
 A handle has one owner. An acknowledgement after a change of the same handle is ignored by the broker, a second change makes a
-second delivery, and a change after an acknowledgement brings the message back. So a lease knows what was asked for last, and
-nothing is asked for at the same time.
+second delivery, and a change after an acknowledgement brings the message back. So a lease records its last request, and has
+one request at a time.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ NO_HANDLE: Final = ExtraInfo(0, 0, 0, 0, "0", "", 0)
 class LeaseState(Enum):
     """The state of a lease.
 
-    ``HELD``: the handle is valid as far as is known. ``CHANGING``: a change of its invisible time is under way. ``ADRIFT``: a
-    change was not answered, so the handle may be void: it is never changed again. ``OVER``: acknowledged, given back or let go.
+    ``HELD``: the handle is valid as far as the client knows. ``CHANGING``: a change of its invisible time is under way.
+    ``ADRIFT``: a change was not answered, so the handle may be void: it is never changed again. ``OVER``: acknowledged, given
+    back or let go.
     """
 
     HELD = "held"

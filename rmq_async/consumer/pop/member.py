@@ -1,4 +1,4 @@
-"""A member that pops, as its group and its brokers know it: heartbeats, first positions, and looks at what concerns the group."""
+"""A member that pops, as its group and its brokers know it: heartbeats, first positions, and the checks of the group."""
 
 from __future__ import annotations
 
@@ -85,8 +85,8 @@ class PopMember:
         return [each.topic for topic, each in self._subscriptions.items() if topic not in self.known]
 
     async def join(self) -> None:
-        """Looks at the brokers and the group, and becomes a member. Raises ConfigError for a broker that cannot be popped or does
-        not filter, SubscriptionConflictError, and the errors of the requests."""
+        """Checks the brokers and the group, and joins the group. Raises ConfigError for a broker that cannot be popped or
+        does not filter, SubscriptionConflictError, and the errors of the requests."""
         instance = self._instance
         for topic in self._subscriptions:
             try:
@@ -111,7 +111,7 @@ class PopMember:
             await self._instance.unregister_consumer(self._group, max(timeout, 0.0))
 
     async def watch(self) -> None:
-        """Looks at the other members and at the group's settings for ever."""
+        """Checks the other members and the group's settings periodically, without end."""
         while True:
             await asyncio.sleep(CHECK_EVERY * machine.random.uniform(1 - CHECK_SPREAD, 1 + CHECK_SPREAD))
             await self.conflicts.look()
@@ -152,7 +152,7 @@ class PopMember:
                 await source.wait(LOOK_UP_EVERY if error.retriable else CHECK_AGAIN)
 
     async def _check_first(self, broker: str) -> None:
-        """As ``_check``; a broker that does not answer is looked at again before it is popped."""
+        """Checks a broker as ``_check`` does; a broker that does not answer is checked again before it is popped."""
         try:
             await self._check(broker)
         except ConfigError:
@@ -174,9 +174,9 @@ class PopMember:
         self._checked[broker] = None
 
     async def _prepare(self, topic: str) -> None:
-        """Finds where a new group begins, before the member joins. Raises the errors of the requests.
+        """Finds the offsets at which a new group begins, before the member joins. Raises the errors of the requests.
 
-        A group that begins with the first messages needs no positions: a broker begins there with what has none.
+        A group that begins with the first messages needs no positions: a broker begins there with queues that have none.
         """
         if self._config.start_from == "earliest":
             return
@@ -184,7 +184,8 @@ class PopMember:
         self._first[topic] = await first_positions(self._instance, self._group, route.subscribe_queues, self._config.start_from)
 
     async def _store_first(self) -> None:
-        """Stores where a new group begins. Positions of queues that another first member has begun to pop meanwhile stay."""
+        """Stores the first positions of a new group, except those of queues that another first member has begun to pop in
+        the meantime."""
         for positions in self._first.values():
             stored = await for_each(positions, lambda queue: committed_offset(self._instance, self._group, queue))
             left = {queue: offset for queue, offset in positions.items() if stored[queue] is None}

@@ -1,4 +1,4 @@
-"""What becomes of a popped message: acknowledged, delivered again after a delay, or a dead letter. This member decides.
+"""The outcomes of popped messages: acknowledged, delivered again after a delay, or dead letters. This member decides them.
 
 A broker neither counts attempts nor lengthens delays here, and has no dead letters of its own for popped messages.
 """
@@ -36,7 +36,7 @@ DELAYS: Final = (
 
 
 def delay_after(attempt: int) -> float:
-    """Returns the seconds before the attempt after ``attempt``, counted from 1, where nothing else says it."""
+    """Returns the seconds before the attempt after ``attempt``, counted from 1, if no setting determines them."""
     return DELAYS[min(max(attempt, 1), len(DELAYS)) - 1]
 
 
@@ -48,7 +48,8 @@ class PopOutcomes(Outcomes):
         self._core = core
 
     async def settle(self, topic: str, item: Waiting, decision: Decision) -> Outcome:
-        """Returns RETRIED also where the broker has not confirmed it: the message is delivered again in any case."""
+        """Carries out a decision. Returns RETRIED even if the broker has not confirmed it: the message is delivered again
+        in any case."""
         assert isinstance(item, Lease)
         if decision.outcome is Outcome.RETRIED:
             await self._core.nack(item, delay_after(item.attempt) if decision.delay is None else decision.delay)
@@ -57,7 +58,8 @@ class PopOutcomes(Outcomes):
         return await self.dead_letter(item)
 
     async def dead_letter(self, lease: Lease) -> Outcome:
-        """Stores a copy as a dead letter, then acknowledges the message. Where only that fails, there may be two copies."""
+        """Stores a copy as a dead letter, then acknowledges the message. If only the acknowledgement fails, there may be
+        two copies."""
         topic = real_topic(lease.handle.retry, lease.topic, self._group)
         outcome = await self.give_back(lease.held, topic, lease.message, Decision(Outcome.DEAD_LETTERED, DEAD))
         if outcome is not Outcome.ABANDONED:
@@ -108,4 +110,4 @@ def _never_again(subscription: Subscription, item: Waiting, due: float) -> None:
 
 
 def _unused(queues: Iterable[HeldQueue], messages: list[MessageExt]) -> None:
-    """``done_all`` ends each message by itself."""
+    """Does nothing: ``done_all`` ends each message itself."""

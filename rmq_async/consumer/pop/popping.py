@@ -1,8 +1,9 @@
-"""The pops of one topic at one broker: one that the broker may hold, and others beside it while they bring messages.
+"""The pops of one topic at one broker: one that the broker may hold, and further ones while they return messages.
 
-A broker whose messages are all given out is popped without credits, for its part of those that are free, and for one message at
-least: a consumer whose slots are taken by other brokers still hears of it, and a pop that is held keeps no credits from the others.
-They are popped for as many messages as there are credits, which they get in the order in which they wait.
+A broker without waiting messages is popped without taking credits, for its part of the free ones and for one message at least:
+so a consumer whose slots are used by other brokers still gets its messages, and a held pop takes no credits from the others.
+Brokers with waiting messages are popped for as many messages as there are credits, which they get in the order of their
+requests.
 """
 
 from __future__ import annotations
@@ -67,9 +68,9 @@ PAUSED_FOR: Final = 1.0
 
 
 class Source:
-    """The messages of one topic at one broker. ``held``: their place in the consumer's buffer. ``slots``: returns how many messages
-    of the subscription are in calls at a time. ``largest``: messages of one pop at most. ``size``: the same, after answers that
-    were too large."""
+    """The messages of one topic at one broker. ``held``: their place in the consumer's buffer. ``slots``: returns the
+    maximum number of messages of the subscription in calls at a time. ``largest``: maximum messages of one pop.
+    ``size``: that number after answers that were too large."""
 
     def __init__(
         self,
@@ -107,11 +108,11 @@ class Source:
         """Pops under way beside the one that may be held."""
 
     def wanted(self) -> int:
-        """Returns how many messages the subscription may hold."""
+        """Returns the number of messages that the subscription may hold."""
         return self.credits.wanted(self.slots(), self.subscription.rate)
 
     def free(self) -> int:
-        """Returns how many more messages it may hold, 0 or less for none."""
+        """Returns the number of further messages that it may hold, 0 or less for none."""
         return self.credits.free(self.slots(), self.subscription.rate)
 
     async def wait(self, seconds: float) -> None:
@@ -123,7 +124,8 @@ class Source:
                     await self.wake.wait()
 
     def shrink(self, messages: int) -> None:
-        """Halves ``size`` after an answer for so many messages that could not be read. Pops under way together halve it once."""
+        """Halves ``size`` after an answer for so many messages that could not be read. Pops that are in flight together
+        halve it once."""
         self.size = min(self.size, max(messages // 2, 1))
         self._full = 0
 
@@ -199,7 +201,8 @@ class Popping:
                 await source.wait(early.next())
 
     def _may(self, source: Source) -> bool:
-        """Returns whether a pop may be sent: what is handled of a broker that answers no acknowledgements stays within a bound."""
+        """Returns whether a pop may be sent: the number of handled messages of a broker that answers no acknowledgements is
+        limited."""
         return self._may_pop(source) and not self._core.acks.is_full(source.broker)
 
     def _pop_beside(self, source: Source) -> None:
@@ -236,14 +239,14 @@ class Popping:
             source.beside -= 1
 
     def freed(self, credits: Credits) -> None:
-        """Hears that credits were given back: sources that wait for some look again, the one first that has waited longest."""
+        """Wakes the sources that wait for credits, the one first that has waited longest."""
         waiting = self._waiting.get(credits)
         if waiting:
             for source in [*waiting]:
                 source.wake.set()
 
     async def _credits(self, source: Source) -> int:
-        """Waits until the source may be popped; returns for how many messages. Few credits wait for more for a moment."""
+        """Waits until the source may be popped; returns the number of messages. With few credits it waits shortly for more."""
         credits, gathered = source.credits, False
         while not source.ends:
             if not self._may(source):

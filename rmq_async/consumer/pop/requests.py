@@ -1,7 +1,8 @@
 """The requests of a member that pops: POP_MESSAGE, BATCH_ACK_MESSAGE, ACK_MESSAGE, CHANGE_MESSAGE_INVISIBLETIME; masters only.
 
-Pops go out over connections of their own, which a stop resets: a broker gives a held pop's messages to a client that is gone for as
-long as its connection lives. Their codes do not fit a binary header, so where that is set the others go this way, too.
+Pops use separate connections, which a stop resets: a broker returns messages for a held pop to a stopped client while its
+connection exists. The codes of acknowledgements and changes do not fit a binary header, so with that setting these requests
+use the separate connections too.
 """
 
 from __future__ import annotations
@@ -63,12 +64,12 @@ class Wanted(NamedTuple):
 
 
 class Popped(NamedTuple):
-    """The answer to one pop. ``messages``: as stored. ``handles``: one for each message, None where it has none. ``unread``:
-    handles without a message, those of ``corrupt`` records, or, where the answer ``is_partial``, also of bodies that are together
-    larger than ``max_decompressed_size``; empty where they are not known for sure. ``rest``: messages that the broker saw and did
-    not give, a hint. ``popped_ms``: by the broker's clock, 0 where the answer does not say it. ``invisible_ms``: for which no other
-    member gets them, at most what was asked for. ``sent``, ``arrived``: monotonic. ``refusal``: the remark of an answer without
-    messages."""
+    """The answer to one pop. ``messages``: as stored. ``handles``: one for each message, None where it has none.
+    ``unread``: handles without a message, those of ``corrupt`` records, or, where the answer ``is_partial``, also of
+    bodies that are together larger than ``max_decompressed_size``; empty where they are not known for sure. ``rest``:
+    number of messages that the broker left, an estimate. ``popped_ms``: time of the pop by the broker's clock, 0 if the
+    answer does not contain it. ``invisible_ms``: ms for which no other member gets them, at most as requested. ``sent``,
+    ``arrived``: monotonic times. ``refusal``: the remark of an answer without messages."""
 
     messages: Sequence[MessageExt]
     handles: Sequence[ExtraInfo | None]
@@ -84,8 +85,8 @@ class Popped(NamedTuple):
 
 
 class Changed(NamedTuple):
-    """The answer to a change of the invisible time. ``handle``: valid from now on. ``invisible_ms``: for which it is, at most what
-    was asked for. ``sent``, ``arrived``: monotonic."""
+    """The answer to a change of the invisible time. ``handle``: the handle that is valid from now on. ``invisible_ms``: ms
+    for which it is valid, at most as requested. ``sent``, ``arrived``: monotonic times."""
 
     handle: ExtraInfo
     invisible_ms: int
@@ -120,7 +121,7 @@ class Requests:
         return pool
 
     async def end_pops(self) -> None:
-        """Resets the connections of the pops: a broker that holds one gives its messages to another member."""
+        """Resets the connections of the pops: a broker that holds one then gives its messages to another member."""
         for pool in self._made[:1]:
             await pool.aclose()
 
@@ -225,10 +226,11 @@ class Requests:
         await self._succeed(handle.broker_name, topic, command, timeout)
 
     async def change(self, topic: str, handle: ExtraInfo, invisible_ms: int, timeout: float, *, suspend: bool) -> Changed:
-        """Changes when a message is delivered again; ``handle`` is void afterwards. ``suspend``: without counting it as a try.
+        """Changes the time at which a message is delivered again; ``handle`` is void afterwards. ``suspend``: True counts no
+        attempt.
 
-        Raises BrokerError, RemoteProtocolError, and the errors of a request. Never to be repeated where the error says that the
-        request may have been handled: two changes of a handle are two deliveries.
+        Raises BrokerError, RemoteProtocolError, and the errors of a request. The caller must not repeat it after an error that
+        may mean a handled request: two changes of a handle are two deliveries.
         """
         header = ChangeInvisibleTimeRequestHeader(
             consumerGroup=self._group,

@@ -1,7 +1,8 @@
-"""A consumer that pops, between its start and its stop: its sources, its tasks, and the way of a message.
+"""A consumer that pops, between its start and its stop: its sources, its tasks, and its messages.
 
-A popped message becomes a lease, waits for a slot as a pulled one does, and is acknowledged or given back when its call has ended.
-The member keeps no offsets and shares no queues. A stop gives back at once what has not begun, and lets go of what brokers hold.
+A popped message becomes a lease, waits for a slot as a pulled one does, and is acknowledged or given back when its call has
+ended. The member keeps no offsets and shares no queues. A stop gives messages without a call back at once, and ends the pops
+that brokers hold.
 """
 
 from __future__ import annotations
@@ -118,8 +119,8 @@ class PopSession:
     # -- life
 
     async def open(self, starting: StopScope) -> None:
-        """Joins the group and begins to pop. Raises ConfigError for brokers that cannot be popped, and the errors of the requests;
-        nothing is left behind then."""
+        """Joins the group and begins to pop. Raises ConfigError for brokers that cannot be popped, and the errors of the
+        requests; it holds no task and no connection then."""
         self.attached.begin(self)
         try:
             await starting.run(self._join())
@@ -138,14 +139,14 @@ class PopSession:
         self._find_sources()
 
     async def _first_answers(self) -> None:
-        """Waits until each broker has answered a pop, or an error has come instead."""
+        """Waits until each broker has answered a pop or has caused an error."""
         self._first = tuple(self.sources.values())
         first = [self.supervisor.once("first answer", _wait(source.tried)) for source in self._first]
         if first:
             await asyncio.wait(first, timeout=FIRST_ANSWERS)
 
     def quiesce(self) -> None:
-        """Begins to stop: pops no more, and gives back what has not begun."""
+        """Begins to stop: ends the pops, and gives messages without a call back."""
         if self.closing:
             return
         self.closing = True
@@ -178,7 +179,7 @@ class PopSession:
             await self._abandon(end)
 
     async def _let_go_of_pops(self, until: float) -> None:
-        """Waits for answers that come at once, and resets the connections of pops that are held."""
+        """Waits shortly for answers to pops, and resets the connections of pops that brokers hold."""
         while machine.monotonic() < until:
             now = machine.monotonic()
             busy = [each for each in self.sources.values() if each.under_way and now - each.popped_at < HELD_AFTER]
@@ -200,7 +201,7 @@ class PopSession:
             )
 
     async def _abandon(self, end: float) -> None:
-        """Ends everything that is left, by ``end`` (monotonic)."""
+        """Ends all remaining calls and tasks by ``end`` (monotonic)."""
         self.attached.hear_no_more()
         for source in self.sources.values():
             source.held.state = QueueState.RELEASED  # ends what is repeated for its messages
@@ -215,7 +216,7 @@ class PopSession:
         self._log_counts()
 
     def _log_counts(self) -> None:
-        """Logs what became of leases from the start to the stop."""
+        """Logs the numbers of leases by outcome from the start to the stop."""
         core, arrivals = self.core, self.arrivals
         counts = {
             "leases extended": core.extended,
@@ -230,7 +231,7 @@ class PopSession:
             logger.info("group %s: %s", self.group, ", ".join(f"{count} {what}" for what, count in counts.items() if count))
 
     def abort(self) -> None:
-        """Ends the wait for running handlers, also a later one."""
+        """Ends the wait for running handlers, a current or a later one."""
         self._drain_until = 0.0
         self._changed.set()
 
@@ -251,18 +252,20 @@ class PopSession:
 
     @property
     def was_assigned(self) -> bool:
-        """Whether each broker of the start has answered a pop, or has the topic no more. From any thread."""
+        """Returns whether each broker of the start has answered a pop or no longer has the topic. It may be called from any
+        thread."""
         return self._first is not None and all(source.has_answered or source.ends for source in self._first)
 
     def members_changed(self) -> None:
-        """Hears NOTIFY_CONSUMER_IDS_CHANGED (40), which changes nothing here."""
+        """Ignores NOTIFY_CONSUMER_IDS_CHANGED (40): members that pop share no queues."""
 
     def serve(self, command: RemotingCommand) -> RemotingCommand | Awaitable[RemotingCommand | None] | None:
         """Answers requests of tools for this member."""
         return self.tools.serve(command)
 
     def pause(self, topics: Iterable[str]) -> None:
-        """Begins no more calls for topics on the wire, pops them no more, and gives back what has not begun."""
+        """Pauses topics (names on the wire): begins no more calls for them, ends their pops, and gives messages without a
+        call back."""
         self.paused.update(topics)
         self._apply_pauses()
         self._give_back_waiting([source for source in self.sources.values() if source.topic in self.paused])
@@ -280,7 +283,8 @@ class PopSession:
         await self.core.acks.flush()
 
     async def until_idle(self) -> None:
-        """Waits until all that the topics hold now was popped, by this member or another one, and nothing is held here."""
+        """Waits until all messages that the topics hold now were popped, by this member or another one, and this member
+        holds none."""
         instance = self.instance
         queues = [
             queue
@@ -308,7 +312,7 @@ class PopSession:
             self._find_sources()
 
     def _find_sources(self) -> None:
-        """Begins to pop brokers that routes name now, and ends the pops of those that are gone."""
+        """Starts the pops of brokers that routes name now, and ends those of brokers that they no longer name."""
         if self.closing or not self._joined:
             return
         wanted = self.member.brokers()
@@ -365,7 +369,7 @@ class PopSession:
     # -- the way of a message
 
     def _begin(self, subscription: Subscription, taken: tuple[Waiting, ...]) -> None:
-        """Begins a call, without messages whose lease is over, or nearly: another member may have them."""
+        """Begins a call, without messages whose lease has expired or soon will: another member may have them."""
         latest = machine.monotonic() + self._margin
         for item in taken:
             if item.expires <= latest:  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""Lag, numbers and condition of a consumer that pops, from its own state: no request, no wait, callable from any thread."""
+"""Lag, numbers and condition of a consumer that pops, computed from its own state without a request, in any thread."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ __all__ = ["health_of", "lag_of", "stats_of"]
 
 
 def lag_of(session: PopSession) -> Lag:
-    """Returns what this member holds, and what brokers had left in their last answers, a hint that may be seconds old."""
+    """Returns the numbers of messages that this member holds and that brokers reported as left in their last answers, an
+    estimate that may be seconds old."""
     sources = list(session.sources.values())
     held = sum(each.taken for each in session.credits.values())
     stored = [message.store_time_ms for delivery in list(session.calls.running) for message in delivery.messages]

@@ -1,4 +1,4 @@
-"""Reading queues at offsets of one's choice, without a group's shares: ``PullConsumer`` and its streams."""
+"""Reads of queues at chosen offsets, without a group's shares: ``PullConsumer`` and its streams."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ async def has_left(instance: ClientInstance, queue: MessageQueue, error: RocketM
 
 
 def _may_pass(error: RocketMQError) -> bool:
-    """Returns whether the same pull may succeed later: the broker or the way to it is in trouble, not the request."""
+    """Returns whether the same pull may succeed later: the cause is the broker or the connection, not the request."""
     if isinstance(error, NoPermissionError | TopicNotFoundError):
         return False
     return error.retriable or isinstance(error, NameServerError | BrokerNotFoundError)

@@ -67,12 +67,12 @@ class SkippedOffsets:
 async def deleted_among(
     instance: ClientInstance, group: str, queue: MessageQueue, skipped: Sequence[range], *, timeout: float, calls: Calls
 ) -> tuple[tuple[range, ...], int]:
-    """The offsets of ``skipped`` that are no longer stored, and the queue's maximum offset.
+    """Returns the offsets of ``skipped`` that are no longer stored, and the queue's maximum offset.
 
-    ``timeout``: seconds for each request. After a step shorter than SHORT_STEP no pull begins once they are over, and the result is
-    what is known by then: a broker that leads from one offset to the next must not hold the reading up. Real brokers lead 800
-    offsets on, or to the first message. Raises what a pull raises, OffsetRangeError where the queue now ends before ``skipped``,
-    and BrokerNotFoundError where a replica without a master says so.
+    ``timeout``: seconds for each request. After a step shorter than SHORT_STEP no pull begins once they are over, and the
+    result is what is known by then: a broker that answers with the next offset again and again must not delay the reading.
+    Real brokers answer with one 800 offsets later, or with the first message. Raises the errors of a pull, OffsetRangeError if
+    the queue now ends before ``skipped``, and BrokerNotFoundError if a replica without a master reports that.
     """
     at, stop = skipped[0].start, skipped[-1].stop
     high, static, odd, short = stop, False, False, False

@@ -20,8 +20,7 @@ LastRead = tuple[int, int, str | None, int]
 
 def is_last(message: MessageExt, last: LastRead) -> bool:
     """Returns whether a message is the one read last. Copies that a retry has stored share their id; messages of old
-    clients have none.
-    """
+    clients have none."""
     offset, stored, unique_id, position = last
     return (
         (message.queue_offset, message.store_time_ms) == (offset, stored)
@@ -31,8 +30,8 @@ def is_last(message: MessageExt, last: LastRead) -> bool:
 
 
 class Cursor:
-    """Position in one queue. ``end``: exclusive; None follows. ``at_first``: jump to the first message when this offset is
-    deleted.
+    """The position of a reading in one queue. ``end``: exclusive; None for no end. ``at_first``: whether to jump to the first
+    message when this offset is deleted.
 
     ``wait_for_end``: wait for messages until ``end`` is reached, however late they are stored. ``skipped``: offsets that pulls with
     tags skipped and that need a check. ``since``: the time at which the reading begins, until its offset is found; ``group``: the
@@ -70,7 +69,7 @@ class Cursor:
             self.recheck = self.recheck or self.last is not None
 
     def is_ahead_for(self) -> float:
-        """Seconds since the queue was first found to end below the cursor: from now on, if it was not."""
+        """Returns the seconds since the queue was first found to end below the cursor, 0 if this is the first time."""
         now = machine.monotonic()
         if self.ahead_since is None:
             self.ahead_since = now
@@ -78,7 +77,7 @@ class Cursor:
 
     @property
     def finished(self) -> bool:
-        """Whether the queue is read to its end, and no offset needs a check."""
+        """Returns whether the queue is read to its end and no offset needs a check."""
         return self.end is not None and self.offset >= self.end and not self.skipped
 
     @property
@@ -88,7 +87,8 @@ class Cursor:
 
 
 def within(messages: tuple[MessageExt, ...], offset: int, end: int | None) -> tuple[MessageExt, ...]:
-    """The messages inside [offset, end): a broker delivers a batch that was stored as one record whole."""
+    """Returns the messages from ``offset`` up to, not including, ``end``: a broker delivers a whole batch that was stored
+    as one record."""
     if not messages:
         return messages
     if messages[0].queue_offset >= offset and (end is None or messages[-1].queue_offset < end):

@@ -1,10 +1,12 @@
 """Checks that a queue still holds the message that was read last.
 
-A broker that loses power, or a replica that is behind and becomes the master, gives offsets out again. Where the queue has been
-filled past the position of a reading, the next pull looks like any other, and what was stored below it would never be read. So
-after a new connection, an error or an offset above the end of the queue one small pull asks for the last message that was read.
+A broker that loses power, or a replica that is behind and becomes the master, gives offsets out again. Where the queue has
+been filled past the position of a reading, the next pull looks like any other, and messages stored below it would never be
+read. So after a new connection, an error or an offset above the end of the queue one small pull asks for the last message that
+was read.
 
-With tags a reading may have passed messages behind the last one it was given; other messages in their place go unnoticed.
+With tags a reading may have passed messages behind the last one that it received; it does not notice other messages in their
+place.
 """
 
 from __future__ import annotations
@@ -26,9 +28,10 @@ AHEAD_PATIENCE: Final = 1.0
 
 
 async def check_last(instance: ClientInstance, group: str, cursor: Cursor, calls: Calls) -> OffsetRangeError | None:
-    """Compares the last message with the queue's; returns the error for another one in its place, or for none for too long.
+    """Compares the last message with the queue's; returns the error if another one is in its place, or if there is none for
+    too long.
 
-    A last message that was deleted as the oldest says nothing. Raises what a pull raises.
+    A last message that was deleted as the oldest one proves no change. Raises the errors of a pull.
     """
     last = cursor.last
     while last is not None:
@@ -77,7 +80,7 @@ def range_error(instance: ClientInstance, cursor: Cursor, result: PullResult, lo
 
 
 async def believe(instance: ClientInstance, cursor: Cursor) -> None:
-    """Raises BrokerNotFoundError while the broker has no master: a replica may be behind it, or have deleted more."""
+    """Raises BrokerNotFoundError while the broker has no master: a replica may lack messages, or have deleted more."""
     if not await has_master(instance, cursor.queue):
         queue = instance.names.shown_queue(cursor.queue)
         raise BrokerNotFoundError(

@@ -1,10 +1,10 @@
-"""Where a reading that follows begins in queues which its topic did not have at the start.
+"""The offsets at which an endless reading begins in queues which its topic did not have at the start.
 
-A queue that is new on a broker which the route named at the start is read from its first message: all of it is newer. A broker
-that the route did not name may be new, or it was away and has old messages. Its queues begin where the reading did: with the first
-message there is (``start="earliest"``), with the group's offset (``start="committed"``), with the first one stored at the time
-asked for, or at the start of the reading. That time is the client's and is compared with the broker's, so a little is allowed for
-clocks that differ.
+A queue that is new on a broker which the route named at the start is read from its first message: all its messages are newer.
+A broker that the route did not name may be new, or it was unreachable and has old messages. Its queues begin where the reading
+did: with the first message there is (``start="earliest"``), with the group's offset (``start="committed"``), with the first
+one stored at the time asked for, or at the start of the reading. That time is the client's and is compared with the broker's,
+so a little is allowed for clocks that differ.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ CLOCKS_DIFFER: Final = 10.0
 
 
 class Latecomers:
-    """The queues that come to a topic while it is read.
+    """The queues that are added to a topic while it is read.
 
-    ``start``: as for ``PullConsumer.read``; the same for all offsets by queue. ``group``: whose committed offsets count.
+    ``start``: as for ``PullConsumer.read``; one value for all offsets by queue. ``group``: the group whose committed offsets
+    count.
     """
 
     def __init__(self, start: object, group: str) -> None:
@@ -45,7 +46,7 @@ class Latecomers:
         self._brokers = frozenset(known)
 
     def cursor(self, queue: MessageQueue) -> Cursor:
-        """Returns the cursor of a queue that has come."""
+        """Returns the cursor of a queue that was added."""
         cursor = Cursor(queue, 0, None, at_first=True)
         if self._start == "committed":
             cursor.group = self._group
@@ -55,8 +56,8 @@ class Latecomers:
 
 
 async def find_start(instance: ClientInstance, cursor: Cursor) -> None:
-    """Moves a cursor to the first message stored at its ``since`` or later, or to the committed offset of its ``group``, where
-    there is one. Raises what the look-up raises."""
+    """Moves a cursor to the first message stored at its ``since`` or later, or to the committed offset of its ``group``, if
+    there is one. Raises the errors of the look-up."""
     if cursor.group is not None:
         committed = await committed_offset(instance, cursor.group, cursor.queue)
         if committed is not None:

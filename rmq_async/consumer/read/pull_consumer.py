@@ -176,8 +176,7 @@ class PullConsumer(ClientUser):
 
     async def commit(self, queue: MessageQueue, offset: int) -> None:
         """Stores ``offset`` for this group at the broker; returns when the broker has answered. Raises as ``committed``
-        does.
-        """
+        does."""
         async with self._call() as instance:
             _check_offset(check_queue(queue), offset)
             await commit_offset(instance, self._group, await known_queue(instance, queue), offset)
@@ -194,8 +193,7 @@ class PullConsumer(ClientUser):
 
     async def search_offset(self, queue: MessageQueue, when: float | datetime) -> int:
         """Returns the offset of the first message stored at ``when`` (epoch seconds or an aware datetime) or later; if
-        there is none, the offset that the next message will have. Raises as ``committed`` does.
-        """
+        there is none, the offset that the next message will have. Raises as ``committed`` does."""
         async with self._call() as instance:
             return await search_offset(instance, await known_queue(instance, queue), when)
 
@@ -293,7 +291,7 @@ async def _check_master(instance: ClientInstance, queue: MessageQueue) -> None:
 
 
 async def _all_readable(instance: ClientInstance, broker_name: str, topic: str) -> None:
-    """Raises RequestTimeoutError where the queues stay behind what the broker acknowledged."""
+    """Waits until all acknowledged messages can be read. Raises RequestTimeoutError if the queues stay behind them."""
     if not await until_readable(instance, broker_name, topic, any_replica=False):
         raise RequestTimeoutError(
             f"broker {broker_name} has acknowledged messages that cannot be read yet: its queues are behind its commit log for "
@@ -310,7 +308,7 @@ def _given(offsets: Mapping[MessageQueue, int]) -> Offsets:
 
 
 def _on_the_wire(names: Names, bound: Bound) -> Bound:
-    """A bound whose queues have the topics' names on the wire."""
+    """Returns a bound whose queues have the topics' names on the wire."""
     return cast(Bound, _wired(names, bound)) if isinstance(bound, Mapping) else bound
 
 

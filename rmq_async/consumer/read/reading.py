@@ -1,14 +1,14 @@
 """Reads queues from one offset to another, as one stream of messages.
 
 Each queue has at most one pull in flight and one response waiting, so messages of a queue keep their order and memory is
-bounded: while the caller works on one response the next one of that queue is fetched. A bounded read has at most eight pulls in
-flight for any number of queues; one that follows has a long poll on every queue. Pulls belong to the reader and end with it:
-with the last message, an error, ``aclose``, a ``break`` (when the iterator is collected) or the consumer's stop.
+bounded: while the caller works on one response the next one of that queue is fetched. A bounded read has at most eight pulls
+in flight for any number of queues; a read without an end has a long poll on every queue. Pulls belong to the reader and end
+with it: with the last message, an error, ``aclose``, a ``break`` (when the iterator is collected) or the consumer's stop.
 
 A pull is a future: its response is decoded when the caller comes to it, after the next pull of the queue was sent. Only a pull
-that needs more (no messages yet, an error, a large body, a connection) gets a task, which goes on from that response.
+that needs more steps (no messages yet, an error, a large body, a connection) gets a task, which continues from that response.
 
-Errors that may pass (a broker restarts) are waited out: without a limit when following, else for 10 seconds.
+Temporary errors (a broker restarts) are retried: without a limit in a read without an end, else for 10 seconds.
 """
 
 from __future__ import annotations
@@ -54,8 +54,9 @@ MOST_GONE: Final = 1024
 
 
 class ReadScope(NamedTuple):
-    """What a read covers. ``follow``: it has no end. ``topic``: follows new queues of this topic, too; None for no new queues.
-    ``named``: reads the cursors' queues only; other queues that the topic has at the start are left out. ``start``: the user's."""
+    """The scope of a read. ``follow``: whether it has no end. ``topic``: the topic whose new queues it reads too; None for
+    no new queues. ``named``: whether it reads only the cursors' queues and leaves out other queues that the topic has at
+    the start. ``start``: the argument of the user."""
 
     tags: str
     follow: bool
@@ -65,7 +66,7 @@ class ReadScope(NamedTuple):
 
 
 class _Batch(NamedTuple):
-    """``error``: ends the reading after the messages."""
+    """The messages of one response. ``error``: the error that ends the reading after the messages."""
 
     messages: tuple[MessageExt, ...] = ()
     error: RocketMQError | None = None
@@ -204,7 +205,7 @@ class Reader:
             self._start_fetching(cursor, pending)
 
     def _decoded(self, cursor: Cursor, pending: PendingPull) -> _Batch | None:
-        """The messages of a response. None if it needs more than decoding: then a task goes on from there."""
+        """Returns the messages of a response. None if it needs more than decoding: then a task continues from there."""
         after = cursor.offset
         if cursor.recheck:
             self._start_fetching(cursor, pending)
@@ -292,7 +293,7 @@ class Reader:
             await asyncio.wait(tasks)
 
     async def _fetch(self, cursor: Cursor, pending: PendingPull | None) -> _Batch | None:
-        """Pulls until there is something to deliver; None when the cursor has come to its end. ``pending``: the first pull."""
+        """Pulls until there are messages to deliver; returns None when the cursor has reached its end. ``pending``: first pull."""
         backoff = ReadBackoff(None if self._scope.follow else PATIENCE)
         moved_at = machine.monotonic() if pending is None else pending.since
         while not cursor.finished:
@@ -327,7 +328,7 @@ class Reader:
         return None
 
     async def _pull(self, cursor: Cursor, pending: PendingPull | None) -> PullResult:
-        """Pulls once. Raises BrokerNotFoundError for a result that would end the reading where only a replica says so."""
+        """Pulls once. Raises BrokerNotFoundError for a result that would end the reading if it comes from a replica."""
         request = self._request(cursor) if pending is None else pending.request
         result = await pull_once(self._instance, request, self._calls, pending)
         if is_doubtful(cursor, result):
@@ -374,7 +375,7 @@ class Reader:
         return PullRequest(self._group, cursor.queue, cursor.offset, count, self._scope.tags, suspend, timeout)
 
     def _take(self, cursor: Cursor, result: PullResult) -> _Batch | None:
-        """Moves the cursor on; returns the messages to deliver (perhaps none), or None when it did not move."""
+        """Moves the cursor forward; returns the messages to deliver (perhaps none), or None if it did not move."""
         offset, after = cursor.offset, result.next_offset
         if result.status is PullStatus.OFFSET_ILLEGAL:
             return self._jump(cursor, result) if offset < result.min_offset else None

@@ -23,8 +23,7 @@ RATE: Final = 8.0
 class Outcome:
     """Outcome of one seed. ``seconds``: virtual time. ``cpu``: real seconds of the processor. ``met``: numbers of faults
     that had an effect, by kind. ``unmet``: kinds that were drawn and had no effect. ``violation``: the violated
-    property; empty if there is none.
-    """
+    property; empty if there is none."""
 
     scenario: str
     seed: int

@@ -36,8 +36,7 @@ class Delivery:
     """One call of a handler with one message. ``queue``, ``offset``: the place that was pulled, in the retry topic for a
     message delivered again. ``how``: "done" if the handler returned, "failed" or "dead" if it raised; empty while it
     runs, and if its process was killed. ``key``: the message's first key, empty without one. ``call``: the same for the
-    messages of one call.
-    """
+    messages of one call."""
 
     queue: MessageQueue
     offset: int

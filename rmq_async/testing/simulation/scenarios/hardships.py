@@ -1,6 +1,5 @@
 """Services that make it hard for the library: they cancel calls, stop clients in the middle, delete what is read, and
-disturb brokers themselves, so that what may fail is known exactly.
-"""
+disturb brokers themselves, so that what may fail is known exactly."""
 
 from __future__ import annotations
 
@@ -208,8 +207,7 @@ async def cold(cluster: Disturbed, until: float) -> None:
 
 async def closing(cluster: Disturbed, until: float) -> None:
     """Makes calls without a pause to brokers that close the connections which they accept, from a loop whose turns take
-    time.
-    """
+    time."""
     chance = cluster.generator("workload closing")
     machine, links = cluster.machine("closing"), [cluster.link("closing", name) for name in ("broker-a", "broker-b")]
 
