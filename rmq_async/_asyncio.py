@@ -1,5 +1,5 @@
 """Helpers for asyncio: waits with deadlines, work that several callers share, waits that a stop ends, work on many items, and
-what an ``async with`` block starts and stops.
+the base class of objects for ``async with``.
 
 ``asyncio.wait_for`` makes a timer for each wait and cancels what it waits for. Here the awaited future belongs to several callers,
 so it is never cancelled. After a loop that was blocked past a deadline, one round of I/O passes before a wait times out: the
@@ -181,7 +181,7 @@ class Flight(Generic[T]):
     async def wait(self, deadline: float) -> T:
         """Returns the result of the work. Always suspends.
 
-        Raises what the work raised, TimeoutError at ``deadline`` (``time.monotonic``), ClientStateError where it was closed.
+        Raises the error of the work, TimeoutError at ``deadline`` (``time.monotonic``), and ClientStateError if it was closed.
         """
         future = self.waiting.join(deadline)
         try:
@@ -278,7 +278,7 @@ def _stopping() -> ClientStateError:
 
 
 class StopScope:
-    """Waits that ``stop()`` ends; ``error`` makes the error of those that wait then, or start to wait later.
+    """Waits that ``stop()`` ends; ``error`` makes the error of current and later waits.
 
     Waits for a flight, of which there may be thousands, share its table. Any other wait is a cancellation scope that ``stop()``
     triggers; other cancellations pass through.
@@ -332,7 +332,7 @@ class StopScope:
         raise self._error()  # here: as its context the TimeoutError would have a frame that references the scope
 
     def stop(self) -> None:
-        """Ends all waits. Harmless the second time."""
+        """Ends all waits. A second call has no effect."""
         self._stopped = True
         for future in self._futures:
             if not future.done():
@@ -346,7 +346,7 @@ class StopScope:
 
 
 class Startable(ABC):
-    """An object that an ``async with`` block starts, and stops at its end however that comes."""
+    """Base class of objects that an ``async with`` block starts, and stops at its end, also after an error."""
 
     __slots__ = ()
 

@@ -1,6 +1,6 @@
 """Pauses between repeated attempts: each twice as long as the one before, up to a limit, and shortened at random.
 
-Clients that fail together would come back together without the random part.
+Without the random part, clients that fail together would retry together.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ MOST_DOUBLINGS: Final = 64
 
 
 def pause_after(failures: int, first: float, longest: float, luck: float = 1.0) -> float:
-    """Seconds to pause after ``failures`` failures in a row, which are 1 or more.
+    """Returns the seconds to pause after ``failures`` failures in a row, 1 or more.
 
-    ``first``: seconds after one failure, doubled by each further one; ``longest``: seconds at most. ``luck``: from 0 to 1; 1 gives
-    the full pause, 0 four fifths of it.
+    ``first``: seconds after one failure, doubled by each further one; ``longest``: the maximum in seconds. ``luck``: from 0 to
+    1; 1 gives the full pause, 0 four fifths of it.
     """
     doubled: float = first * 2 ** min(failures - 1, MOST_DOUBLINGS)
     return min(longest, doubled) * (1 - SPREAD + SPREAD * luck)
@@ -43,5 +43,5 @@ class Backoff:
         return pause_after(self._failures, self._first, self._longest, machine.random.random())
 
     def reset(self) -> None:
-        """Begins a new row: the next pause is the first again."""
+        """Resets the number of failures: the next pause is the first again."""
         self._failures = 0

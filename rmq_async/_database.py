@@ -1,4 +1,4 @@
-"""What tables in a service's database need: names, times of the database's clock, and the kinds of databases.
+"""Helpers for tables in a service's database: names, times of the database's clock, and the kinds of databases.
 
 Columns are of SQLAlchemy's own types: Alembic writes the class of a column into its migrations, without an import for a class from
 elsewhere. ``UtcDateTime`` is the type of the values in statements instead.
@@ -36,7 +36,7 @@ def split_table_name(name: str) -> tuple[str | None, str]:
 
 
 def check_engine(engine: AsyncEngine, owner: str) -> None:
-    """Raises ConfigError for what is no AsyncEngine, and as ``check_dialect`` does."""
+    """Checks an engine. Raises ConfigError for an object that is not an AsyncEngine, and as ``check_dialect`` does."""
     if not isinstance(engine, AsyncEngine):
         raise ConfigError(f"engine must be an AsyncEngine (sqlalchemy.ext.asyncio), not {type(engine).__name__}")
     check_dialect(engine.dialect.name, owner)
@@ -67,7 +67,8 @@ class UtcDateTime(TypeDecorator[datetime]):
 
 
 class seconds_from_now(FunctionElement[datetime]):  # noqa: N801 - written like a function
-    """The database's current time plus so many seconds, also negative; not the time at which the transaction began."""
+    """The SQL expression for the database's current time plus a number of seconds, which may be negative; not the time at
+    which the transaction began."""
 
     type = UtcDateTime()
     inherit_cache = True

@@ -10,7 +10,8 @@ T = TypeVar("T")
 
 
 class OrderedSet(dict[T, None]):
-    """Members of a set of objects come in the order of their addresses, which differs from run to run; here they do not."""
+    """A set that keeps the order of insertion. The order of a built-in set of objects depends on their addresses and
+    differs between runs."""
 
     __slots__ = ()
 

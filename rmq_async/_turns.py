@@ -8,10 +8,10 @@ __all__ = ["Turns"]
 
 
 class Turns:
-    """A lock for an object that may be used on several event loops, on one after the other: ``async with turns.here()``.
+    """A lock for an object that may be used on several event loops, one after the other: ``async with turns.here()``.
 
-    An ``asyncio.Lock`` that two have waited for belongs to their loop for ever. What a loop has left unfinished that runs no more
-    blocks no other.
+    An ``asyncio.Lock`` belongs for ever to the first loop on which a task waited for it. A holder on a loop that has stopped
+    does not block other loops.
     """
 
     __slots__ = ("_lock", "_loop")

@@ -1,4 +1,4 @@
-"""Makes the error for a server's response: by its code, and by its remark where a code has several meanings."""
+"""Makes the error for a server's response from its code, and from its remark if the code has several meanings."""
 
 from __future__ import annotations
 

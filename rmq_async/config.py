@@ -187,7 +187,7 @@ class ClientConfig:
 
 
 class ClientOptions(TypedDict, total=False):
-    """The fields of ClientConfig as keywords of clients, but for ``namesrv``, which is a parameter of theirs."""
+    """The fields of ClientConfig as keywords of clients, without ``namesrv``, which is a parameter."""
 
     instance_name: str
     client_ip: str | None
@@ -224,7 +224,7 @@ def client_options(
 ) -> ClientConfig:
     """Returns ``client`` with the keyword options that are its fields. ``others``: names that belong to another config.
 
-    An option that is neither, or a config of another type, is a TypeError that says so.
+    Raises TypeError for an option that is neither, and for a config of another type.
     """
     if not isinstance(client, ClientConfig | None):
         raise TypeError(f"client must be a ClientConfig, not {type(client).__name__}")
@@ -239,7 +239,8 @@ def client_options(
 
 
 def name_servers(given: str | Sequence[str] | None) -> list[str]:
-    """Addresses out of "a:1;b:2" (or commas) or a sequence of such texts; raises ConfigError for one without a port."""
+    """Returns the addresses in "a:1;b:2" (or with commas) or in a sequence of such texts. Raises ConfigError for one
+    without a port."""
     if given is None:
         return []
     if not isinstance(given, Sequence):
@@ -270,7 +271,8 @@ def host_and_port(address: str) -> tuple[str, int] | None:
 
 
 def canonical_host(host: str) -> str:
-    """One way to write it: names in lower case without a dot at the end, addresses shortest, IPv4 in IPv6 as IPv4."""
+    """Returns a host in canonical form: names in lower case without a final dot, addresses in the shortest form, IPv4 in
+    IPv6 as IPv4."""
     try:
         address = ip_address(host)
     except ValueError:

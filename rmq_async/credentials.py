@@ -30,7 +30,8 @@ class Credentials(SessionCredentials, frozen=True):
 
 
 def _fault_of(secret: object) -> str:
-    """What is wrong with it. Nothing is raised where it is a variable: tracebacks may show those."""
+    """Returns the fault of a secret, or None. It raises no error itself, because a traceback may show the variables of its
+    frame."""
     if not isinstance(secret, str):
         return f"not {type(secret).__name__}"
     try:

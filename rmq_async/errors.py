@@ -1,8 +1,8 @@
 """Every error of the client. Policy sits on the classes, so that the sender holds no lists of them.
 
-``retriable``: another attempt, on another broker where there is one, may succeed. ``maybe_stored``: the request may have
-reached the broker, so the message may be stored although the call failed. ``uses_retry``: the attempt is one of those that
-``retries`` counts, since it may have reached a broker, or since waiting does not help. For a broker's answer
+``retriable``: another attempt, on another broker if there is one, may succeed. ``maybe_stored``: the request may have reached
+the broker, so the message may be stored although the call failed. ``uses_retry``: the attempt is one of those that ``retries``
+counts, since it may have reached a broker, or since waiting does not help. For a broker's answer
 ``ProducerConfig.retry_codes`` decides about retrying, unless the class says ``never_retried`` or ``always_retried``.
 """
 
@@ -152,7 +152,7 @@ class ConnectError(RocketMQError):
 
 
 class _UnansweredError(RocketMQError):
-    """The answer did not come. ``maybe_stored``: the request had been written, so the broker may have handled it."""
+    """No answer came. ``maybe_stored``: True if the request had been written, so that the broker may have handled it."""
 
     retriable = True
 
@@ -195,7 +195,7 @@ class BrokerError(RocketMQError):
 
 
 class BrokerSystemError(BrokerError):
-    """SYSTEM_ERROR (1): the broker failed in a way its remark describes."""
+    """SYSTEM_ERROR (1): the broker failed; its remark gives the reason."""
 
     response_code = ResponseCode.SYSTEM_ERROR
     retriable = True
@@ -210,7 +210,7 @@ class SystemBusyError(BrokerError):
 
 
 class RequestCodeNotSupportedError(BrokerError):
-    """The server does not know the request, or does not take it from clients (3)."""
+    """The server does not know the request, or does not accept it from clients (3)."""
 
     response_code = ResponseCode.REQUEST_CODE_NOT_SUPPORTED
 
@@ -263,7 +263,7 @@ class TopicNotExistError(BrokerError, TopicNotFoundError):
 
 
 class QueryNotFoundError(BrokerError):
-    """No such message, offset or value (22)."""
+    """The message, offset or value does not exist (22)."""
 
     response_code = ResponseCode.QUERY_NOT_FOUND
 
@@ -275,16 +275,16 @@ class SubscriptionGroupNotExistError(BrokerError):
 
 
 class InvalidParameterError(BrokerError):
-    """A field of the request has a value that the broker does not take (29)."""
+    """A field of the request has a value that the broker does not accept (29)."""
 
     response_code = ResponseCode.INVALID_PARAMETER
 
 
 class QueueNotExistError(InvalidParameterError):
-    """The topic has no queue of that number on the broker, or has none any more; nothing was stored.
+    """The topic has no queue of that number on the broker, or no longer has it; no message was stored.
 
-    ``queue_id``: the one asked for; ``queues``: how many there are. Both are None where the broker does not say (29, from 4.9
-    also 1; recognized by the remark).
+    ``queue_id``: the requested number; ``queues``: the number of queues. Both are None if the broker does not report them (29,
+    from 4.9 also 1; recognized by the remark).
     """
 
     retriable = True
@@ -340,7 +340,7 @@ class NotLeaderForQueueError(BrokerError):
 
 
 class IllegalOperationError(BrokerError):
-    """The broker does not do that with this message: a recall or the end of a transaction that comes too late (604)."""
+    """The broker refuses the operation for this message: a recall, or the end of a transaction, came too late (604)."""
 
     response_code = ResponseCode.ILLEGAL_OPERATION
 

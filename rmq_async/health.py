@@ -1,4 +1,4 @@
-"""What ``health()`` of a client is made of; the same for producers and consumers."""
+"""The parts of the result of ``health()``, for producers and consumers."""
 
 from __future__ import annotations
 

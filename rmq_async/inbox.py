@@ -1,4 +1,4 @@
-"""Inbox: which messages were handled is a table of the database that the handlers write to, so that each takes effect once.
+"""Inbox: a table of handled messages in the database that the handlers write to, so that each message takes effect once.
 
     inbox = Inbox(group="payments")
 
@@ -57,13 +57,13 @@ Session = AsyncSession | async_scoped_session[Any] | AsyncConnection
 class Inbox:
     """Keeps the keys of the messages whose effect is committed.
 
-    ``group``: of the consumer; groups that share a table do not see each other's messages. ``table``: its name, of at most 40
-    characters, or "schema.name". ``key(message)``: returns what makes two messages the same, a text of 1 to 255 characters. The
+    ``group``: group of the consumer; groups that share a table have separate rows. ``table``: its name, of at most 40
+    characters, or "schema.name". ``key(message)``: returns the identity of a message, a text of 1 to 255 characters. The
     default is the message's unique id, which all attempts of one send and all deliveries share; for a message without one, the
-    id of the place where a broker stored it first. A key of the business, such as an order number, also finds messages that were
-    sent by two calls.
+    offset id of its first copy at a broker. A key of the business, such as an order number, also finds messages that were sent
+    by two calls.
 
-    Raises ConfigError for a table's name or a ``key`` that cannot work, InvalidGroupError for a bad group name.
+    Raises ConfigError for an invalid table name or ``key``, InvalidGroupError for an invalid group name.
     """
 
     def __init__(self, *, group: str, table: str = "rmq_inbox", key: Callable[[MessageExt], str] | None = None) -> None:
@@ -93,13 +93,13 @@ class Inbox:
     async def first(self, session: Session, message: MessageExt) -> bool:
         """Adds the message to the session's transaction; returns whether it was new to the group.
 
-        False: a transaction that handled it is committed. Two transactions with one key do not run side by side: in PostgreSQL the
-        second one waits here for the end of the first one, in SQLite for its turn to write. A rollback takes the row back. What
-        the session has not flushed yet is flushed first.
+        False: a transaction that handled it is committed. Two transactions with one key do not run side by side: in PostgreSQL
+        the second one waits here for the end of the first one, in SQLite for its turn to write. A rollback removes the row.
+        The session's pending changes are flushed first.
 
-        Raises InvalidMessageError for a key that is empty, longer than 255 characters, or no text; what ``key`` raises; ConfigError
-        for a session of another database; and the errors of the database, among them those of serialization at isolation levels
-        above READ COMMITTED: let them leave the handler, and the message is delivered again.
+        Raises InvalidMessageError for a key that is empty, longer than 255 characters, or not a text; the errors of ``key``;
+        ConfigError for a session of another database; and the errors of the database, among them those of serialization at
+        isolation levels above READ COMMITTED: let them leave the handler, and the message is delivered again.
         """
         target, dialect = _target(session)
         statement = self._first.get(dialect)
@@ -110,10 +110,11 @@ class Inbox:
         return cast("CursorResult[Any]", result).rowcount == 1
 
     async def purge(self, session: Session, older_than: float) -> int:
-        """Deletes the group's rows that are older than ``older_than`` seconds, in the session's transaction; returns how many.
+        """Deletes the group's rows that are older than ``older_than`` seconds, in the session's transaction; returns their
+        number.
 
-        A message that is delivered again after that is new again. Brokers keep messages for 72 hours unless configured otherwise,
-        and those that wait for a retry as long again: choose more than both.
+        A message that is delivered again after that counts as new. Brokers keep messages for 72 hours unless configured
+        otherwise, and those that wait for a retry as long again: choose more than both.
 
         Raises ConfigError for a negative time and for a session of another database, and the errors of the database.
         """
@@ -155,7 +156,7 @@ def _inbox_table(metadata: MetaData, name: str) -> Table:
 
 
 def _insert(insert: Callable[[Table], Any], table: Table) -> Any:
-    """The insert of a row that is not there yet, by the database's clock."""
+    """Returns the statement that inserts a row unless it exists, with the time of the database's clock."""
     given = {name: bindparam(name, type_=table.c[name].type) for name in ("consumer_group", "message_key")}
     created = seconds_from_now(literal_column("0", Float))
     return insert(table).values(**given, created=created).on_conflict_do_nothing()
@@ -167,7 +168,7 @@ def _purge(table: Table) -> Delete:
 
 
 def _target(session: Session) -> tuple[AsyncSession | AsyncConnection, str]:
-    """Returns what executes statements, and the name of its database's dialect."""
+    """Returns the session or connection that executes statements, and the name of its database's dialect."""
     if isinstance(session, async_scoped_session):
         session = session()
     if isinstance(session, AsyncConnection):

@@ -1,4 +1,5 @@
-"""What a machine gives to the library: clocks, random sources, the id of the process, the name that its clients share.
+"""The resources that the library takes from the machine: clocks, random sources, the process id, and the name that its clients
+share.
 
 The library takes each of them from this module when it needs it (``machine.monotonic()``), never through a copy of the function, so
 that a simulation can give another machine to each of its processes by setting these attributes. Nothing else sets them, except

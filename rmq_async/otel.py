@@ -5,11 +5,12 @@
     outbox = Outbox(engine, producer, on_status=OutboxGauges())
 
 Needs the extra ``otel`` (opentelemetry-api). Names are those of the semantic conventions for messaging and for RocketMQ as of
-version 1.36; what they have no name for begins with ``rmq_async.``.
+version 1.36; names that these do not define begin with ``rmq_async.``.
 
-Each attempt of a send is a span of its own, a child of the span that was current where the call was made: what a broker stored
-carries the context of the attempt that got it there, and of a retried send one sees where the time went. Each call of a handler is
-the root of a trace, with a link to what each of its messages was sent in: one call may have messages of many senders.
+Each attempt of a send is a span of its own, a child of the span that was current where the call was made: a stored message
+carries the context of the attempt that stored it, and the spans of a retried send show the time of each attempt. Each call of
+a handler is the root of a trace, with a link to the context of each of its messages: one call may have messages of many
+senders.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class OpenTelemetryHook(Hook):
     """One of the ``hooks`` of a producer or a group consumer; several of both may share it.
 
     Providers and propagator default to the global ones. A message that has a trace context in its properties already keeps it;
-    the span then links to that context. With ``inject=False`` nothing is added to messages.
+    the span then links to that context. With ``inject=False`` it adds no context to messages.
     """
 
     def __init__(
@@ -167,10 +168,10 @@ class OpenTelemetryHook(Hook):
 
 
 class OutboxGauges:
-    """Gauges of an outbox, to be its ``on_status`` of an outbox: how many messages are pending, sent (and kept) and failed, and
-    how old the oldest pending one is.
+    """Gauges of an outbox, to be passed as its ``on_status``: the numbers of messages that are pending, sent (and kept) and
+    failed, and the age of the oldest pending one in seconds.
 
-    ``attributes``: of each value, such as the service's or the table's name where there are several.
+    ``attributes``: attributes of each value, such as the service's or the table's name where there are several.
     """
 
     def __init__(
@@ -194,9 +195,9 @@ class OutboxGauges:
 
 
 def context_of(message: MessageExt, propagator: TextMapPropagator | None = None, context: Context | None = None) -> Context:
-    """The context that the message was sent in, on top of ``context`` (default: the current one).
+    """Returns the trace context in which the message was sent, added to ``context`` (default: the current one).
 
-    Give it to ``tracer.start_as_current_span(..., context=...)`` to go on with the sender's trace.
+    Pass it to ``tracer.start_as_current_span(..., context=...)`` to continue the sender's trace.
     """
     return _extract(message.properties, propagator, context)
 

@@ -1,4 +1,4 @@
-"""What calls return. Small frozen structs: one is made per message, so nothing here is computed before it is asked for."""
+"""The results of calls: small frozen structs. One is made per message, so derived values are computed only on access."""
 
 from __future__ import annotations
 

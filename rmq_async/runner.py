@@ -1,4 +1,4 @@
-"""Running a program on the fastest loop there is."""
+"""Runs a program on uvloop if it is installed, else on asyncio."""
 
 from __future__ import annotations
 

@@ -24,9 +24,10 @@ _warned = False
 
 
 def checked_timeout(timeout: float, name: str = "timeout") -> float:
-    """The seconds of a call's budget, at most ``FOR_EVER``. ``name``: of the argument.
+    """Returns the seconds of a call's budget, at most ``FOR_EVER``. ``name``: name of the argument.
 
-    Raises TypeError for what is no number, ValueError for NaN, 0 and less. The first from 1000 seconds on is warned of.
+    Raises TypeError for a value that is not a number, ValueError for NaN, 0 and less. Warns once of a value from 1000 seconds
+    on.
     """
     seconds = _number(timeout, name)
     if not seconds > 0:
@@ -37,7 +38,7 @@ def checked_timeout(timeout: float, name: str = "timeout") -> float:
 
 
 def stop_budget(timeout: float | None, default: float) -> float:
-    """Seconds that ``stop(timeout)`` may take; 0 is allowed. Raises and warns as ``checked_timeout`` does."""
+    """Returns the seconds that ``stop(timeout)`` may take; 0 is allowed. Raises and warns as ``checked_timeout`` does."""
     if timeout is None:
         return default
     seconds = _number(timeout, "timeout")
@@ -49,7 +50,7 @@ def stop_budget(timeout: float | None, default: float) -> float:
 
 
 def warn_of_milliseconds(name: str, timeout: float) -> None:
-    """A UserWarning at the line that called into the package, once per process; none for ``FOR_EVER`` and more."""
+    """Warns (UserWarning) at the line that called into the package, once per process; not for ``FOR_EVER`` and more."""
     global _warned
     if _warned or not MILLISECONDS_FROM <= timeout < FOR_EVER:
         return

@@ -1,4 +1,5 @@
-"""Errors that are kept or shared, without their tracebacks: one keeps the frames alive that it leads through, and all they hold."""
+"""Copies of errors without tracebacks, for errors that are kept or shared: a traceback keeps its frames alive, and their
+variables."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ Error = TypeVar("Error", bound=BaseException)
 
 
 def own_copy(error: BaseException) -> BaseException:
-    """The same error as an instance of its own: one that is shared would gather the tracebacks of all who raise it."""
+    """Returns a copy of the error: a shared instance would collect the tracebacks of all raises."""
     twin: BaseException
     if isinstance(error, RocketMQError):  # what ``copy`` does, at a third of the cost: thousands may share one
         make, given = error.__reduce__()
@@ -28,7 +29,7 @@ def own_copy(error: BaseException) -> BaseException:
 
 
 def without_frames(error: Error) -> Error:
-    """The error without the frames that it was raised in: one that is kept would keep them, and through them itself, alive."""
+    """Returns the error without its traceback: a stored error would keep its frames alive, and through them itself."""
     error.__traceback__ = None
     if error.__suppress_context__:
         error.__context__ = None

@@ -1,4 +1,4 @@
-"""Topics, offsets, messages, clients and groups, from the outside: what an operator or a test sets up and looks at.
+"""Administration of topics, offsets, messages, clients and groups, for operators and tests.
 
 ``__all__`` are the public names; ``cluster_info`` is for the Spark source.
 """

@@ -1,7 +1,7 @@
-"""The admin as its users see it: what may be asked, with the arguments checked; how it is done is in the modules beside.
+"""The public methods of the admin: they check the arguments and call the other modules of this package.
 
-Requests about a topic go to the master of each broker that has it or shall have it; requests about a queue to its broker; requests
-about a group to every master. An admin joins no group, so it makes no heartbeats.
+Requests about a topic go to the master of each broker that has it or will have it; requests about a queue to its broker;
+requests about a group to every master. An admin joins no group, so it makes no heartbeats.
 """
 
 from __future__ import annotations
@@ -426,7 +426,8 @@ def _patterns(name: str, given: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def _attributes(attributes: Mapping[str, str] | None) -> str:
-    """``+key=value,...``: what AttributeParser reads; it cannot carry these separators in a name or value."""
+    """Returns ``+key=value,...``, the form that AttributeParser reads. Raises ConfigError for a name or value that contains
+    these separators."""
     if attributes is not None and not isinstance(attributes, Mapping):
         raise ConfigError(f"attributes must be a mapping, not {shown(attributes)}")
     texts = []

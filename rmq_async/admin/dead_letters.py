@@ -1,6 +1,6 @@
 """Dead letters of a group: read from its ``%DLQ%`` topic, and sent to their topics again.
 
-The offset of TOOLS_CONSUMER in that topic, a group that every broker has for tools, says which were sent again.
+The offset of TOOLS_CONSUMER in that topic, a group that every broker has for tools, records which were sent again.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ async def resend(instance: ClientInstance, group: str, limit: int | None, timeou
 
 
 async def _queues(instance: ClientInstance, group: str, deadline: float) -> list[MessageQueue]:
-    """Returns the queues of the dead-letter topic; none where nothing was dead-lettered yet."""
+    """Returns the queues of the dead-letter topic; none if the group has no dead letters yet."""
     try:
         route = await instance.routes.fetch(DLQ_TOPIC_PREFIX + group, max(deadline - machine.monotonic(), 0.0))
     except TopicNotFoundError:
@@ -139,7 +139,8 @@ async def _send(instance: ClientInstance, group: str, received: MessageExt, dead
 
 
 async def _as_stored(instance: ClientInstance, received: MessageExt, deadline: float) -> tuple[bytes, int]:
-    """Returns the body as it was stored, and its flags: compressed again where it was, since a broker may refuse it otherwise.
+    """Returns the body as it was stored, and its flags. A compressed body is compressed again, because a broker may refuse it
+    otherwise.
 
     Old senders do not name their compression, zlib; then only the size of the record shows it.
     """

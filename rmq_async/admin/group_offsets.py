@@ -1,8 +1,8 @@
-"""Offsets of consumer groups: how far each is, and moves of them by time, by offset, or to those of another group.
+"""Offsets of consumer groups: their values, and resets by time, by offset, or to those of another group.
 
 A broker resets offsets in one of two ways. From 5.2.0 on, unless ``useServerSideResetOffset`` is off, it keeps the new offsets
-until a member pulls. Older ones send them to the connected members, by time only, and answer 206 where there are none: the new
-offsets are committed then, as mqadmin does.
+until a member pulls. Older ones send them to the connected members, by time only, and answer 206 if there are none: the admin
+then commits the new offsets, as mqadmin does.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ async def _queues(instance: ClientInstance, topic: str, to: Target, deadline: fl
 
 
 async def _target(instance: ClientInstance, queue: MessageQueue, to: Target) -> int:
-    """Returns the new offset of a queue: within what it holds."""
+    """Returns the new offset of a queue, between its first and last offset."""
     if isinstance(to, datetime):
         return await search_offset(instance, queue, epoch_ms(to) / 1000)
     low, high = await min_offset(instance, queue), await max_offset(instance, queue)
@@ -134,7 +134,7 @@ class _Reset:
         self._deadline = deadline
 
     async def apply(self, changes: Sequence[OffsetChange]) -> list[OffsetChange]:
-        """Resets, and looks at what the brokers show afterwards."""
+        """Resets the offsets, and reads them again afterwards."""
         await self._reset(changes)
         verified = await self._look(changes)
         return [OffsetChange(each.queue, each.before, each.after, verified[each.queue]) for each in changes]
@@ -182,7 +182,8 @@ class _Reset:
         return True
 
     async def _look(self, changes: Sequence[OffsetChange]) -> dict[MessageQueue, bool]:
-        """Asks for the offsets until the brokers show the new ones; members need up to ten seconds to commit what they are sent."""
+        """Asks for the offsets until the brokers show the new ones; members need up to ten seconds to commit offsets that
+        they receive."""
         until = machine.monotonic() + _MEMBERS_TIME
         pauses = look_pauses()
         found: dict[MessageQueue, bool] = {}
@@ -196,7 +197,7 @@ class _Reset:
 
 
 def look_pauses() -> Iterator[float]:
-    """Yields the seconds between looks: members that are fast are seen at once, and slow ones cost few requests."""
+    """Yields the seconds between two reads, short ones first: fast members are seen soon, and slow ones cost few requests."""
     pause = _FIRST_LOOK
     while True:
         yield pause
@@ -204,8 +205,8 @@ def look_pauses() -> Iterator[float]:
 
 
 def _shows(change: OffsetChange, offset: int | None) -> bool:
-    """Returns whether a group's offset shows that a reset has come through: members go on from there at once. Where they are past
-    the former offset again, the offset shows nothing."""
+    """Returns whether a group's offset proves that a reset has taken effect: members continue from there at once. An offset
+    beyond the former one proves nothing."""
     if offset is None:
         return False
     if change.before is not None and change.after < change.before:
@@ -214,7 +215,7 @@ def _shows(change: OffsetChange, offset: int | None) -> bool:
 
 
 def _timestamp_of(to: Target) -> int | None:
-    """Returns the time of a reset, ms since the epoch, as brokers take it; None for one by offset."""
+    """Returns the time of a reset, ms since the epoch, as brokers take it; None for a reset by offset."""
     if isinstance(to, datetime):
         return epoch_ms(to)
     return {"earliest": 0, "latest": -1}.get(to) if isinstance(to, str) else None

@@ -1,4 +1,4 @@
-"""Consumer groups: their settings on all brokers, their members, and what one member says of itself."""
+"""Consumer groups: their settings on all brokers, their members, and the status that one member reports."""
 
 from __future__ import annotations
 

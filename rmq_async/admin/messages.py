@@ -99,7 +99,7 @@ async def by_key(
 
 
 async def _broker_at(host: str, info: ClusterInfo, deadline: float) -> tuple[str, str] | None:
-    """Name and address of the broker whose store host is ``host`` ("ip:port"); None if no name server lists one."""
+    """Returns name and address of the broker whose store host is ``host`` ("ip:port"); None if no name server lists one."""
     ip, _, port = host.rpartition(":")
     loop = asyncio.get_running_loop()
     for name, data in sorted(info.broker_addr_table.items()):
@@ -159,7 +159,7 @@ async def _query(
     wanted: Callable[[MessageExt], bool],
     deadline: float,
 ) -> list[MessageExt]:
-    """Messages of the brokers' indexes, by store time. ``wanted`` drops messages whose key has only the same hash."""
+    """Returns messages of the brokers' indexes, by store time. ``wanted`` drops messages whose key has only the same hash."""
     command = RemotingCommand(code=RequestCode.QUERY_MESSAGE, ext_fields={**to_ext(query)})
     found: list[MessageExt] = []
     for name, response in (await everywhere(instance, brokers, command, deadline)).items():

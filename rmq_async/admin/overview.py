@@ -1,8 +1,8 @@
-"""Everything at one moment: brokers, topics and groups, from those brokers that respond.
+"""An overview of brokers, topics and groups at one moment, from those brokers that respond.
 
-Each broker is asked by itself and at the same time as the others: for its state, its topics and groups, then for each topic's
-offsets and each group's progress and members. A broker that fails is left out with its reason; what a broker refuses to say of
-one topic or group is left out of that.
+All brokers are asked at the same time: for its state, its topics and groups, then for each topic's offsets and each group's
+progress and members. A broker that fails is left out with its reason; a refused answer about one topic or group is left out of
+that topic or group.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ NO_MASTER: Final = "no name server knows its master"
 
 
 class Wanted(msgspec.Struct, frozen=True):
-    """What to ask for: names by pattern (``*``, ``?``), and whether those of the system are among them."""
+    """The scope of an overview: names by pattern (``*``, ``?``), and whether it includes those of the system."""
 
     topics: tuple[str, ...]
     groups: tuple[str, ...]
@@ -56,7 +56,7 @@ class Wanted(msgspec.Struct, frozen=True):
 
 
 class _Found(msgspec.Struct):
-    """What one broker has said."""
+    """The answers of one broker."""
 
     broker: BrokerOverview
     topics: dict[str, dict[MessageQueue, QueueStats] | None] = {}
@@ -80,7 +80,7 @@ async def overview(instance: ClientInstance, wanted: Wanted, timeout: float) -> 
 def _together(
     said: Iterable[tuple[str, dict[str, dict[MessageQueue, T] | None]]],
 ) -> tuple[dict[str, dict[MessageQueue, T]], dict[str, tuple[str, ...]]]:
-    """Returns the queues of all brokers by topic or group, and the brokers that refused to say theirs."""
+    """Returns the queues of all brokers by topic or group, and the brokers that refused to answer."""
     found: dict[str, dict[MessageQueue, T]] = {}
     unknown: dict[str, tuple[str, ...]] = {}
     for broker, names in said:
@@ -113,9 +113,9 @@ async def _groups(instance: ClientInstance, found: Collection[_Found], timeout: 
 
 
 async def _oldest(instance: ClientInstance, queues: dict[MessageQueue, QueueLag], timeout: float) -> int | None:
-    """Returns when the oldest message that is not committed was stored, epoch ms; None without one, or where it is not known.
+    """Returns the store time of the oldest message that is not committed, epoch ms; None if there is none or it is not known.
 
-    No message of a queue is older than the last one that was committed there, so the queues are looked at in that order.
+    No message of a queue is older than the last one that was committed there, so the queues are read in that order.
     """
     behind = [queue for queue, each in queues.items() if each.messages and not queue.topic.startswith(RETRY_TOPIC_PREFIX)]
     behind.sort(key=lambda queue: queues[queue].last_store_time_ms)
@@ -133,7 +133,7 @@ async def _oldest(instance: ClientInstance, queues: dict[MessageQueue, QueueLag]
 
 
 class _Asked:
-    """One broker, whose master is asked."""
+    """The requests to the master of one broker."""
 
     def __init__(self, instance: ClientInstance, name: str, cluster: str, wanted: Wanted, timeout: float) -> None:
         self._instance = instance
@@ -144,7 +144,7 @@ class _Asked:
         self._address = ""
 
     async def ask(self, info: ClusterInfo) -> _Found:
-        """Returns what the broker says; a broker that does not respond has a problem, and nothing else."""
+        """Returns the answers of the broker; for a broker that does not respond, only a problem."""
         addresses = info.broker_addr_table[self._name].broker_addrs
         replicas = len(addresses) - (MASTER_ID in addresses)
         self._address = addresses.get(MASTER_ID, "")
@@ -198,7 +198,8 @@ class _Asked:
         return sorted(name for name in names if owns(name) and any(fnmatchcase(shown(name), each) for each in patterns))
 
     async def _stats(self, topic: str) -> dict[MessageQueue, QueueStats] | None:
-        """Returns the offsets of a topic's queues, none of a topic that was deleted meanwhile; None where the broker refuses."""
+        """Returns the offsets of a topic's queues, an empty dict for a topic that was deleted in the meantime; None if the
+        broker refuses."""
         try:
             body = (await self._get(RequestCode.GET_TOPIC_STATS_INFO, {"topic": topic})).body
         except BrokerError as error:
@@ -210,7 +211,7 @@ class _Asked:
         }
 
     async def _lag(self, group: str) -> dict[MessageQueue, QueueLag] | None:
-        """The same of a group."""
+        """Returns the offsets of a group by queue, an empty dict for a deleted group; None if the broker refuses."""
         header = GetConsumeStatsRequestHeader(consumerGroup=group)
         try:
             body = (await self._get(RequestCode.GET_CONSUME_STATS, to_ext(header))).body
@@ -224,7 +225,7 @@ class _Asked:
         }
 
     async def _members(self, group: str) -> tuple[str, ...] | None:
-        """Returns the client ids of a group's members; None where the broker refuses to say them."""
+        """Returns the client ids of a group's members; None if the broker refuses."""
         header = GetConsumerListByGroupRequestHeader(consumerGroup=group)
         try:
             body = (await self._get(RequestCode.GET_CONSUMER_LIST_BY_GROUP, to_ext(header))).body

@@ -45,7 +45,8 @@ async def cluster_info(instance: ClientInstance, deadline: float) -> ClusterInfo
 def masters_of(
     info: ClusterInfo, cluster: str | None = None, broker: str | None = None, *, any_cluster: bool = True
 ) -> dict[str, str]:
-    """Broker name -> master address of a broker, of a cluster's brokers, or of all. Raises BrokerNotFoundError if there is none.
+    """Returns the master address by broker name: of one broker, of a cluster's brokers, or of all. Raises BrokerNotFoundError
+    if there is none.
 
     Without ``any_cluster``, leaving both names out raises ConfigError where there are several clusters.
     """
@@ -69,7 +70,8 @@ def masters_of(
 
 
 def _broker_names(info: ClusterInfo, cluster: str | None, broker: str | None) -> set[str]:
-    """Raises BrokerNotFoundError for a cluster that does not exist or does not have the broker."""
+    """Returns the names of the brokers to ask. Raises BrokerNotFoundError for a cluster that does not exist or does not
+    have the broker."""
     clusters = info.cluster_addr_table
     if broker is not None:
         if cluster is not None and broker not in clusters.get(cluster, ()):
@@ -83,7 +85,8 @@ def _broker_names(info: ClusterInfo, cluster: str | None, broker: str | None) ->
 
 
 def brokers_of(route: TopicRouteData) -> dict[str, str]:
-    """Broker name -> address of the brokers that have the topic: the master's, else that of the replica with the lowest id."""
+    """Returns the address by broker name for the brokers that have the topic: the master's, else that of the replica with
+    the lowest id."""
     names = {data.broker_name for data in route.queue_datas}
     return {
         data.broker_name: data.broker_addrs[min(data.broker_addrs)]

@@ -30,8 +30,8 @@ __all__ = [
 class QueueStats(msgspec.Struct, frozen=True):
     """The offsets of one queue.
 
-    ``min_offset``: of the first message there is; ``max_offset``: after the last one. ``last_store_time_ms``: when the last one
-    was stored, 0 for a queue that never had one.
+    ``min_offset``: offset of the first message; ``max_offset``: offset after the last one. ``last_store_time_ms``: store time
+    of the last message, epoch ms; 0 for a queue that never had one.
     """
 
     min_offset: int
@@ -50,8 +50,8 @@ class TopicStats(msgspec.Struct, frozen=True):
 
 
 class ClientConnection(msgspec.Struct, frozen=True):
-    """One client as one broker sees it: ``address`` is where its connection comes from, "ip:port". ``version``: the number of
-    RocketMQ's version that it says it speaks, such as 513 for 5.5.0."""
+    """One client as one broker sees it. ``address``: the remote address of its connection, "ip:port". ``version``: the
+    number of the RocketMQ version that it reports, such as 513 for 5.5.0."""
 
     broker: str
     client_id: str
@@ -61,7 +61,7 @@ class ClientConnection(msgspec.Struct, frozen=True):
 
 
 class ConsumerConnections(msgspec.Struct, frozen=True):
-    """A consumer group: its ``connections``, and what the heartbeats of its members say.
+    """A consumer group: its ``connections``, and the contents of its members' heartbeats.
 
     ``subscriptions``: by topic. ``consume_type``: CONSUME_ACTIVELY (pull), CONSUME_PASSIVELY (push) or CONSUME_POP;
     ``message_model``: CLUSTERING or BROADCASTING; ``consume_from_where``: such as CONSUME_FROM_LAST_OFFSET.
@@ -97,9 +97,9 @@ class GroupMember(msgspec.Struct, frozen=True):
 
 
 class QueueLag(msgspec.Struct, frozen=True):
-    """Progress of a group in one queue. ``committed``: the group's offset, 0 without one; ``end``: offset after the last message.
-    ``inflight``: messages that were pulled and are not committed, 0 where the broker does not count them (before 5.0).
-    ``last_store_time_ms``: when the last committed message was stored, epoch ms; 0 for none."""
+    """The progress of a group in one queue. ``committed``: the group's offset, 0 without one; ``end``: offset after the
+    last message. ``inflight``: messages that were pulled and are not committed, 0 if the broker does not count them
+    (before 5.0). ``last_store_time_ms``: store time of the last committed message, epoch ms; 0 for none."""
 
     committed: int
     end: int
@@ -113,7 +113,8 @@ class QueueLag(msgspec.Struct, frozen=True):
 
 
 class GroupLag(msgspec.Struct, frozen=True):
-    """Progress of a group. ``queues``: of its topics; ``retry_queues``: of its retry topic, whose messages failed before."""
+    """The progress of a group. ``queues``: the queues of its topics; ``retry_queues``: those of its retry topic, whose
+    messages failed before."""
 
     queues: Mapping[MessageQueue, QueueLag]
     retry_queues: Mapping[MessageQueue, QueueLag]
@@ -130,9 +131,9 @@ class GroupLag(msgspec.Struct, frozen=True):
 
 
 class OffsetChange(msgspec.Struct, frozen=True):
-    """A change of a group's offset in a queue. ``before``: None where the group had none. ``verified``: whether the broker
-    showed ``after``, or what members have committed from there on, when it was asked afterwards. False in a dry run, and where
-    members had gone back and passed the former offset again before it could be seen: their lag shows how far they are."""
+    """A change of a group's offset in a queue. ``before``: None where the group had none. ``verified``: whether the broker,
+    asked afterwards, showed ``after`` or a later commit of a member. False in a dry run, and if members went back and
+    passed the former offset again before the admin saw it: their lag shows their progress."""
 
     queue: MessageQueue
     before: int | None
@@ -141,10 +142,11 @@ class OffsetChange(msgspec.Struct, frozen=True):
 
 
 class BrokerOverview(msgspec.Struct, frozen=True):
-    """A broker that a name server knows. ``address``: of its master, "" where none is known; ``replicas``: the others.
+    """A broker that a name server knows. ``address``: address of its master, "" if none is known; ``replicas``: addresses of
+    the others.
 
-    ``version``: such as "V5_5_0". ``disk_used``: of the commit log's disk, from 0 to 1; None where the broker does not say.
-    ``problem``: why nothing is known of what it holds; None where it responds.
+    ``version``: such as "V5_5_0". ``disk_used``: used share of the commit log's disk, from 0 to 1; None if the broker does not
+    report it. ``problem``: the reason why its topics and groups are not known; None if it responds.
     """
 
     name: str
@@ -157,10 +159,10 @@ class BrokerOverview(msgspec.Struct, frozen=True):
 
 
 class GroupOverview(msgspec.Struct, frozen=True):
-    """A consumer group. ``members``: client ids of those that are connected; None where a broker refused to say them, as a busy
-    one does. ``oldest_store_time_ms``: when the oldest message that is not committed was stored, epoch ms; None without one, and
-    where it could not be read. It is looked for in two queues at most, those that committed the oldest messages last.
-    ``lag_unknown``: brokers that refused to say the group's offsets, which ``lag`` is without."""
+    """A consumer group. ``members``: client ids of the connected members; None if a broker refused the request, as a busy
+    one does. ``oldest_store_time_ms``: store time of the oldest message that is not committed, epoch ms; None if there
+    is none or it could not be read. It is read from two queues at most, those whose last committed messages are the
+    oldest. ``lag_unknown``: brokers that refused the group's offsets; ``lag`` does not include them."""
 
     lag: GroupLag
     members: tuple[str, ...] | None
@@ -169,8 +171,8 @@ class GroupOverview(msgspec.Struct, frozen=True):
 
 
 class Overview(msgspec.Struct, frozen=True):
-    """Brokers, topics and groups by name, as those brokers show them that respond. ``topics_unknown``: brokers that refused to say
-    a topic's offsets, as busy ones do, by topic; its queues on them are not in ``topics``."""
+    """Brokers, topics and groups by name, from those brokers that respond. ``topics_unknown``: by topic, the brokers that
+    refused its offsets, as busy ones do; its queues on them are not in ``topics``."""
 
     brokers: Mapping[str, BrokerOverview]
     topics: Mapping[str, Mapping[MessageQueue, QueueStats]]

@@ -119,7 +119,7 @@ async def _set_order(
 ) -> None:
     """Writes the number of queues of each broker to the name servers, as ``updateTopic -o true`` of the official tool does.
 
-    ``merge``: what is there for other brokers stays.
+    ``merge``: True keeps the entries of other brokers.
     """
     counts: dict[str, str] = {}
     if merge:
@@ -180,8 +180,7 @@ async def _until_shown(
 
 
 class _Settings(TopicConfigSerializeWrapper, frozen=True, rename="camel"):
-    """Settings of topics, and the topics whose queues are spread over brokers by a mapping, which a copy of settings cannot
-    carry."""
+    """Settings of topics, and the names of static topics, whose queues are mapped to brokers and cannot be copied."""
 
     topic_queue_mapping_detail_map: dict[str, Any] = msgspec.field(default_factory=dict)
 
@@ -255,7 +254,7 @@ async def _copy(
 
 
 def is_wanted(topic: str, shown: str, patterns: Collection[str], own: Collection[str]) -> bool:
-    """Returns whether a name is one of those that were asked for. ``shown``: what its users call it, which the patterns are for."""
+    """Returns whether a topic was requested. ``shown``: its name for users, to which the patterns apply."""
     if is_system_topic(topic) or topic in own or (topic.endswith(_REPLY_SUFFIX) and topic.removesuffix(_REPLY_SUFFIX) in own):
         return False
     return not topic.startswith(_OWN_PREFIXES) and any(fnmatchcase(shown, pattern) for pattern in patterns)

@@ -17,7 +17,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Runs the command and ends the process with its exit code: 0 for success, 1 for a failure, 2 for wrong use, 130 after
     Ctrl-C.
 
-    ``arguments``: those after the program's name; default: those of the process.
+    ``arguments``: arguments after the program's name; default: those of the process.
     """
     _open_standard_files()
     try:
@@ -33,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 def missing_package(error: ModuleNotFoundError) -> str | None:
-    """Returns what to do about a package of the extra ``cli`` that is not installed; None for other modules."""
+    """Returns the advice about a missing package of the extra ``cli``; None for other modules."""
     if error.name is None or error.name.partition(".")[0] not in _NEEDED:
         return None
     return f"{error.name} is not installed; pip install 'rmq-async[cli]' brings all that this command needs"

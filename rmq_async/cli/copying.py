@@ -1,9 +1,10 @@
-"""Reads what ``--json`` printed of messages, to send them again: what their senders gave, the messages of each queue in order.
+"""Reads messages that ``--json`` printed, to send copies of them with the fields of their senders, those of each queue in
+order.
 
-A line is an object with ``body`` (text) or ``body_base64``, and any of ``tags``, ``keys``, ``flag``, ``properties``, ``broker`` and
-``queue_id``. Other fields are not looked at, so the objects of a newer version can be read. Of the properties those go on that a
-sender may give, see ``Message.from_received``; names of the system do not: the copy gets an id of its own, and a consumer group
-gets it at once, as a first attempt.
+A line is an object with ``body`` (text) or ``body_base64``, and any of ``tags``, ``keys``, ``flag``, ``properties``,
+``broker`` and ``queue_id``. Other fields are ignored, so the objects of a newer version can be read. A copy has those
+properties that a sender may set, see ``Message.from_received``, and none of the system: it gets a new id, and a consumer group
+receives it at once, as a first attempt.
 """
 
 from __future__ import annotations
@@ -42,9 +43,9 @@ _decode = msgspec.json.Decoder(_Record).decode
 
 
 def read_record(line: bytes) -> tuple[MessageExt, tuple[str, int] | None]:
-    """Returns the message of a line, and broker and number of the queue that it was read from; None where it does not name one.
+    """Returns the message of a line, and broker and number of the queue that it was read from; None if the line names none.
 
-    ``tags`` and ``keys`` win over the properties that hold them. Raises ValueError for a line that is no such object.
+    ``tags`` and ``keys`` replace the properties that hold them. Raises ValueError for a line that is no such object.
     """
     try:
         record = _decode(line)
@@ -74,8 +75,8 @@ def _body(record: _Record) -> bytes:
 
 
 class LeftOut:
-    """Counts what ``Message.from_received`` leaves out although the sender gave it: texts that no message may hold. Clients of
-    other languages send blank ones, and U+0001 within a value."""
+    """Counts the texts of senders that ``Message.from_received`` leaves out, because no message may hold them. Clients of
+    other languages send blank texts, and U+0001 within a value."""
 
     def __init__(self) -> None:
         self._texts = self._messages = 0
@@ -84,7 +85,8 @@ class LeftOut:
     def count(
         self, message: MessageExt, where: str, *, tags: bool = True, keys: bool = True, sharding_key: bool = True
     ) -> None:
-        """``tags``, ``keys``, ``sharding_key``: whether those of the message are copied."""
+        """Counts the texts of a message that its copy lacks. ``tags``, ``keys``, ``sharding_key``: whether those of the
+        message are copied."""
         texts = [name for name, value in message.user_properties.items() if not (holdable(name) and holdable(value))]
         found = [f"property {name}" for name in texts]
         others = [("key", key) for key in message.keys if keys]
@@ -112,8 +114,8 @@ class Queues:
         self._by_place = {(queue.broker_name, queue.queue_id): queue for queue in queues}
 
     def of(self, place: tuple[str, int]) -> MessageQueue:
-        """Returns where messages that were in queue ``place`` go: to the one of that broker and number, else to one that both
-        choose, always the same."""
+        """Returns the queue for the copies of messages from queue ``place``: the one of the same broker and number, else
+        one that depends only on these two."""
         found = self._by_place.get(place)
         if found is None:
             broker, number = place

@@ -247,7 +247,7 @@ def resend(name: str, limit: int | None, yes: bool, namesrv: str | None, timeout
 
 
 def _confirm(question: str, *, yes: bool) -> None:
-    """Asks on the terminal. Raises click.Abort for a no, UsageError where there is no terminal."""
+    """Asks on the terminal. Raises click.Abort if the user declines, UsageError if there is no terminal."""
     if yes:
         return
     if not sys.stdin.isatty():

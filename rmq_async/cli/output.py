@@ -20,7 +20,8 @@ _WIDEST: Final = 100_000
 
 
 def plain_table(*texts: str, **numbers: bool) -> Table:
-    """Columns without lines around them: ``texts`` to the left, of ``numbers`` those that are true to the right."""
+    """Returns a table without lines. Columns are aligned to the left; those whose entry in ``numbers`` is True, to the
+    right."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for heading in texts:
         table.add_column(heading, overflow="fold")
@@ -34,24 +35,24 @@ class Output:
         self.as_json = as_json
 
     def record(self, fields: dict[str, object]) -> None:
-        """One JSON object; nothing where people read."""
+        """Prints a JSON object; nothing in text mode."""
         if self.as_json:
             click.echo(msgspec.json.encode(fields))
             sys.stdout.flush()
 
     def line(self, text: str = "") -> None:
-        """One line; nothing where a program reads."""
+        """Prints a line; nothing in JSON mode."""
         if not self.as_json:
             click.echo(text)
             sys.stdout.flush()
 
     def body(self, body: bytes) -> None:
-        """A message's body and the end of a line; nothing where a program reads JSON."""
+        """Prints a message's body and a line end; nothing in JSON mode."""
         if not self.as_json:
             click.echo(body)
 
     def table(self, table: Table) -> None:
-        """A table; nothing where a program reads JSON. Rows are folded for a terminal only: in a pipe each is one line."""
+        """Prints a table; nothing in JSON mode. Rows are folded for a terminal only: in a pipe each row is one line."""
         if not self.as_json:
             width = None if sys.stdout.isatty() else _WIDEST
             Console(markup=False, highlight=False, width=width).print(table)

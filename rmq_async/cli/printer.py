@@ -30,13 +30,14 @@ class Printer:
         threading.Thread(target=self._write_all, name="rmq standard output", daemon=True).start()
 
     async def write(self, data: bytes) -> None:
-        """Returns when ``data`` is written. Raises OSError as writing does: BrokenPipeError where the reader has gone."""
+        """Writes ``data`` and returns when that is done. Raises OSError as writing does, BrokenPipeError if the reader has
+        closed the pipe."""
         written: asyncio.Future[None] = self._loop.create_future()
         self._waiting.put((data, written))
         await written
 
     def close(self) -> None:
-        """Ends the thread after what is waiting."""
+        """Ends the thread after the waiting writes."""
         self._waiting.put(None)
 
     def _write_all(self) -> None:

@@ -108,7 +108,7 @@ def _own_help(command: click.Command, context: click.Context) -> tuple[str, str]
 
 
 def _record(parameter: click.Parameter, context: click.Context) -> object:
-    """Returns what help says of an option."""
+    """Returns the help record of an option."""
     return parameter.get_help_record(context)
 
 

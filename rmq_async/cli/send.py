@@ -1,9 +1,10 @@
 """``rmq send``: sends one message, each line of standard input, or each message that ``rmq pull --json`` printed.
 
-As many messages are in flight as the producer has credits; results are printed in the order of the input. Messages for one queue
-or with a sharding key are sent one after the other, because a broker may store concurrent sends in any order. Copies are many, so
-they leave that to the producer, which has one request under way for each queue, with all that has come for it meanwhile. The first
-failure ends the command: it waits for the messages in flight, prints their results and then the error.
+As many messages are in flight as the producer has credits; results are printed in the order of the input. Messages for one
+queue or with a sharding key are sent one after the other, because a broker may store concurrent sends in any order. For
+copies, which are many, the producer does that: it has one request in flight for each queue, and gathers further messages
+during that time. The first failure ends the command: it waits for the messages in flight, prints their results and then the
+error.
 """
 
 from __future__ import annotations
@@ -79,12 +80,12 @@ class _SendOptions(ClientOptions):
 
     @property
     def is_single(self) -> bool:
-        """Whether there is one message, by --body or --file."""
+        """Returns whether there is one message, given by --body or --file."""
         return self.body is not None or self.path is not None
 
     @property
     def is_copy(self) -> bool:
-        """Whether messages are read as ``--json`` prints them."""
+        """Returns whether messages are read as ``--json`` prints them."""
         return self.source is None and not self.is_single
 
     @property
@@ -104,7 +105,7 @@ class _SendOptions(ClientOptions):
         )
 
     def copy(self, received: MessageExt) -> Message:
-        """Returns the copy of a message, with the options that are given instead of what it has."""
+        """Returns the copy of a message; given options replace its fields."""
         changes: dict[str, Any] = {"delay": self.delay, "delay_level": self.delay_level or 0}
         if self.tags is not None:
             changes["tags"] = self.tags
@@ -286,7 +287,7 @@ async def _send_all(
 
 
 def _ignore(error: BaseException) -> None:
-    """Ignores the error here: its future is awaited in its turn."""
+    """Ignores the error, which is raised when its future is awaited."""
 
 
 def _print(output: Output, result: SendResult) -> None:

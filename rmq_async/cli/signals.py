@@ -25,7 +25,7 @@ def exit_code_of(number: int) -> int:
 
 
 def end_at_once(number: int) -> None:
-    """Ends the process, without what it had still to do."""
+    """Ends the process at once, without its remaining work."""
     os._exit(exit_code_of(number))
 
 
@@ -33,8 +33,8 @@ def end_at_once(number: int) -> None:
 def signals_handled(first: Callable[[int], object], again: Callable[[int], object] = end_at_once) -> Iterator[None]:
     """Calls ``first`` with the number of the first signal, ``again`` with that of each later one.
 
-    Both are called in the main thread between any two of its steps, as handlers of ``signal.signal`` are: what they have to do on a
-    loop they give to ``call_soon_threadsafe``. Outside of the main thread no signal is handled.
+    Both are called in the main thread between any two of its steps, as handlers of ``signal.signal`` are: they pass work for a
+    loop to ``call_soon_threadsafe``. Outside of the main thread it handles no signal.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -1,4 +1,4 @@
-"""``rmq simulate``: seeds of a scenario on a simulated cluster, until one fails or the time is over."""
+"""``rmq simulate``: seeds of a scenario on a simulated cluster, until one fails or the time limit passes."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def simulate(given: _SimulateOptions) -> int:
 
 
 def _outcomes(seeds: Iterable[int], given: _SimulateOptions) -> Iterator[Outcome]:
-    """Returns the outcomes as they come. The last seeds are begun before the time of ``--for`` is over."""
+    """Yields the outcomes in the order of their arrival. No seed begins after the time of ``--for``."""
     over = float("inf") if given.seconds is None else time.monotonic() + given.seconds
     left = iter(seeds)
     if given.jobs == 1:
@@ -124,7 +124,7 @@ def _outcomes(seeds: Iterable[int], given: _SimulateOptions) -> Iterator[Outcome
 
 
 def _end_with_parent() -> None:
-    """Ends this process when its parent has ended: one that was killed stops no process of its pool."""
+    """Ends this process when its parent has ended: a parent that was killed ends no process of its pool."""
     parent = parent_process()
     assert parent is not None
 

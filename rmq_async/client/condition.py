@@ -31,7 +31,7 @@ def loop_problem(instance: ClientInstance) -> Problem | None:
 
 
 def name_server_problem(instance: ClientInstance) -> tuple[bool, Problem | None]:
-    """Returns whether there has been a cluster yet, and the problem that the newest request to the name servers met."""
+    """Returns whether there has been a cluster yet, and the problem of the newest request to the name servers."""
     names, waits = instance.name_servers, instance.config.start_without_cluster
     failure = names.failure
     reason = f": {printable(failure, _TEXT_LIMIT)}" if failure is not None else ""

@@ -20,14 +20,14 @@ _Key = tuple[str, str, str]
 
 
 class FirstCommits:
-    """Which tables of offsets exist, by group, topic and broker: those this client has committed to, the last ``MAX_KNOWN``."""
+    """The known tables of offsets, by group, topic and broker: the last ``MAX_KNOWN`` to which this client has committed."""
 
     def __init__(self) -> None:
         self._known: dict[_Key, None] = {}
         self._turns: WeakValueDictionary[_Key, asyncio.Lock] = WeakValueDictionary()
 
     async def commit(self, key: _Key, send: Callable[[], Awaitable[None]]) -> None:
-        """Awaits ``send``, the request of a commit: alone until one to the same table was answered. Raises what it raises."""
+        """Awaits ``send``, the request of a commit: alone until a commit to the same table was answered. Raises its error."""
         if key not in self._known:
             turn = self._turns.get(key)
             if turn is None:

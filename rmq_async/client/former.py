@@ -1,8 +1,8 @@
-"""Former connections of a broker, whose end makes it forget the client: when it has noticed that end.
+"""Former connections to a broker: when the broker notices the end of one, it removes the client's id.
 
-A broker forgets the id of a client when a connection ends on which the client was introduced, also where the client is on a new
-connection by then. It notices an end that reaches it at once. Where a connection fell silent, because the client's address has
-changed, say, nothing reaches the broker: it closes the connection after 120 s without traffic, or without a heartbeat.
+A broker removes the id of a client when a connection ends on which the client sent a heartbeat, even if the client uses a new
+connection by then. It notices a FIN or RST at once. If a connection fell silent, for example because the client's address has
+changed, neither arrives: the broker closes the connection after 120 s without traffic, or without a heartbeat.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _SILENT: Final = frozenset({CloseReason.DEAD, CloseReason.RESET, CloseReason.NOT
 
 
 class FormerConnections:
-    """The former connections of brokers, whose end makes them forget the client.
+    """The former connections to brokers, whose end removes the client's id there.
 
     ``forgotten(address)``: called when the broker may have forgotten the client.
     """
@@ -44,7 +44,8 @@ class FormerConnections:
         self._closed = False
 
     def add(self, connection: Connection, last_heartbeat: float) -> None:
-        """Takes a connection that takes no more requests. ``last_heartbeat``: when one was sent that reached it."""
+        """Adds a connection that takes no more requests. ``last_heartbeat``: time at which the last heartbeat was sent on
+        it (monotonic)."""
         connection.closed.add_done_callback(partial(self._over, connection.address))
         if connection.close_reason in _SILENT:
             self._doubt(connection.address, last_heartbeat)

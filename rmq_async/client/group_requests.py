@@ -1,6 +1,6 @@
 """Requests of brokers that concern one consumer group of this client, and the listeners that serve them.
 
-Groups are named as on the wire, with their namespaces. What no listener serves is answered as Java's client does.
+Groups are named as on the wire, with their namespaces. Requests without a listener are answered as Java's client does.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class GroupListener(Protocol):
     """One member of a group. Plain functions, called between other reads of the connection: they must return at once."""
 
     def members_changed(self) -> None:
-        """Hears NOTIFY_CONSUMER_IDS_CHANGED: the members of the group are others now."""
+        """Handles NOTIFY_CONSUMER_IDS_CHANGED: the members of the group have changed."""
 
     def serve(self, command: RemotingCommand) -> RemotingCommand | Awaitable[RemotingCommand | None] | None:
         """Returns the response to RESET_CONSUMER_CLIENT_OFFSET, GET_CONSUMER_STATUS_FROM_CLIENT, GET_CONSUMER_RUNNING_INFO or
@@ -63,7 +63,7 @@ class GroupRequests:
         self._listeners.pop(group, None)
 
     def _notify(self, connection: Connection, command: RemotingCommand) -> None:
-        """Notifies the listener of the group; all of them where the request names none."""
+        """Notifies the listener of the group, or all listeners if the request names no group."""
         group = _group_of(command)
         listener = self._listeners.get(group)
         if group and listener is None:

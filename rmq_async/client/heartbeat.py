@@ -116,14 +116,14 @@ class Heartbeats:
         return frozenset(self._consumers)
 
     def add_producer(self, group: str) -> None:
-        """Raises ConfigError when the group is there already."""
+        """Adds a producer group. Raises ConfigError when the group exists already."""
         if group in self._producers:
             raise _twice("producer", self._display_name(group))
         self._producers.add(group)
         self._groups_changed(announce=True)
 
     def add_consumer(self, data: ConsumerData) -> None:
-        """Raises ConfigError when the group is there already."""
+        """Adds a consumer group. Raises ConfigError when the group exists already."""
         if data.group_name in self._consumers:
             raise _twice("consumer", self._display_name(data.group_name))
         self._consumers[data.group_name] = data

@@ -82,7 +82,7 @@ class ClientInstance:
     back by ``release``; other methods are for the time between.
 
     ``handlers``: request code -> plain function that makes the response to a server's request, or an awaitable of it (None: no
-    response). ``group_requests``: those for consumer groups.
+    response). ``group_requests``: the requests for consumer groups.
     """
 
     pool: ConnectionPool
@@ -125,8 +125,8 @@ class ClientInstance:
     async def acquire(cls, config: ClientConfig) -> ClientInstance:
         """Returns the running instance for ``config`` on this loop; the first user starts it.
 
-        Raises NameServerError when no name server is configured, or none answers within ``request_timeout`` and the client may not
-        start without a cluster. Nothing is left behind then, nor when the call is cancelled.
+        Raises NameServerError when no name server is configured, or none answers within ``request_timeout`` and the client may
+        not start without a cluster. After an error or a cancellation no connection or task remains.
         """
         resolved = config.resolved()
         key = (generation(), asyncio.get_running_loop(), resolved)
@@ -182,7 +182,7 @@ class ClientInstance:
         self.heartbeats.add_producer(group)
 
     async def unregister_producer(self, group: str, timeout: float) -> None:
-        """Unregisters the group at connected brokers; waits at most ``timeout`` seconds and raises nothing."""
+        """Unregisters the group at connected brokers; waits at most ``timeout`` seconds and raises no error."""
         await self.heartbeats.remove_producer(group, timeout)
 
     def register_consumer(self, data: ConsumerData) -> None:

@@ -64,9 +64,9 @@ class LifeCycle(Startable):
     async def start(self) -> None:
         """Connects to a name server. Does nothing when already running; may be called again after a failure and after ``stop``.
 
-        Raises NameServerError when none is configured, or none answers within ``request_timeout`` and ``start_without_cluster`` is
-        False. Nothing is left behind when it fails or is cancelled. A call during another ``start`` waits for its end and raises
-        its error; if the other call is cancelled, this one starts.
+        Raises NameServerError when none is configured, or none answers within ``request_timeout`` and
+        ``start_without_cluster`` is False. After a failure or a cancellation no connection or task remains. A call during
+        another ``start`` waits for its end and raises its error; if the other call is cancelled, this one starts.
         """
         while self._state is LifeState.STARTING:
             await self._join_start()
@@ -127,7 +127,7 @@ class LifeCycle(Startable):
                 changing.set_result(None)
 
     async def aclose(self, timeout: float | None = None) -> None:
-        """The same as ``stop``."""
+        """Stops, as ``stop`` does."""
         await self.stop(timeout)
 
     async def _join_change(self) -> None:
@@ -180,7 +180,7 @@ class LifeCycle(Startable):
         return ClientStateError(f"{self._label} is {self._state.value}{self._advice()}")
 
     def _advice(self) -> str:
-        """What to do about the state, for an error."""
+        """Returns the advice about the state, for the text of an error."""
         if self._state not in (LifeState.NEW, LifeState.STOPPED):
             return ""
         return f": use it inside `async with {type(self).__name__}(...)`, or await its start() first"

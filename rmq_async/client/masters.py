@@ -1,4 +1,5 @@
-"""Whether a broker has a master now. A message missing on a master is gone; one missing on a replica may still exist."""
+"""The check whether a broker has a master now. A message that a master lacks was deleted; one that a replica lacks may
+still exist."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ __all__ = ["has_master", "known_master"]
 def known_master(instance: ClientInstance, queue: MessageQueue) -> bool | None:
     """Returns whether the broker that holds ``queue`` has a master by the route in use.
 
-    None where the route may name a replica as the master, and where there is no route: the broker's address is then from another
+    None if the route may name a replica as the master, and if there is no route: the broker's address is then from another
     topic's route.
     """
     routes = instance.routes

@@ -1,4 +1,5 @@
-"""Asks the name servers when it seems that they have gone, so that ``health()`` names that soon, and soon no longer.
+"""Sends requests to the name servers when they seem unreachable, so that ``health()`` soon reports that, and soon reports
+their return.
 
 Without it, only the polls of routes ask them, one each 30 s. It begins when a connection to a name server is lost, or a request has
 had no answer from any of them, and ends with the first answer.
@@ -42,7 +43,7 @@ class NameServerWatch:
         name_servers.on_failure = self.begin
 
     def lost(self, address: str) -> None:
-        """Hears that a connection was lost that this client has not closed."""
+        """Starts the requests, because a connection was lost that this client has not closed."""
         if address in self._name_servers.addresses:
             self.begin()
 

@@ -181,7 +181,7 @@ class NameServers:
 
 
 def _nothing() -> None:
-    """Nothing waits for it."""
+    """Does nothing: no call waits for a result."""
 
 
 def _reason(error: RocketMQError | None) -> str:

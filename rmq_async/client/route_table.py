@@ -251,7 +251,8 @@ class RouteTable:
         return route.broker_of(queue) if route is not None else queue.broker_name
 
     def master_addresses(self) -> Iterable[str]:
-        """Returns the addresses of the masters of all topics in use, each once, in the order in which they came to be known."""
+        """Returns the addresses of the masters of all topics in use, each once, in the order in which the client learned
+        them."""
         return dict.fromkeys(addresses[MASTER_ID] for addresses in self._brokers.values() if MASTER_ID in addresses)
 
     def masters(self) -> dict[str, str]:

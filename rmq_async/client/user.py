@@ -1,4 +1,4 @@
-"""A consumer or an admin: a life cycle, and calls that a stop ends."""
+"""Base of consumer and admin: a life cycle, and calls that a stop ends."""
 
 from __future__ import annotations
 

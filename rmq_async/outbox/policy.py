@@ -1,4 +1,4 @@
-"""Decides what follows a failure. Pure: it reads no clock and sends no query."""
+"""Decides about rows after a failed send. It reads no clock and sends no query."""
 
 from __future__ import annotations
 

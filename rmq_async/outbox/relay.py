@@ -154,7 +154,7 @@ class Relay:
             self.sending.release(rows)
 
     def look(self) -> None:
-        """Wakes the claiming loop: a row may be due."""
+        """Wakes the claiming loop, because a row may be due."""
         self._look.set()
 
     # -- the loops
@@ -164,7 +164,7 @@ class Relay:
         return self.loop.create_task(work, name=f"rmq_async outbox {name}", context=Context())
 
     async def _for_ever(self, name: str, step: Step, *, after_stop: bool) -> None:
-        """Repeats ``step`` until it returns that it is over, or the relay stops (``after_stop``: until it is cancelled)."""
+        """Repeats ``step`` until it returns False, or the relay stops (``after_stop``: until it is cancelled)."""
         failures = 0
         while self._open or after_stop:
             try:
@@ -366,7 +366,7 @@ async def _within(seconds: float, event: asyncio.Event) -> None:
 
 
 async def _ended(tasks: list[asyncio.Task[None]], timeout: float) -> None:
-    """Waits so many seconds for the tasks, then cancels them."""
+    """Waits ``timeout`` seconds for the tasks, then cancels them."""
     if tasks and timeout:
         await asyncio.wait(tasks, timeout=timeout)
     left = [task for task in tasks if not task.done()]

@@ -56,7 +56,7 @@ class Held(msgspec.Struct, gc=False):
 
     @property
     def key(self) -> tuple[str, str] | None:
-        """The key of the order: rows with equal keys are sent one after the other."""
+        """Returns the key of the order: rows with equal keys are sent one after the other."""
         sharding_key = self.message.sharding_key
         return None if sharding_key is None else (self.message.topic, sharding_key)
 
@@ -115,7 +115,7 @@ def as_added(row: int, message: Message, columns: Mapping[str, Any], until: floa
 
 
 def message_of(row: Mapping[str, Any], body: bytes) -> Message:
-    """The message of a row, as it was added except for ``delay``, which has become ``deliver_at``."""
+    """Returns the message of a row, as it was added except for ``delay``, which has become ``deliver_at``."""
     return Message(
         row["topic"],
         body,

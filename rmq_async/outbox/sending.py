@@ -48,7 +48,8 @@ class Outcomes(msgspec.Struct):
     """All rows, with those that stay reserved until their lease expires."""
 
     def given_back(self, now: float) -> list[int]:
-        """Rows of ``released`` whose lease still runs: after it a row is due anyway, and may be another process's."""
+        """Returns the ids of ``released`` rows whose lease still runs: after its end a row is due anyway, and may belong to
+        another process."""
         return [row.id for row in self.released if row.until > now]
 
 
@@ -110,7 +111,8 @@ class Sending:
         self._took()
 
     def _new(self, rows: Iterable[Held]) -> Iterator[Held]:
-        """Rows that are not in hand yet: after the database was away for longer than a lease, a claim returns rows that are."""
+        """Yields the rows that are not in hand yet: after the database was away for longer than a lease, a claim returns
+        rows that are."""
         for row in rows:
             if row.id not in self._ids:
                 self._ids.add(row.id)

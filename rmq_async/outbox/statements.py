@@ -69,7 +69,7 @@ def _written(value: str) -> ColumnElement[str]:
 
 
 def _ago(name: str) -> ColumnElement[Any]:
-    """The time so many seconds before now, evaluated once: an index needs a constant."""
+    """Returns the expression for the time a number of seconds before now, evaluated once: an index needs a constant."""
     return select(seconds_from_now(-bindparam(name, type_=Float))).scalar_subquery()
 
 
@@ -335,7 +335,8 @@ class Statements:
         return of.not_in(_listed(name))
 
     def _many(self, name: str, columns: Sequence[tuple[str, TypeEngine[Any]]]) -> tuple[ColumnElement[bool], dict[str, Any]]:
-        """The join of the table to rows given as parameters (``row``: their ids, and ``new_...``), and their columns."""
+        """Returns the join of the table to rows given as parameters (``row``: their ids, and ``new_...``), and their
+        columns."""
         row = self._table.c.id
         if not self._arrays:
             return row == bindparam("row", type_=BigInteger), {

@@ -69,8 +69,8 @@ class Sent(msgspec.Struct, frozen=True, gc=False):
 
     @classmethod
     def at(cls, row: int, offset_message_id: str, queue: str, queue_offset: int) -> Sent:
-        """Returns the outcome with what a column takes of a broker's words: one that it refused would keep all the others from
-        being written.
+        """Returns the outcome with texts of the broker cut to what a column can hold: a refused value would prevent the write
+        of all others.
         """
         offset = queue_offset if -_LARGEST <= queue_offset <= _LARGEST else -1
         return cls(row, printable(offset_message_id)[:LONGEST_ID], printable(queue)[:LONGEST_ID], offset)
@@ -126,7 +126,7 @@ class Store:
             raise
 
     def check_is_there(self, error: ProgrammingError | OperationalError) -> None:
-        """Raises ConfigError if the table is missing or lacks a column, which is what ``error`` says then."""
+        """Raises ConfigError if the table is missing or lacks a column, which is then the cause of ``error``."""
         reason = reason_of(error)
         if "no such" in reason or "has no column" in reason or "does not exist" in reason:
             raise ConfigError(
@@ -172,7 +172,7 @@ class Store:
         return list((await connection.execute(self.statements.blocked, given)).scalars())
 
     async def body(self, row: int) -> bytes | None:
-        """The body of a row; None if the row is gone."""
+        """Returns the body of a row; None if the row was deleted."""
         async with self._reading() as connection:
             found: bytes | None = (await connection.execute(self.statements.body, {"row": row})).scalar()
             return found
@@ -243,7 +243,7 @@ class Store:
             return found
 
     async def retry(self, rows: Collection[int] | None) -> int:
-        """Makes rows due; returns how many. ``rows``: None for all FAILED ones."""
+        """Makes rows due; returns their number. ``rows``: None for all FAILED ones."""
         async with self._engine.begin() as connection:
             if rows is None:
                 return _count(await connection.execute(self.statements.retry_all))

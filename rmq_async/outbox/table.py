@@ -83,5 +83,5 @@ def outbox_table(metadata: MetaData, name: str = "rmq_outbox") -> Table:
 
 
 def _text(value: str) -> ColumnElement[str]:
-    """A literal: a condition that begins with a bound value matches no partial index."""
+    """Returns a literal, because a condition with a bound value matches no partial index."""
     return literal_column(f"'{value}'", String)

@@ -1,4 +1,4 @@
-"""TCP connections: request and response over one socket, and a pool of them."""
+"""TCP connections for requests and responses, and a pool of them."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The addresses of a host: one look-up of its name, then staggered connects to all of them (RFC 8305, "happy eyeballs").
 
-The address of a machine that is gone drops packets, and alone would use up the whole timeout. So the next address is tried after a
-head start, or immediately when the last one failed, while the earlier attempts continue; the first connection is used. The loops
-try addresses one by one, and uvloop ignores ``happy_eyeballs_delay``.
+Packets to the address of a removed machine are dropped, and that address alone would use up the whole timeout. So the next
+address is tried after a head start, or immediately when the last one failed, while the earlier attempts continue; the first
+connection is used. The loops try addresses one by one, and uvloop ignores ``happy_eyeballs_delay``.
 
 A resolver that hangs occupies a thread until it ends. So there is one look-up of a name at a time, which later connects join.
 """
@@ -38,8 +38,8 @@ class Resolver:
     async def addresses(self, host: str, deadline: float) -> list[str]:
         """Returns the IP addresses of ``host`` in the order to try them: the system's order, the two families in turn.
 
-        Raises OSError (socket.gaierror) for a name that is not known, ValueError for one that cannot be, TimeoutError at
-        ``deadline`` (``time.monotonic``).
+        Raises OSError (socket.gaierror) for an unknown name, ValueError for an invalid one, TimeoutError at ``deadline``
+        (``time.monotonic``).
         """
         if _is_address(host):
             return [host]

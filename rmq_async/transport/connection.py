@@ -130,7 +130,7 @@ class Connection(asyncio.Protocol):
 
     @property
     def is_open(self) -> bool:
-        """Whether it takes requests."""
+        """Whether the connection takes requests."""
         return self.requests.is_open
 
     @property
@@ -154,7 +154,7 @@ class Connection(asyncio.Protocol):
         return () if self._answering is None else tuple(self._answering.tasks)
 
     def silent_for(self, now: float) -> float:
-        """Seconds since the first request written after the last byte came; 0 while no answer is due."""
+        """Returns the seconds since the first request written after the last byte came; 0 while no answer is due."""
         return max(0.0, now - self.requests.deadlines.silent_since)
 
     @property

@@ -114,7 +114,7 @@ class Deadlines:
             self.arm(max(earliest, now + SCAN_GRAIN))
 
     def _more_to_read(self, now: float) -> bool:
-        """After a blocked loop: returns whether bytes that were in the socket when the block ended are still to be read.
+        """Returns whether bytes that were in the socket at the end of a blocked iteration of the loop are still to be read.
 
         Frames that were gathered when the loop blocked are written first. Where the receive window may have been full, the grace
         ends with the first step that brings no byte.

@@ -25,7 +25,7 @@ class RequestHook(Protocol):
     """The hooks of a client, around one request. ``before`` may add to the command's extFields. ``after`` gets the answer, the
     error, or neither for a one-way request.
 
-    Hooks that are equal count as one.
+    Equal hooks count as one.
     """
 
     def before(self, address: str, command: RemotingCommand, /) -> None: ...
@@ -106,7 +106,8 @@ class HookedRequest(msgspec.Struct):
 
 
 class _HookedReceiver:
-    """Not ``done`` before the hooks were called: they also get the answer that a cancelled caller does not wait for."""
+    """A receiver that is not ``done`` before its hooks were called: they also get the answer after the caller was
+    cancelled."""
 
     __slots__ = ("_read", "_receiver", "_request")
 
@@ -180,5 +181,5 @@ def call_hook(hook: Callable[..., object], *arguments: Any) -> None:
 
 
 def report_hook(hook: object, error: BaseException) -> None:
-    """Reports what a user's hook raised."""
+    """Reports the error of a user's hook."""
     report(f"hook {hook!r} raised", error)

@@ -341,7 +341,8 @@ class RequestTable:
         return unfinished
 
     def end(self, unfinished: Remainder) -> None:
-        """Ends what ``take_all`` returned: requests with an error of their own, one-way frames with their callbacks."""
+        """Ends the entries that ``take_all`` returned: requests with an error of their own, one-way frames with their
+        callbacks."""
         for pending in unfinished.requests:
             if not pending.receiver.done():
                 pending.receiver.set_exception(self._lost(self.was_written(pending), pending.code))

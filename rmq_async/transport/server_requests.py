@@ -76,7 +76,7 @@ class Answering:
 
 
 def discard(awaitable: Awaitable[object]) -> None:
-    """Ends an awaitable that is not awaited, so that no warning comes of it."""
+    """Ends an awaitable that is not awaited, so that Python does not warn of it."""
     if isinstance(awaitable, Coroutine):
         awaitable.close()
     elif isinstance(awaitable, asyncio.Future):

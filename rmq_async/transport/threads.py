@@ -37,7 +37,7 @@ class _Shared:
         self.reset()
 
     def reset(self) -> None:
-        """Also called in a child, which has none of its parent's threads and counts its own clients."""
+        """Starts with no threads and no clients; called in a forked child too, which has none of its parent's threads."""
         self._lock = Lock()
         self._users = 0
         self._executor: ThreadPoolExecutor | None = None
@@ -84,7 +84,7 @@ class Threads:
             _shared.join()
 
     def close(self) -> None:
-        """Ends the threads, when the client has stopped. Harmless the second time."""
+        """Ends the threads, when the client has stopped. A second call has no effect."""
         if not self._closed:
             self._closed = True
             _shared.leave()

@@ -1,6 +1,7 @@
 """TLS: one context for all connections of a client, and texts for the causes of failed handshakes.
 
-Certificates are verified unless ``tls_verify`` is False; TLS 1.2 is the lowest version. A client with TLS never connects without.
+Certificates are verified unless ``tls_verify`` is False; TLS 1.2 is the lowest version. A client with TLS never connects
+without it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""``rmq bench``: checks its options, runs the load, and counts the messages that the topic stored meanwhile."""
+"""``rmq bench``: checks its options, runs the load, and counts the messages that the topic stored during that time."""
 
 from __future__ import annotations
 
@@ -149,8 +149,8 @@ async def _next_offsets(admin: Admin, topic: str) -> int:
 
 
 async def _stored(client: ClientConfig, topic: str, before: int, expected: int) -> int | None:
-    """Counts the messages stored since ``before``. Brokers acknowledge a message before they index it, so this polls until all
-    are there or the count stands still."""
+    """Counts the messages stored since ``before``. Brokers acknowledge a message before they index it, so this polls until
+    all are counted or the count does not change."""
     async with Admin(client=client) as admin:
         deadline, found, since = monotonic() + SETTLE, -1, monotonic()
         while True:

@@ -38,8 +38,8 @@ class Histogram:
 
 
 class Part(msgspec.Struct):
-    """The counts of one process: ``messages`` done in a window of ``seconds``, which took ``cpu`` seconds. ``total`` and
-    ``failures`` are of the whole run."""
+    """The counts of one process. ``messages``: number sent in a window of ``seconds``; ``cpu``: CPU seconds in the window.
+    ``total`` and ``failures`` count the whole run."""
 
     messages: int
     seconds: float
@@ -51,8 +51,8 @@ class Part(msgspec.Struct):
 
 
 def failed(failures: dict[str, int], error: BaseException, number: int) -> None:
-    """Counts ``number`` failures under the text of ``error``. At most 20 texts are kept, because some hold what is different
-    each time."""
+    """Counts ``number`` failures under the text of ``error``. At most 20 texts are kept, because some texts differ each
+    time."""
     text = f"{type(error).__name__}: {' '.join(str(error).split())}"[:160]
     if text not in failures and len(failures) >= _TEXTS:
         text = _OTHERS

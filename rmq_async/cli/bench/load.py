@@ -52,8 +52,8 @@ class LoadSettings:
 
 
 class Ending:
-    """The signal that has ended a load early, if any. A second one ends the process at once, but one that shares the load: its
-    parent ends that."""
+    """The signal that has ended a load early, if any. A second signal ends the process at once, except for child processes
+    of a load, which their parent ends."""
 
     def __init__(self, *, shares: bool = False) -> None:
         self.number = 0
@@ -107,8 +107,8 @@ class _State:
 
 
 async def run_load(settings: LoadSettings, client: ClientConfig, report: Report, ending: Ending) -> Part:
-    """Sends and counts, up to the end or to a signal. Raises what starting and stopping the producer raises; failed sends are
-    counted."""
+    """Sends and counts, up to the end or to a signal. Raises the errors of starting and stopping the producer; failed sends
+    are counted."""
     limit = max(65535, settings.in_flight * settings.batch)
     adaptive: dict[str, Any] = {"batching": True} if settings.mode == "adaptive" else {}
     producer = Producer(

@@ -1,8 +1,8 @@
 """Runs several sending processes at the same time, each with a producer of its own; a single one sends in this process.
 
-They are forked before any loop runs here, so that certificates and credentials need not pass through arguments. Each reports its
-progress, and at the end its counts, through a pipe; after a signal these are the counts so far. All of them have ended when this
-returns, also after an error.
+They are forked before any loop runs here, so that certificates and credentials need not pass through arguments. Each reports
+its progress, and at the end its counts, through a pipe; after a signal it reports the counts so far. All processes have ended
+when the function returns, also after an error.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ LAST_WORDS: Final = 1.0
 
 
 class Commands:
-    """Those that run. ``stdout_to_stderr``: where standard output is for objects only."""
+    """The running commands. ``stdout_to_stderr``: True if standard output is for JSON objects only."""
 
     def __init__(self, command: str, *, stdout_to_stderr: bool) -> None:
         self._command = command
@@ -34,7 +34,7 @@ class Commands:
         self._running: set[asyncio.subprocess.Process] = set()
 
     async def run(self, message: MessageExt, delivery: Delivery) -> int:
-        """Runs the command by the shell, in a process group of its own, and returns its exit code; 128 + N after signal N.
+        """Runs the command by the shell, in a separate process group, and returns its exit code; 128 + N after signal N.
 
         Ends the whole group when it is cancelled. Raises OSError where no process can be started.
         """
@@ -58,12 +58,12 @@ class Commands:
         return process.returncode if process.returncode >= 0 else 128 - process.returncode
 
     async def end(self) -> None:
-        """Ends all of them, by SIGTERM and 1 s later by SIGKILL."""
+        """Ends all running commands, by SIGTERM and 1 s later by SIGKILL."""
         await asyncio.gather(*map(_end, self._running))
 
 
 def facts_of(message: MessageExt, delivery: Delivery) -> Mapping[str, str]:
-    """Returns the environment variables that say what the message is; all of them, empty where there is nothing to say."""
+    """Returns the environment variables that describe the message; a field without a value is an empty text."""
     facts = {
         "RMQ_TOPIC": message.topic,
         "RMQ_GROUP": delivery.group,

@@ -1,8 +1,8 @@
-"""The member of the group: what begins, what it comes to, and the end.
+"""The member of the group: its calls, their outcomes, and the end.
 
-A message is printed, or its command has ended, before it is settled. The end lets handlers finish by a pause, which takes what has
-not begun out of the member, and stops it when none runs. What is cut off by a second signal, or has no reader, is not settled: it
-comes again, and uses up no attempt.
+A message is printed, or its command has ended, before it is settled. At the end a pause removes the messages without a call,
+and the member stops when no handler runs. A message whose call is cancelled by a second signal, or whose output has no reader,
+is not settled: it is delivered again, and that counts as no attempt.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ async def _consume(options: ConsumeOptions, config: ClientConfig, work: _Work) -
 
 
 async def _started(consumer: Consumer, over: asyncio.Event) -> bool:
-    """Returns False where a signal comes first."""
+    """Starts the consumer. Returns False if a signal comes first."""
     starting, waiting = asyncio.create_task(consumer.start()), asyncio.create_task(over.wait())
     try:
         await asyncio.wait((starting, waiting), return_when=asyncio.FIRST_COMPLETED)
@@ -121,7 +121,7 @@ class _Work:
         self._idle.set()
 
     def interrupt(self, number: int) -> None:
-        """Ends the work at a first signal, what runs at a second one."""
+        """Ends the work at a first signal, and running calls at a second one."""
         if self.over.is_set() and self.aborted is None:
             self.aborted = number
             self.cut.set()

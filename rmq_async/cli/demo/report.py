@@ -30,9 +30,9 @@ LEGEND: Final = (
 
 @dataclass(frozen=True)
 class ModeReport:
-    """The figures of one mode. ``sent``: messages whose call was begun. ``account``: a one-way message counts as acknowledged
-    when its call returned, because nothing more is ever known of it. ``rate``: acknowledged messages a second. ``p50``, ``p99``:
-    seconds."""
+    """The figures of one mode. ``sent``: messages whose call was begun. ``account``: a one-way message counts as
+    acknowledged when its call returned, because it has no answer. ``rate``: acknowledged messages a second. ``p50``,
+    ``p99``: seconds."""
 
     mode: str
     sent: int
@@ -75,7 +75,7 @@ class ModeReport:
         }
 
     def named(self, key: Key) -> str:
-        """A message by all that is known of it."""
+        """Returns the text that names a message in a report."""
         result = self.acknowledged.get(key)
         if result is None:
             return str(key)

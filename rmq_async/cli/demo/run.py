@@ -1,7 +1,7 @@
-"""Runs the demo: starts a broker, makes a topic, sends in four modes, reads everything back and judges the result.
+"""Runs the demo: starts a broker, makes a topic, sends in four modes, reads all messages back and checks the result.
 
 Three limits bound its time. It sends no more messages than can be read back in time from a cluster at this distance; a mode
-begins no message after its share of the time; and the whole run is cancelled at ``time_limit`` and reports how far it came. The
+begins no message after its share of the time; and the whole run is cancelled at ``time_limit`` and reports its progress. The
 embedded broker runs on the same loop, so its work is part of every figure.
 """
 
@@ -44,8 +44,8 @@ TICK: Final = 0.05
 
 
 async def run_demo(settings: DemoSettings, output: Output) -> int:
-    """Runs the demo and returns the exit code. Raises what starting, creating the topic and reading raise; failed sends are
-    counted."""
+    """Runs the demo and returns the exit code. Raises the errors of starting, of creating the topic and of reading; failed
+    sends are counted."""
     began = perf_counter()
     demo = _Demo(settings, output, began)
     try:
@@ -157,7 +157,7 @@ class _Demo:
                     self._read[key.mode].append(key)
 
     async def _settled(self, consumer: PullConsumer, expected: int) -> None:
-        """Waits until the queues hold what was sent, or their growth has stopped."""
+        """Waits until the queues hold all sent messages, or no longer grow."""
         queues = await consumer.queues(self._topic)
         until = perf_counter() + SETTLE
         while perf_counter() < until:

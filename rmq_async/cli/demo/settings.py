@@ -44,7 +44,8 @@ class DemoSettings:
 
 
 def spark_too_much(messages: int, size: int) -> str | None:
-    """Why the demo on Spark does not send these, or None. A message is stored in two topics."""
+    """Returns the reason why the demo on Spark does not send so many messages, or None. Each message is stored in two
+    topics."""
     return _above_memory(2, messages, size, "twice")
 
 

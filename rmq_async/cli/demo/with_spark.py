@@ -1,6 +1,6 @@
 """``rmq demo --spark``: writes a table to a topic, reads it back, archives and replays it, and checks that nothing is missing.
 
-Spark's workers are processes and its calls block, so the broker runs on a loop in a thread of its own. Each step uses the public
+Spark's workers are processes and its calls block, so the broker runs on a loop in another thread. Each step uses the public
 interface: format("rocketmq") and the pipelines. Loaded only where pyspark is installed.
 """
 

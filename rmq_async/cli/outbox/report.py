@@ -89,7 +89,7 @@ class Progress:
         self._output.line(f"{message_count(sent)} sent in {seconds:,.1f} s, {rest}")
 
     def _write(self, write: Callable[..., None], *arguments: object) -> None:
-        """Ends the command when stdout is closed: the outbox itself goes on after an error of a callback."""
+        """Ends the command when stdout is closed: the outbox itself ignores errors of callbacks."""
         try:
             write(*arguments)
         except OSError as error:

@@ -1,4 +1,4 @@
-"""``rmq top``: its options, and the loop that looks again and again."""
+"""``rmq top``: its options, and the loop that refreshes the view."""
 
 from __future__ import annotations
 
@@ -166,7 +166,8 @@ class _Top:
                 await self._watch(admin, show)
 
     async def _watch(self, admin: Admin, show: Callable[[Figures], Awaitable[None]]) -> None:
-        """Looks each interval until the end and shows the figures, while name servers are away the last ones with that problem."""
+        """Reads and shows the figures once per interval until the end; while name servers are unreachable, the last figures
+        with that problem."""
         watch, last = Watch(), None
         while not self._ended.is_set():
             began = monotonic()

@@ -1,4 +1,4 @@
-"""What a user of the live view has chosen: the table in focus, its order, the filter, the rows scrolled away. Pure.
+"""The choices of a user of the live view: the table in focus, its order, the filter, the scroll position. It does no I/O.
 
 A key changes it: Tab goes to the next table, s to the next column to sort by, r turns the order round, / begins a filter, arrows
 and j k scroll, q ends.
@@ -40,7 +40,8 @@ class Order:
     reverse: bool = False
 
     def sorted(self, rows: Sequence[Row], table: str) -> list[Row]:
-        """Names go from A to Z, numbers from the largest; what is not known comes last. Equal ones stay in the order of names."""
+        """Returns the rows in order: names from A to Z, numbers from the largest; unknown values come last. Rows with equal
+        values are in the order of names."""
         name = _FIELDS.get(self.column, self.column)
         known = [row for row in rows if getattr(row, name) is not None]
         unknown = [row for row in rows if getattr(row, name) is None]
@@ -57,7 +58,7 @@ def _sort_key(row: Any, name: str) -> Any:
 class Controls:
     """The settings that keys change.
 
-    ``filter``: what names hold, or a pattern with * and ?. ``typing``: the filter that is being typed, None for none.
+    ``filter``: a part of names, or a pattern with * and ?. ``typing``: the filter that is being typed, None for none.
     """
 
     filter: str = ""
@@ -77,7 +78,8 @@ class Controls:
 
     @property
     def patterns(self) -> tuple[str, ...]:
-        """Patterns of names that pass the filter: with * or ? as it is, else names that hold it, in any case of letters."""
+        """Returns the patterns of names that pass the filter: a filter with * or ? as it is, else one that matches names
+        containing it, in any case of letters."""
         text = self.filter
         if not text or "*" in text or "?" in text:
             return (text or "*",)
@@ -85,7 +87,7 @@ class Controls:
         return (f"*{''.join(either)}*",)
 
     def press(self, key: str) -> None:
-        """Does what a key says; others do nothing."""
+        """Applies a key; other keys have no effect."""
         if self.typing is not None:
             self._type(key)
         elif key == "q":
@@ -118,5 +120,5 @@ class Controls:
 
 
 def keys_of(text: str) -> Iterator[str]:
-    """Splits what a terminal sends into keys: characters and escape sequences."""
+    """Splits input of a terminal into keys: characters and escape sequences."""
     yield from (found.group() for found in _KEY.finditer(text))

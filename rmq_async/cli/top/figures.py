@@ -1,7 +1,7 @@
-"""Rates out of two overviews, as rows of tables. Pure.
+"""Rates computed from two overviews, as rows of tables. It does no I/O.
 
-A rate counts those queues only that both overviews have, and nothing where an offset has gone back, so a broker that comes or goes
-makes no peak. What groups take from a topic is what they commit.
+A rate counts only queues that both overviews have and whose offset has not decreased, so a broker that joins or leaves makes
+no peak. The output of a topic is the number of messages that groups commit.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ MOST_KNOWN: Final = 1000
 class TopicRow:
     """The figures of one topic.
 
-    ``in_rate``, ``out_rate``: messages a second, None where they are not known yet. ``messages``: that are stored. ``groups``:
-    that have offsets. ``messages``, ``queues``: None where a broker refused to say them.
+    ``in_rate``, ``out_rate``: messages a second, None while they are not known. ``messages``: number of stored messages.
+    ``groups``: number of groups with offsets. ``messages``, ``queues``: None if a broker refused them.
     """
 
     topic: str
@@ -45,7 +45,7 @@ class GroupRow:
     """The figures of one group.
 
     ``rate``: messages a second that are committed, those of retries not included. ``oldest``: seconds since the oldest message
-    that is not committed was stored. ``lag``, ``retries``, ``members``: None where a broker refused to say them.
+    that is not committed was stored. ``lag``, ``retries``, ``members``: None if a broker refused them.
     """
 
     group: str
@@ -154,10 +154,10 @@ class Watch:
 
 
 class _Gaps:
-    """What brokers refused to say, in one of two overviews.
+    """The figures that brokers refused in one of two overviews.
 
-    ``topics``, ``groups``: of whose offsets. ``read_topics``: that those groups read. ``storing``, ``reading``: brokers that
-    refused offsets of topics, and of groups.
+    ``topics``, ``groups``: names whose offsets were refused. ``read_topics``: topics that those groups read. ``storing``,
+    ``reading``: brokers that refused offsets of topics, and of groups.
     """
 
     def __init__(self, *overviews: Overview) -> None:
@@ -194,7 +194,7 @@ class _Rates:
                 sums[getattr(queue, part)] += count
 
     def of(self, name: str) -> tuple[float | None, float | None]:
-        """Returns what came in and what went out."""
+        """Returns the rates of a topic's stored and committed messages."""
         if self._seconds is None:
             return None, None
         came, went = (

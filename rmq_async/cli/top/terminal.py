@@ -25,8 +25,8 @@ Settings = list[Any]
 
 @contextmanager
 def pressed_keys(press: Callable[[str], None], gone: Callable[[], None]) -> Iterator[None]:
-    """Calls ``press`` for each key, ``gone`` when the terminal has been closed; does nothing where standard input is no terminal.
-    Restores the terminal's settings."""
+    """Calls ``press`` for each key, ``gone`` when the terminal has been closed; does nothing if standard input is no
+    terminal. Restores the terminal's settings."""
     if not os.isatty(STDIN):
         yield
         return

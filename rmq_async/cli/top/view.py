@@ -27,7 +27,7 @@ _TO_THE_RIGHT: Final = frozenset(
 
 
 def picture(figures: Figures, controls: Controls, height: int) -> RenderableType:
-    """Returns what fits into ``height`` lines."""
+    """Returns the view, cut to ``height`` lines."""
     rows = {table: controls.orders[table].sorted(getattr(figures, table), table) for table in TABLES}
     room = _room({table: max(len(rows[table]), 1) for table in TABLES}, max(height - BESIDE_ROWS, LEAST * len(TABLES)))
     parts: list[RenderableType] = [_state(figures, controls)]
@@ -51,7 +51,7 @@ def whole(figures: Figures, controls: Controls) -> RenderableType:
 
 
 def _room(wanted: dict[str, int], lines: int) -> dict[str, int]:
-    """Divides the lines: equal parts, and what one table does not need goes to the others."""
+    """Divides the lines among the tables: equal parts, and lines that one table does not need go to the others."""
     room = dict.fromkeys(wanted, 0)
     left = sorted(wanted, key=lambda table: wanted[table])
     while left:
@@ -89,7 +89,7 @@ def _keys(controls: Controls) -> Text:
 
 
 def _table(name: str, rows: Sequence[Any], controls: Controls) -> Table:
-    """Returns a table whose names give way where the terminal is narrow, of the brokers the last column too."""
+    """Returns a table whose names are shortened on a narrow terminal, and for brokers the last column too."""
     headings, is_open = COLUMNS[name], name == "brokers"
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim", expand=is_open)
     order = controls.orders[name]
