@@ -5,7 +5,7 @@
 
 Speaks the remoting protocol on real sockets, so every client that speaks it can connect. Messages live as long as the object does.
 
-``Broker`` says how one broker and one name server are built alone, each with what it would have on a disk of its own.
+The docstring of ``Broker`` shows how to build one broker and one name server separately, each with its own disk.
 """
 
 from __future__ import annotations

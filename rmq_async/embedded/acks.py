@@ -1,7 +1,7 @@
-"""What becomes due after a pop: acks, one (200051) or many (200151), and changes of the invisible time (200053).
+"""Requests after a pop: acks, one (200051) or many (200151), and changes of the invisible time (200053).
 
-Nearly everything is answered with success: an ack for a message that is not there any more, or by a handle that is void, has no
-effect. A change makes the message visible at another time whether or not it was still there.
+Nearly every request is answered with success: an ack for a removed message, or with a void handle, has no effect. A change
+makes the message visible at another time even if it was acknowledged.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class AckProcessor:
         return make_response(command, ResponseCode.SUCCESS)
 
     def ack_batch(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
-        """Offsets that the queue does not have, and queues that are not there, are passed over."""
+        """Acknowledges many messages. Offsets that the queue does not have, and unknown queues, are ignored."""
         acks = decode_body(BatchAckMessageRequestBody, command.body).acks if command.body else ()
         if not acks:
             return make_response(command, ResponseCode.NO_MESSAGE)
@@ -158,7 +158,7 @@ class AckProcessor:
                 self.freed(queue)
 
     def _change(self, header: ChangeInvisibleTimeRequestHeader, info: ExtraInfo) -> ChangeInvisibleTimeResponseHeader:
-        """Raises Refused (1) where the broker keeps no more check points."""
+        """Changes the invisible time of a message. Raises Refused (1) if the broker can keep no more check points."""
         points = self._state.check_points
         now = max(self._clock.now_ms(), info.pop_time + 1)  # another pop time than before, which makes the old handle void
         self._state.check_points.ack(_handle(header, info), header.offset)
@@ -171,7 +171,8 @@ class AckProcessor:
         return ChangeInvisibleTimeResponseHeader(popTime=now, invisibleTime=header.invisibleTime, reviveQid=info.revive_qid)
 
     def _change_ordered(self, header: ChangeInvisibleTimeRequestHeader, info: ExtraInfo) -> ChangeInvisibleTimeResponseHeader:
-        """The handle stays; the answer says how long the message is invisible, from the pop on."""
+        """Changes the invisible time of an ordered message. The handle stays valid; the answer has the invisible time
+        counted from the pop."""
         queue = OrderedQueue(header.consumerGroup, header.topic, header.queueId)
         if header.offset < self._state.offsets.find(*queue):
             return ChangeInvisibleTimeResponseHeader()

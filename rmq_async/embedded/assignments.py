@@ -1,5 +1,5 @@
-"""Queues allocated to consumers by the broker (400): the strategies AVG and AVG_BY_CIRCLE over the queues of all brokers, and what
-they make of a group that pops."""
+"""Queues allocated to consumers by the broker (400): the strategies AVG and AVG_BY_CIRCLE over the queues of all brokers,
+and their results for a group that pops."""
 
 from __future__ import annotations
 
@@ -78,8 +78,8 @@ def allocate(strategy: str, queues: list[MessageQueue], clients: list[str], clie
 def allocate_for_pops(
     strategy: str, queues: list[MessageQueue], clients: list[str], client_id: str, share: int
 ) -> list[MessageQueue] | None:
-    """Does as ``allocate``, for a client that pops: without a ``share`` it pops each broker as a whole, else its own queues and
-    those of so many clients behind it.
+    """Returns the queues as ``allocate`` does, for a client that pops: without a ``share`` it pops all queues of each broker,
+    else its own queues and those of the next ``share`` clients.
     """
     if strategy not in _STRATEGIES:
         return None

@@ -1,4 +1,4 @@
-"""One embedded broker: its state, the processors that serve it, and what it waits for of its clients."""
+"""One embedded broker: its state, its processors, and its pending requests to clients."""
 
 from __future__ import annotations
 
@@ -115,8 +115,8 @@ class Broker(BaseService):
         disk.power_loss()  # where the machine has ended, too
         broker = Broker(disk)  # and so on
 
-    ``disk``: no other broker object may run on it. ``failures``: which of the next requests fail; by default a script of its own.
-    ``topics_changed`` is called within the request that makes, changes or deletes a topic.
+    ``disk``: no other broker object may use it at the same time. ``failures``: the script of requests that fail; by default a
+    new one. ``topics_changed`` is called within the request that makes, changes or deletes a topic.
     """
 
     def __init__(self, disk: BrokerDisk, settings: BrokerSettings | None = None, failures: FailureScript | None = None) -> None:
@@ -174,7 +174,7 @@ class Broker(BaseService):
             self.handlers = {code: handler for code, handler in self.handlers.items() if code not in _SINCE_5}
 
     def registration(self) -> Registration:
-        """What the broker registers with its name servers now. Raises RuntimeError before the first start."""
+        """Returns the data that the broker registers with its name servers now. Raises RuntimeError before the first start."""
         if not self.state.address:
             raise RuntimeError(f"{self.name} has no address before its first start; start it, then register it")
         return Registration(
@@ -272,7 +272,8 @@ class Broker(BaseService):
         self.popping.start()
 
     async def stop(self) -> None:
-        """Stops in order: everything is on the disk afterwards. Does nothing where nothing runs, after ``crash`` above all."""
+        """Stops in order: all data are on the disk afterwards. Does nothing if the broker does not run, for example after
+        ``crash``."""
         running = self.listener.running
         self._end()
         await super().stop()
@@ -282,7 +283,7 @@ class Broker(BaseService):
             self.state.log.flush()
 
     def crash(self) -> None:
-        """Ends the broker as the end of its process does, also where its event loop does not run any more: nothing is saved."""
+        """Ends the broker as a kill of its process does, without saving; its event loop may have stopped already."""
         self._end()
         super().crash()
         self.state.log.halt()
@@ -361,7 +362,7 @@ class Broker(BaseService):
         self._save(offsets=self._ticks >= _FIRST_OFFSETS, levels=self._ticks % _LEVELS_EVERY == 0)
 
     def _reply(self, connection: Connection, command: RemotingCommand, response: RemotingCommand) -> None:
-        """The response to a request that was not answered at once; lost on a peer that does not read."""
+        """Sends the response to a request that was not answered at once; it is lost if the peer does not read."""
         if self.failures.pending and self.failures.takes_answer(command.code):
             return
         if not command.is_oneway and not connection.congested:
@@ -369,7 +370,8 @@ class Broker(BaseService):
 
 
 def stored_messages(log: CommitLog, topic: str, broker_name: str | None = None) -> list[MessageExt]:
-    """What one broker, or (None) all that share the log, have stored in the topic, in store order; damaged records are left out."""
+    """Returns the messages that one broker, or (None) all brokers of the log, have stored in the topic, in store order;
+    damaged records are left out."""
     found: list[MessageExt] = []
     for record, queue in log.records():
         if queue.topic == topic and broker_name in (None, queue.broker_name):

@@ -1,7 +1,7 @@
 """Requests of a broker to its clients: one-way, or with an answer that is awaited by callback.
 
-What is under way is bounded, per connection and in all, and none of it outlives its timeout or its connection. To a client
-that does not read what it has got already nothing is sent.
+The number of pending requests is limited, per connection and in all, and each ends with its timeout or its connection. A
+client that does not read earlier data gets no requests.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class ClientCalls:
         return len(self._calls)
 
     def oneway(self, connection: Connection, code: int, ext_fields: Mapping[str, str | None], body: bytes = b"") -> bool:
-        """Returns whether it was sent. Raises ProtocolError for what cannot be encoded."""
+        """Sends a one-way request; returns whether it was sent. Raises ProtocolError for values that cannot be encoded."""
         if connection.closed or connection.congested:
             return False
         connection.send(encode_command(self._command(code, ext_fields, body, ONEWAY_FLAG)))
@@ -63,10 +63,10 @@ class ClientCalls:
     def call(
         self, connection: Connection, code: int, ext_fields: Mapping[str, str | None], body: bytes, on_answer: OnAnswer
     ) -> None:
-        """Sends a request to a client. ``on_answer`` is called once: now where nothing is sent, else on the answer, the end of
-        the connection, or the timeout.
+        """Sends a request to a client. ``on_answer`` is called once: at once if no request is sent, else on the answer, the
+        end of the connection, or the timeout.
 
-        Raises ProtocolError for what cannot be encoded, and calls nothing then.
+        Raises ProtocolError for values that cannot be encoded, without a call.
         """
         own = self._by_connection.get(connection, {})
         if connection.closed or connection.congested or len(self._calls) >= MAX_CALLS or len(own) >= MAX_CALLS_PER_CONNECTION:

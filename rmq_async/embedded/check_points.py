@@ -1,8 +1,9 @@
-"""Messages that were popped and not acknowledged yet, as check points: what one pop took of one queue, until when.
+"""Messages that were popped and not acknowledged yet, as check points: the messages that one pop took of one queue, and the
+end of their invisible time.
 
 A real broker writes check points and acks to a log, and matches them when they are due; or it keeps a record per message in a
-key-value store (``popConsumerKVServiceEnable``). What clients see differs in how an ack finds its check point, and that is what
-``CheckPoints`` has of both.
+key-value store (``popConsumerKVServiceEnable``). For clients the two differ in how an ack finds its check point;
+``CheckPoints`` supports both ways.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class Handle(NamedTuple):
 class CheckPoint:
     """The messages that one pop took of one queue.
 
-    ``left``: queue offsets without an ack. ``suspended``: coming back does not count as a try.
+    ``left``: queue offsets without an ack. ``suspended``: True if the next delivery does not count as an attempt.
     """
 
     __slots__ = ("handle", "left", "suspended")
@@ -54,8 +55,8 @@ class CheckPoint:
 class CheckPoints:
     """The check points of a broker.
 
-    ``single``: each message has a check point of its own, found by its end, as in the key-value store; else a pop's messages of
-    one queue share one, found by where and when the pop began. ``messages``: number of those without an ack.
+    ``single``: each message has its own check point, found by the end of its invisible time, as in the key-value store; else a
+    pop's messages of one queue share one, found by offset and time of the pop. ``messages``: number of those without an ack.
     """
 
     def __init__(self, *, single: bool = False) -> None:
@@ -78,7 +79,7 @@ class CheckPoints:
             self._put(CheckPoint(handle, each, suspended=suspended))
 
     def ack(self, handle: Handle, offset: int) -> bool:
-        """Removes one message; returns whether it was there by this handle."""
+        """Removes one message; returns whether it existed with this handle."""
         key = self._key(handle, offset)
         point = self._points.get(key)
         if point is None or offset not in point.left:

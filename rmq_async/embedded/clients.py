@@ -48,8 +48,8 @@ class Client:
 
 
 class ConsumerGroup:
-    """The members of a group. ``members``: by client id and connection; a client that has two, as after a broken one, is there
-    twice, as on a real broker.
+    """The members of a group. ``members``: by client id and connection; a client with two connections, for example after a
+    broken one, is listed twice, as on a real broker.
 
     ``subscriptions``: by topic; settings are those of the heartbeat that came last.
     """
@@ -78,7 +78,7 @@ class ConsumerGroup:
         return next((member for member in reversed(self.members.values()) if member.client_id == client_id), None)
 
     def merged(self, data: ConsumerData) -> dict[str, SubscriptionData]:
-        """The subscriptions after a heartbeat: those of its own that are not older stay."""
+        """Returns the subscriptions after a heartbeat: existing ones that are not older stay."""
         new = {each.topic: each for each in data.subscription_data_set}
         for topic, subscription in new.items():
             known = self.subscriptions.get(topic)
@@ -90,7 +90,7 @@ class ConsumerGroup:
 class ClientTable:
     """The clients that are connected, by group.
 
-    ``changed`` is called with a consumer group whose members or topics are others now.
+    ``changed`` is called with a consumer group whose members or topics have changed.
     """
 
     def __init__(self) -> None:
@@ -140,21 +140,22 @@ class ClientTable:
             self._announce(name, group)
 
     def fingerprint_changed(self, group: str, fingerprint: int) -> bool:
-        """Returns whether the group's last heartbeat had another fingerprint; this one's is kept."""
+        """Stores the fingerprint of a heartbeat; returns whether the group's last heartbeat had another one."""
         old = self._fingerprints.get(group)
         self._fingerprints[group] = fingerprint
         return old is not None and old != fingerprint
 
     def find_producer(self, client_id: str) -> Client | None:
-        """The client, to push a reply to.
+        """Returns the client to which a reply is pushed; None if it is not known.
 
-        A group that is new on its connection enters it; any of its groups that leaves takes it out, and any connection of a group
-        of producers that ends. Those that stay do not bring it back: so does a real broker's ``ProducerManager``.
+        A group that is new on its connection adds the client. Any of its groups that leaves removes it, and so does the end of
+        any connection of one of its producer groups; remaining groups do not restore it. A real broker's ``ProducerManager``
+        does the same.
         """
         return self._reachable.get(client_id)
 
     def producer_connection(self, group: str) -> Connection | None:
-        """A connection of the producer group to send a request to, in turn; None where none is open and reads."""
+        """Returns a connection of the producer group for a request, in turn; None if none is open and read by its peer."""
         members = list(self.producers.get(group, {}).values())
         for _ in members:
             self._turn += 1

@@ -1,8 +1,9 @@
-"""Time as an embedded server sees it: store times, delays, timers and the checks of transactions.
+"""The time of an embedded server: store times, delays, timers and the checks of transactions.
 
-``SystemClock`` is the machine's. ``ManualClock`` stands still until a test moves it, and calls what comes due on the way,
-in order, each at its own time; so a message delayed for two hours is there after one ``await clock.advance(7200)``. Timeouts
-of the network (held pulls, idle connections) stay on the event loop's clock: they belong to the peer, who has his own.
+``SystemClock`` is the machine's. ``ManualClock`` stands still until a test moves it, and makes the calls that become due on
+the way, in order, each at its own time; so a message delayed for two hours is delivered after one ``await
+clock.advance(7200)``. Timeouts of the network (held pulls, idle connections) use the event loop's clock, because peers have
+their own clocks.
 
 A part that waits for several times sets one ``Alarm`` to the earliest; there is no timer per message.
 """
@@ -102,7 +103,7 @@ class ManualClock:
             self._soon = asyncio.get_running_loop().call_soon(self._due_already)
 
     def _due_already(self) -> None:
-        """Calls what was due when it was asked for; what that asks for in turn has to wait for the event loop."""
+        """Makes the calls that were due when they were requested; calls that these request in turn wait for the event loop."""
         self._soon = None
         last = next(self._numbers)
         while self._timers and self._timers[0] < (self._now + 1, 0) and self._timers[0][1] < last:
@@ -114,7 +115,7 @@ class ManualClock:
 
 
 class Alarm:
-    """One timer, set to the earliest of the times asked for; ``ring`` is called when it has come, and asks for the next."""
+    """One timer, set to the earliest of the requested times; ``ring`` is called at that time, and requests the next."""
 
     def __init__(self, clock: Clock, ring: Callable[[], object]) -> None:
         self._clock = clock

@@ -61,7 +61,7 @@ class ClientProcessor:
         }
 
     def close(self) -> None:
-        """Sends no more notices."""
+        """Stops the sending of notices."""
         self._changed.clear()
         if self._notify_handle is not None:
             self._notify_handle.cancel()
@@ -86,7 +86,8 @@ class ClientProcessor:
     def _add_consumer(
         self, consumer: ConsumerData, data: HeartbeatData, connection: Connection, command: RemotingCommand
     ) -> bool:
-        """Returns whether the fingerprint is another than last time. A group that cannot be is passed over, as brokers do."""
+        """Adds a consumer; returns whether its fingerprint has changed. A group with an invalid name is ignored, as on real
+        brokers."""
         state, name, fingerprint = self._state, consumer.group_name, data.heartbeat_fingerprint
         config = state.groups.find(name)
         if config is None:

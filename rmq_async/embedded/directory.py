@@ -1,4 +1,4 @@
-"""Where a name server learns of brokers: from registrations that reach it (``Registrations``), or from the brokers themselves."""
+"""The directory of brokers of a name server: made of registrations (``Registrations``), or of the brokers themselves."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ EXPIRY: Final = 120.0
 
 
 class Registration(NamedTuple):
-    """What a broker registers with a name server (REGISTER_BROKER). ``address``: "ip:port" for clients. ``topics``: by name."""
+    """The data that a broker registers with a name server (REGISTER_BROKER). ``address``: "ip:port" for clients.
+    ``topics``: by name."""
 
     broker_name: str
     address: str
@@ -44,13 +45,13 @@ class BrokerDirectory(Protocol):
         """Broker name -> "ip:port"."""
 
     def topics(self) -> Iterable[str]:
-        """Names of all topics, each once, in the order in which they came to be known."""
+        """Returns the names of all topics, each once, in the order of their first registration."""
 
     def forget(self, topic: str) -> None:
         """Deletes the topic here (DELETE_TOPIC_IN_NAMESRV)."""
 
     def expire(self) -> None:
-        """Drops what is too old; called every few seconds."""
+        """Removes expired entries; called every few seconds."""
 
 
 class _Entry:
@@ -63,11 +64,12 @@ class _Entry:
 
 
 class Registrations:
-    """The table of one name server, in its memory: a name server that starts anew begins with an empty one.
+    """The table of one name server, in its memory: a restarted name server begins with an empty one.
 
     Brokers register every 30 s and after each change of their topics, with every name server: call ``register`` for each
-    registration that arrives. As in a stock name server a topic that is missing in a later registration stays, until ``forget`` or
-    until the broker goes: its route outlives it. A broker goes ``EXPIRY`` after its last registration, or by ``unregister``.
+    registration that arrives. As in a stock name server a topic that is missing in a later registration stays, until
+    ``forget`` or until the broker is removed. A broker is removed ``EXPIRY`` after its last registration, or by
+    ``unregister``.
     """
 
     def __init__(self) -> None:
@@ -81,7 +83,7 @@ class Registrations:
         entry.topics.update(registration.topics)
 
     def unregister(self, broker_name: str) -> None:
-        """Forgets the broker at once: it stops in order, or the connection by which it registered has ended."""
+        """Removes the broker at once, because it stops in order or the connection of its registration has ended."""
         self._entries.pop(broker_name, None)
 
     def holders(self, topic: str, connection: Connection) -> list[Holder]:

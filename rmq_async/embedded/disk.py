@@ -1,10 +1,10 @@
-"""What a broker has on its disk, and so what is left of it when its process, or its machine, ends without a word.
+"""The data of a broker on its disk, which survive a crash of its process or its machine.
 
-Everything else of a broker is memory: connections, members of groups, queue locks, pulls that wait, questions under way, resets
-of offsets. Settings of topics and groups are written when they change; messages as ``DiskLog`` says; committed offsets, and how
-far delays and transactions have come, every 5 s (delay levels every 10 s, offsets for the first time after 10 s) and when the
-broker stops in order, as on a real broker. Check points of popped messages and their acks are written at once, and no loss of power
-takes them.
+All other state of a broker is in memory: connections, members of groups, queue locks, held pulls, pending requests, resets of
+offsets. Settings of topics and groups are written when they change; messages as the docstring of ``DiskLog`` describes;
+committed offsets, and the progress of delays and transactions, every 5 s (delay levels every 10 s, offsets for the first time
+after 10 s) and when the broker stops in order, as on a real broker. Check points of popped messages and their acks are written
+at once, and no loss of power takes them.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ __all__ = ["BrokerDisk", "DiskLog", "ScheduleProgress", "TransactionProgress"]
 class ScheduleProgress(NamedTuple):
     """The progress of delayed messages, for the disk.
 
-    ``levels``: per delay level the offset of the oldest message that waits. ``timers``: due times below it, in milliseconds,
-    are done. ``entered``: offset behind the last timer that was in the wheel.
+    ``levels``: per delay level the offset of the oldest message that waits. ``timers``: timers with due times below it, epoch
+    ms, are done. ``entered``: offset behind the last timer that was in the wheel.
     """
 
     levels: tuple[int, ...] = ()
@@ -47,10 +47,11 @@ class TransactionProgress(NamedTuple):
 
 
 class DiskLog(CommitLog):
-    """The commit log of one broker. What is appended survives the process at once, and the machine when it has been flushed.
+    """The commit log of one broker. An appended record survives a crash of the process, and after its flush also one of the
+    machine.
 
-    ``flush_interval``: seconds from a message to the flush that takes it (ASYNC_FLUSH), longer for a slow disk; 0 flushes each
-    message before it is acknowledged (SYNC_FLUSH). It may be set at any time. Appending needs a running event loop.
+    ``flush_interval``: seconds from a message to its flush (ASYNC_FLUSH), longer for a slow disk; 0 flushes each message
+    before it is acknowledged (SYNC_FLUSH). It may be set at any time. Appending needs a running event loop.
     """
 
     def __init__(self, max_memory: int, clock: Callable[[], int], *, flush_interval: float = 0.5) -> None:
@@ -86,9 +87,9 @@ class DiskLog(CommitLog):
 
 
 class BrokerDisk:
-    """The disk of broker ``name``. It outlives the ``Broker``: after ``crash()`` or ``stop()`` of one, a new one is made on it.
+    """The disk of broker ``name``. It survives the ``Broker``: after ``crash()`` or ``stop()``, a new one is made with it.
 
-    ``log``: a ``DiskLog`` of its own; or a ``CommitLog`` that several brokers share, which loses nothing.
+    ``log``: its own ``DiskLog``; or a ``CommitLog`` that several brokers share, which loses no records.
     """
 
     def __init__(self, name: str, log: CommitLog, *, auto_create_topics: bool = True) -> None:
@@ -106,14 +107,14 @@ class BrokerDisk:
         self.transactions = TransactionProgress()
 
     def power_loss(self) -> int:
-        """Takes back what was not flushed, queues included; returns how many messages that were. No broker may run on the disk."""
+        """Removes the records that were not flushed, from queues too; returns their number. No broker may use the disk."""
         self.log.halt()
         taken = self.log.truncate(self.log.flushed, self.name)
         self.forget_check_points()
         return taken
 
     def forget_check_points(self) -> None:
-        """Forgets the check points of messages that are not there any more: others will have their offsets."""
+        """Removes the check points of lost messages, because other messages will have their offsets."""
 
         def gone(handle: Handle, offset: int) -> bool:
             queue = self.topics.find_queue(handle.topic, handle.queue_id)
@@ -122,7 +123,8 @@ class BrokerDisk:
         self.check_points.forget(gone)
 
     def mount(self) -> None:
-        """Forgets what the memory of another broker object has left in the tables; what it has written is flushed."""
+        """Removes the entries of tables that only the memory of an earlier broker object held; its written data count as
+        flushed."""
         self.log.flush()
         for topic in self.topics:
             for queue in topic.queues():

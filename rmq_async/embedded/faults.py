@@ -1,10 +1,10 @@
-"""The fault switches of the embedded servers: what a client must survive, at the word of a test.
+"""The fault switches of the embedded servers, by which a test causes faults that a client must survive.
 
-Two kinds. ``FailureScript`` says which of the next requests are answered with a code instead of being served; it belongs to
-the whole cluster, so "the next three sends fail" holds whichever broker they reach. A ``Gate`` stands between one server and
-its sockets: it holds answers back for a while (``delay``) or until the test ends it (``stalled``). A stalled server reads nothing
-either, as a stopped process would, so the peer sees full buffers and not only silence. It also says in which order requests that
-have arrived are served (``chance``), and in which parts answers leave (``slices``).
+There are two kinds. ``FailureScript`` lists the next requests that are answered with a code instead of being served; it
+belongs to the whole cluster, so "the next three sends fail" holds at any broker. A ``Gate`` stands between one server and its
+sockets: it holds answers back for a while (``delay``) or until the test ends it (``stalled``). A stalled server reads nothing
+either, as a stopped process would, so the peer sees full buffers and not only silence. It also determines the order in which
+requests are served (``chance``), and the parts in which answers are sent (``slices``).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Failure:
 
 
 class FailureScript:
-    """Which coming requests fail; the failures asked for first are used up first."""
+    """The failures of future requests; those that were added first are used up first."""
 
     def __init__(self) -> None:
         self._failures: list[Failure] = []
@@ -53,8 +53,8 @@ class FailureScript:
     def add(self, code: int, n: int, request: int | None) -> Failure:
         """Adds a failure.
 
-        ``request``: a RequestCode, or None for any request to a broker but heartbeats and unregistrations. ``n`` = 0 takes back
-        what is left for ``request``.
+        ``request``: a RequestCode, or None for any request to a broker except heartbeats and unregistrations. ``n`` = 0
+        cancels the rest for ``request``.
         """
         check_whole("n", n)
         if n < 0:
@@ -70,9 +70,9 @@ class FailureScript:
         return failure
 
     def lose(self, n: int, request: int) -> int:
-        """Loses the answers to the next ``n`` requests of this RequestCode, which are served; 0 takes back what is left.
+        """Loses the answers to the next ``n`` requests of this RequestCode, which are served; 0 cancels the rest.
 
-        Returns how many were left.
+        Returns the number of the rest.
         """
         check_whole("n", n)
         if n < 0:
@@ -92,7 +92,7 @@ class FailureScript:
         return True
 
     def take_back(self, failure: Failure) -> None:
-        """Takes back what is left of one failure."""
+        """Cancels the rest of one failure."""
         if failure in self._failures:
             self._failures.remove(failure)
 
@@ -115,12 +115,13 @@ Write = Callable[[Sequence[bytes]], None]
 
 
 class Gate:
-    """Holds the answers of one server back. They leave in the order in which they came, unless each draws a delay of its own.
+    """Holds the answers of one server back. They are sent in the order of their creation, unless each has its own random
+    delay.
 
-    ``open`` is what the server asks on its way out: nothing to hold. ``apart``: each answer is held by itself. ``chance``: draws
-    which requests are served next; None while they are served as they come. ``turn``: counts these draws: requests of one were in
-    flight together. ``slices``: draws the parts in which answers leave;
-    None while they leave whole.
+    ``open``: True if no answer is held; the server checks it before it sends. ``apart``: whether each answer is held
+    separately. ``chance``: the random source that selects the requests to serve next; None to serve them in the order of
+    arrival. ``turn``: the number of these selections: requests of one were in flight together. ``slices``: the random source
+    of the parts in which answers are sent; None to send them whole.
     """
 
     def __init__(self) -> None:
@@ -140,8 +141,8 @@ class Gate:
         self._timer: asyncio.TimerHandle | None = None
 
     def set_delay(self, seconds: float, jitter: float = 0.0, chance: random.Random | None = None) -> None:
-        """Seconds that each answer made from now on waits, and at most how many more ``chance`` draws for it; those already waiting
-        keep their time."""
+        """Sets the seconds that each later answer waits, and the maximum of further seconds that ``chance`` draws for it;
+        waiting answers keep their time."""
         for name, value in (("delay", seconds), ("jitter of a delay", jitter)):
             check_number(f"a {name}", value)
             if not 0 <= value < float("inf"):
@@ -162,7 +163,7 @@ class Gate:
             self._arm()
 
     def hold(self, write: Write, parts: Sequence[bytes], seconds: float = 0.0) -> None:
-        """Calls ``write(parts)`` when the time has come, ``seconds`` later than for others, and the server is not stalled."""
+        """Calls ``write(parts)`` after the delay, ``seconds`` later than for others, when the server is not stalled."""
         when = asyncio.get_running_loop().time() + self._delay + seconds
         if self._jitter:
             when += self._jitters.random() * self._jitter
@@ -176,7 +177,7 @@ class Gate:
         self._arm()
 
     def close(self) -> None:
-        """Forgets what is held back, and the switches."""
+        """Drops the held answers and resets the switches."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -203,7 +204,7 @@ class Gate:
 
 
 def drawn(waiting: deque[T], chance: random.Random) -> deque[T]:
-    """Takes some of ``waiting`` out, any of them and in any order: each with a chance of one half."""
+    """Removes and returns some of ``waiting`` in random order: each with a probability of one half."""
     mixed = list(waiting)
     chance.shuffle(mixed)
     number = sum(chance.random() < 0.5 for _ in mixed)

@@ -41,9 +41,10 @@ class Filter(NamedTuple):
 
 
 def filter_of(expression: str, kind: str, *, property_filter: bool, brought: bool) -> Filter:
-    """Makes the filter of a pull. ``brought``: the pull has its subscription with it. Raises Refused (1, 23, 27).
+    """Makes the filter of a pull. ``brought``: True if the pull contains its subscription. Raises Refused (1, 23, 27).
 
-    A broker reads a condition that a pull brings, and delivers everything where that fails; one of a heartbeat that failed is 27.
+    A broker parses the condition in a pull, and delivers every message if that fails; for a condition of a heartbeat that
+    failed it answers 27.
     """
     if kind in ("", TAG):
         if expression in ("", "*"):

@@ -1,4 +1,4 @@
-"""Subscription groups of one broker (200, 201, 207, 225, 352): their settings; they come into being when first used."""
+"""Subscription groups of one broker (200, 201, 207, 225, 352): their settings; groups are created at their first use."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MAX_GROUP_BYTES: Final = 16 * 1024 * 1024
 
 
 class SubscriptionGroups:
-    """The settings of groups. ``changes``: how often a group was made, changed or deleted."""
+    """The settings of groups. ``changes``: how many times a group was made, changed or deleted."""
 
     def __init__(self) -> None:
         self._groups: dict[str, SubscriptionGroupConfig] = {}
@@ -51,7 +51,7 @@ class SubscriptionGroups:
         return dict(self._groups)
 
     def find(self, name: str) -> SubscriptionGroupConfig | None:
-        """The group, made now if it was not there; None for a name that no group can have, or where there is no room."""
+        """Returns the group, created now if it did not exist; None for an invalid name, and if there is no room."""
         config = self._groups.get(name)
         if config is None and group_refusal(name) is None and not self._is_full():
             config = SubscriptionGroupConfig(name)
@@ -69,7 +69,7 @@ class SubscriptionGroups:
         return config
 
     def put_all(self, configs: Iterable[SubscriptionGroupConfig]) -> None:
-        """New settings, of new groups or of those that are there: all or, with Refused (29, 1), none."""
+        """Stores settings of new or existing groups: all, or none with Refused (29, 1)."""
         checked = [(config, self._check(config)) for config in configs]
         new = [config for config, _ in checked if config.group_name not in self._groups]
         if len(self._groups) + len(new) - len(SYSTEM_GROUPS) > MAX_GROUPS:

@@ -1,7 +1,8 @@
 """Pops that wait for messages (``PopLongPollingService``).
 
-They wait by topic, group and the queue asked for, -1 being any. A message that arrives wakes one pop of each group, which looks
-again; what it leaves wakes the next. The others stay asleep, and what is still held at its deadline looks a last time.
+They wait by topic, group and requested queue, -1 for any. A message that arrives wakes one pop of each group, which reads
+again; if it leaves messages, the next pop is woken. Other pops keep waiting, and a pop that is still held at its deadline
+reads a last time.
 """
 
 from __future__ import annotations
@@ -87,8 +88,8 @@ class HeldPops:
         return self._count < MAX_HELD and self.number_of(key) <= MAX_HELD_PER_KEY
 
     def hold(self, pop: Pop) -> None:
-        """Holds a pop until its deadline by the broker's clock. Where that is moved by hand and stands still, the time that the pop
-        asked for passes on the event loop's."""
+        """Holds a pop until its deadline by the broker's clock. While a manual clock stands still, the requested time
+        passes on the event loop's clock."""
         if pop.connection.closed:
             return
         self._enter(pop)
@@ -99,12 +100,12 @@ class HeldPops:
         pop.timers.append(asyncio.get_running_loop().call_later(wait / 1000, self._expired, pop))
 
     def arrived(self, topic: str, queue_id: int) -> None:
-        """Serves the pops that wait for a message, when one has come to a queue of a topic in ``topics``."""
+        """Serves the pops that wait for a message, after one has arrived in a queue of a topic in ``topics``."""
         self._arrived[topic, queue_id] = self._arrived.get((topic, queue_id), 0) + 1
         self._wake_soon()
 
     def notify(self, key: PopKey, count: int = 1) -> None:
-        """Has the pop that waits longest look again, and the next one if it finds something, ``count`` times at most."""
+        """Wakes the pop that waits longest to read again, and the next one if it finds messages, ``count`` times at most."""
         if key in self._by_key:
             self._woken[key] = self._woken.get(key, 0) + count
             self._wake_soon()
@@ -114,7 +115,7 @@ class HeldPops:
             self._leave(pop)
 
     def resumed(self, connection: Connection) -> None:
-        """Hears that a connection takes answers again: its pops look for what has come meanwhile."""
+        """Serves the pops of a connection that accepts answers again: messages may have arrived in the meantime."""
         for pop in self._by_connection.get(connection, ()):
             self.notify(pop.key)
 

@@ -1,12 +1,11 @@
-"""The index of keys behind QUERY_MESSAGE, which costs a send nothing.
+"""The index of keys for QUERY_MESSAGE, which adds no cost to a send.
 
-A query brings it up to date (``CommitLog.index``); a real broker's index lags behind its log, too. An entry is two
-8-byte numbers: a hash over broker, topic and key, and the message's physical offset. Entries are appended in store order and
-never sorted; a look-up searches the column of hashes as bytes, from its end, at the speed of memory (a millisecond or two for
-a million entries). Python's hashes of texts are keyed, so no client can make them collide; a look-up compares the message
-itself all the same.
+A query updates it (``CommitLog.index``); a real broker's index lags behind its log, too. An entry is two 8-byte numbers: a
+hash over broker, topic and key, and the message's physical offset. Entries are appended in store order and never sorted; a
+look-up searches the column of hashes as bytes, from its end, at the speed of memory (a millisecond or two for a million
+entries). Python's hashes of texts are keyed, so no client can make them collide; a look-up also compares the message itself.
 
-Entries go with the log: ``forget`` drops those below its oldest record.
+Entries are removed with the log: ``forget`` drops those below its oldest record.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ class KeyIndex:
         self._positions.append(position)
 
     def forget(self, before: int) -> int:
-        """Drops the entries of positions below ``before``; returns how many went."""
+        """Drops the entries of positions below ``before``; returns their number."""
         positions, old = self._positions, self._first
         first, end = old, len(positions)
         while first < end and positions[first] < before:
@@ -57,7 +56,7 @@ class KeyIndex:
         return first - old
 
     def truncate(self, end: int) -> int:
-        """Drops the entries of positions from ``end`` on, which others will have; returns how many went."""
+        """Drops the entries of positions from ``end`` on, which other messages will have; returns their number."""
         at = bisect_left(self._positions, end, self._first)
         gone = len(self._positions) - at
         del self._hashes[at:], self._positions[at:]

@@ -1,4 +1,4 @@
-"""The brokers of one process as a name server's directory: their own tables, as they are when it is asked."""
+"""The brokers of one process as a name server's directory: it reads their current tables."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ __all__ = ["LiveBrokers"]
 
 
 class LiveBrokers:
-    """A broker is there as long as it listens, at the address by which the client that asks can reach it."""
+    """The directory of the brokers of one process. It contains a broker while that listens, with the address by which the
+    asking client can reach it."""
 
     def __init__(self, brokers: Sequence[Broker]) -> None:
         self._brokers = brokers
@@ -34,7 +35,7 @@ class LiveBrokers:
         """Does nothing: a broker that has the topic would register it again."""
 
     def expire(self) -> None:
-        """Does nothing: nothing here grows old."""
+        """Does nothing: no entry expires."""
 
     def _running(self) -> list[Broker]:
         return [broker for broker in self._brokers if broker.listener.running]

@@ -38,7 +38,7 @@ class QueueLocks:
         return self._count
 
     def lock(self, group: str, queues: Iterable[MessageQueue], client_id: str) -> list[MessageQueue]:
-        """The queues that are the client's now. Raises Refused (1) where there is no room for one more."""
+        """Locks queues; returns those that the client has locked now. Raises Refused (1) if there is no room for one more."""
         now = machine.monotonic()
         taken: list[MessageQueue] = []
         for queue in queues:

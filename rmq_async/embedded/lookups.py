@@ -48,8 +48,8 @@ class _Query(NamedTuple):
 
 
 class LookupProcessor:
-    """One query is answered per turn of the event loop, for with a million messages it takes milliseconds; others wait, and
-    all do until the index knows what was stored before them. ``reply`` answers those that waited."""
+    """Answers one query per iteration of the event loop, because one takes milliseconds with a million messages. Others
+    wait, and all wait until the index contains the messages stored before them. ``reply`` answers those that waited."""
 
     def __init__(self, state: BrokerState, reply: Reply) -> None:
         self._state = state
@@ -61,7 +61,7 @@ class LookupProcessor:
         return {RequestCode.QUERY_MESSAGE: self.query}
 
     def close(self) -> None:
-        """Forgets who waits."""
+        """Drops the waiting queries."""
         self._waiting.clear()
         if self._handle is not None:
             self._handle.cancel()

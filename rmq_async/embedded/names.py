@@ -1,4 +1,4 @@
-"""Why a broker refuses a name, in its words: clients show them to people, and people look for them."""
+"""The remarks with which a broker refuses a name, in the original wording: clients show them to users, who search for them."""
 
 from __future__ import annotations
 

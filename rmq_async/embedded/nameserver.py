@@ -1,8 +1,9 @@
-"""The embedded name server: routes (105), the cluster (106) and topics (206, 216, 224, 304), as its directory of brokers has them,
+"""The embedded name server: routes (105), the cluster (106) and topics (206, 216, 224, 304), from its directory of brokers,
 and key-value settings (100-102, 219).
 
-With ``LiveBrokers``, the directory of an ``EmbeddedRocketMQ``, brokers have no need to register: a topic's route is there as long
-as a broker has the topic, and deleting it here alone has no effect. With ``Registrations`` a name server knows what it was sent.
+With ``LiveBrokers``, the directory of an ``EmbeddedRocketMQ``, brokers need not register: a topic has a route while a broker
+has the topic, and a deletion only at the name server has no effect. With ``Registrations`` a name server knows only registered
+brokers.
 """
 
 from __future__ import annotations
@@ -43,8 +44,9 @@ _STANDARD_JSON_FROM: Final = 401
 
 
 class NameServer(BaseService):
-    """A name server. ``directory``: the brokers that it knows. ``failures``: by default a script of its own. See ``Broker`` for one
-    that is built alone, and for its brokers; after a crash a new one is made, with a new directory and no settings."""
+    """A name server. ``directory``: the brokers that it knows. ``failures``: the script of requests that fail; by default a
+    new one. The docstring of ``Broker`` shows the use without an ``EmbeddedRocketMQ``. After a crash a new object is
+    made, with a new directory and no settings."""
 
     named_failures_only = True
 
@@ -88,7 +90,7 @@ class NameServer(BaseService):
         return _topic_list(command, self._directory.topics())
 
     def _topics_by_cluster(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
-        """A cluster that is not there has no topics."""
+        """Returns the topics of a cluster; none for an unknown cluster."""
         header = from_ext(GetTopicsByClusterRequestHeader, command.ext_fields, lenient=True)
         return _topic_list(command, self._directory.topics() if header.cluster == CLUSTER else ())
 

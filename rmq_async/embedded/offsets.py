@@ -1,7 +1,7 @@
 """Progress of groups by topic and queue (``OffsetTable``): committed offsets, pulled offsets, and resets.
 
-A reset is the committed offset, and stays until the group's next pull of that queue, whose response has the new offset; until then
-commits of the group are ignored.
+A reset is the committed offset, and stays until the group's next pull of that queue, whose response contains the new offset;
+until then commits of the group are ignored.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SavedOffsets = dict[tuple[str, str], dict[int, int]]
 
 
 class OffsetTable:
-    """The committed offsets of groups. ``saved``: what was committed before; only that is ever saved."""
+    """The committed offsets of groups. ``saved``: the offsets that were saved last; a crash returns to them."""
 
     def __init__(self, saved: SavedOffsets | None = None) -> None:
         self._committed: dict[tuple[str, str], _Offsets] = {key: dict(offsets) for key, offsets in (saved or {}).items()}
@@ -42,7 +42,7 @@ class OffsetTable:
         self._unsaved.clear()
 
     def restore(self, saved: SavedOffsets) -> None:
-        """Goes back to what was saved; resets that wait stay."""
+        """Returns to the saved offsets; pending resets stay."""
         self._count -= sum(map(len, self._committed.values()))
         self._committed = {key: dict(offsets) for key, offsets in saved.items()}
         self._count += sum(map(len, self._committed.values()))
@@ -70,7 +70,7 @@ class OffsetTable:
         return True
 
     def note_pull(self, group: str, topic: str, queue_id: int, offset: int) -> None:
-        """Notes the offset of a pull. Only statistics show it, so it is not kept where there is no room."""
+        """Notes the offset of a pull. Only statistics show it, so it is dropped if there is no room."""
         self._set(self._pulled, group, topic, queue_id, offset)
 
     def is_reset(self, group: str, topic: str, queue_id: int) -> bool:
@@ -113,7 +113,7 @@ class OffsetTable:
         return dict.fromkeys(topic for name, topic in self._committed if name == group)
 
     def all(self) -> dict[str, _Offsets]:
-        """The committed offsets: ``topic@group`` -> queue id -> committed offset."""
+        """Returns the committed offsets: ``topic@group`` -> queue id -> offset."""
         return {f"{topic}@{group}": dict(offsets) for (group, topic), offsets in self._committed.items()}
 
     def forget_group(self, group: str) -> None:

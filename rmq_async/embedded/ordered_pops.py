@@ -1,7 +1,9 @@
-"""Queues that are popped in order: who has a queue's messages keeps all others from it until they are acknowledged or visible.
+"""Queues that are popped in order: a queue whose messages were popped is blocked for others until they are acknowledged or
+visible.
 
-A queue has one batch, the messages that were popped last. Their acks come in any order, and the committed offset follows to the
-first without one. What is not acknowledged comes again from the queue itself, and counts its deliveries (``OrderInfo``).
+A queue has one batch, the messages that were popped last. Their acks come in any order, and the committed offset follows to
+the first without one. Messages without an ack are delivered again from the queue itself, with a count of deliveries
+(``OrderInfo``).
 """
 
 from __future__ import annotations
@@ -22,8 +24,8 @@ class OrderedQueue(NamedTuple):
 
 
 class _Batch:
-    """``counts``: how often a message was delivered before, without those that are new. ``free_at``: when a pop that waits looks
-    again, epoch ms."""
+    """The messages of an ordered queue that were popped last. ``counts``: earlier deliveries of the messages that had any.
+    ``free_at``: time at which a waiting pop reads again, epoch ms."""
 
     __slots__ = ("acked", "attempt", "counts", "free_at", "invisible_time", "offsets", "pop_time", "visible")
 
@@ -65,7 +67,8 @@ class OrderedQueues:
         self._alarm.stop()
 
     def blocked(self, queue: OrderedQueue, attempt: str | None) -> bool:
-        """Returns whether a pop gets nothing of the queue. The one that took its messages may ask again by the same attempt."""
+        """Returns whether a pop gets nothing of the queue. A repeated pop with the attempt id of the messages is not
+        blocked."""
         batch = self._batches.get(queue)
         if batch is None or (batch.attempt is not None and batch.attempt == attempt):
             return False
@@ -74,7 +77,7 @@ class OrderedQueues:
     def popped(
         self, queue: OrderedQueue, attempt: str | None, pop_time: int, invisible_time: int, offsets: Sequence[int]
     ) -> dict[int, int]:
-        """Takes down who has the messages now; returns how often those that come again were delivered before."""
+        """Records the pop of messages; returns the numbers of earlier deliveries of those that had any."""
         batch, before = _Batch(attempt, pop_time, invisible_time, offsets), self._batches.get(queue)
         if before is not None:
             if before.attempt is not None and before.attempt == attempt:
@@ -86,7 +89,8 @@ class OrderedQueues:
         return batch.counts
 
     def ack(self, queue: OrderedQueue, offset: int, pop_time: int) -> int | None:
-        """Returns the offset to commit; None for an ack that does not count. Raises LookupError for a message that is not here."""
+        """Returns the offset to commit; None for an ack that does not count. Raises LookupError for a message that was not
+        popped."""
         batch = self._batches.get(queue)
         if batch is None:
             return offset + 1
@@ -106,7 +110,7 @@ class OrderedQueues:
             self._look_later(queue, batch)
 
     def clear(self, queue: OrderedQueue) -> None:
-        """Lets all pops have the queue."""
+        """Unblocks the queue for all pops."""
         self._batches.pop(queue, None)
 
     def forget(self, gone: Callable[[OrderedQueue], bool]) -> None:
@@ -115,7 +119,7 @@ class OrderedQueues:
             del self._batches[queue]
 
     def _look_later(self, queue: OrderedQueue, batch: _Batch) -> None:
-        """Has pops that wait look when the first message without an ack is visible; at no other time, as a real broker."""
+        """Wakes waiting pops when the first message without an ack is visible, and only then, as a real broker does."""
         now = self._clock.now_ms()
         times = (batch.visible_at(offset) for offset in batch.offsets if offset not in batch.acked)
         batch.free_at = next((time for time in times if now < time), 0)

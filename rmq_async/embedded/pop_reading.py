@@ -1,4 +1,5 @@
-"""What one pop takes: which queues it reads, from where, and what its answer says (``popMsgFromQueue``, ``PopConsumerService``)."""
+"""The reading of one pop: its queues, its offsets, and the fields of its answer (``popMsgFromQueue``,
+``PopConsumerService``)."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ RETRIES_FIRST: Final = 5
 
 
 class Taken:
-    """The messages of one pop, and what its answer says of them. ``rest``: of the queues looked at, messages that are left."""
+    """The messages of one pop, and the fields of its answer. ``rest``: number of messages left in the queues that were
+    read."""
 
     def __init__(self, pop_time: int, revive_queue: int) -> None:
         self.pop_time = pop_time
@@ -48,7 +50,7 @@ class Taken:
         self.records += records
 
     def add_counts(self, queue: Queue, offsets: list[int], counts: dict[int, int]) -> None:
-        """Adds how often messages of a queue were delivered. ``counts``: of messages that were delivered before."""
+        """Adds numbers of deliveries of a queue's messages. ``counts``: by offset, for messages that were delivered before."""
         flag = retry_flag(queue.topic)
         self._counts += [f"{flag} qo{queue.queue_id}%{offset} {number}" for offset, number in counts.items()]
         fewest = min(counts.values()) if len(counts) == len(offsets) else 0
@@ -77,7 +79,7 @@ class PopReader:
         self._revive_queue = 0
 
     def nothing(self, pop: Pop, now: int) -> Taken:
-        """Returns what a pop that gets nothing has in its answer."""
+        """Returns the result of a pop without messages."""
         if pop.ordered:
             return Taken(now, ORDERED_REVIVE_QUEUE)
         if self._in_store:
@@ -86,7 +88,7 @@ class PopReader:
         return Taken(now, self._revive_queue)
 
     def take(self, pop: Pop, topic: Topic, now: int) -> Taken:
-        """Takes messages. Raises Refused (1) where the broker can keep no more offsets or queues."""
+        """Takes messages. Raises Refused (1) if the broker can keep no more offsets or queues."""
         taken = self.nothing(pop, now)
         number, self._number = self._number, self._number + 1
         # the first pop of all reads its queues first in the one way, and the retries first in the other
@@ -125,7 +127,8 @@ class PopReader:
                     self._take_queue(pop, topic, queue_id, taken, retries=True)
 
     def _retry_topics(self, topic: str, group: str, number: int) -> list[str]:
-        """With the revive log an answer has room for one of the two names: the older one is read every other time, too."""
+        """Returns the retry topics to read. With the revive log an answer has room for one of the two names; the older one
+        is read every second time."""
         old, new = pop_retry_topic_v1(topic, group), pop_retry_topic(topic, group)
         if not self._settings.retry_v2:
             return [old]
@@ -160,7 +163,7 @@ class PopReader:
         taken.rest += queue.max_offset - end
 
     def _start(self, pop: Pop, queue: Queue) -> int:
-        """The offset to read from: of a reset, of the last pop, or where a new group begins."""
+        """Returns the offset to read from: that of a reset, the one after the last pop, or the first one of a new group."""
         group, name, queue_id = pop.key.group, queue.topic, queue.queue_id
         offsets = self._pop_offsets(pop)
         reset = self._state.offsets.take_reset(group, name, queue_id)
@@ -175,14 +178,16 @@ class PopReader:
 
     @staticmethod
     def _first(pop: Pop, queue: Queue) -> int:
-        """A group that begins at the end begins with everything of a queue that has lost nothing, else with its newest message."""
+        """Returns the first offset of a new group. A group that begins at the end still reads a queue without deleted
+        messages from its first message, else from its newest."""
         low = queue.min_offset
         if pop.from_oldest or queue.topic.startswith(RETRY_TOPIC_PREFIX):
             return low
         return 0 if low == 0 else queue.max_offset - 1
 
     def _commit(self, pop: Pop, queue: Queue, start: int, end: int) -> None:
-        """With the key-value store the group has committed where its last pop began, and the next one goes by another offset."""
+        """Commits the progress of a pop. With the key-value store the committed offset is the start of the last pop, and
+        another offset is that of the next one."""
         group, name, queue_id = pop.key.group, queue.topic, queue.queue_id
         if self._in_store and not pop.ordered:
             self._state.pop_offsets.commit(group, name, queue_id, end)
@@ -194,7 +199,8 @@ class PopReader:
         return self._state.pop_offsets if self._in_store and not pop.ordered else self._state.offsets
 
     def _with_handle(self, pop: Pop, record: bytes, start: int, taken: Taken) -> bytes:
-        """A retried message in the topic that was asked for, with its handle, by which alone it can be acknowledged."""
+        """Returns the record of a message with the requested topic, also for a retried one, and with its handle, which an
+        ack needs."""
         draft = read_record(record)
         offset = queue_offset(record)
         info = ExtraInfo(

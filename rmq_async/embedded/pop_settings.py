@@ -1,4 +1,4 @@
-"""How a broker serves pops: what an administrator sets, and what a test makes go wrong."""
+"""Settings and faults of the pops of a broker: an administrator sets the former, a test the latter."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ def checked_settings(store: PopStore, revive_delay: float | None, *, retry_v2: b
 
 
 class PopFaults:
-    """What goes wrong next. ``empty``: pops that get nothing, though messages may be there. ``lost_acks``: requests that
-    acknowledge, are answered, and have no effect. ``late_ms``: how much later than usual messages come back. ``copies``: how often
-    each does."""
+    """The faults of the next pops. ``empty``: number of pops that get no messages even if there are some. ``lost_acks``:
+    number of acknowledging requests that are answered but have no effect. ``late_ms``: additional ms before messages are
+    delivered again. ``copies``: number of copies of each such message."""
 
     __slots__ = ("copies", "empty", "late_ms", "lost_acks")
 
@@ -62,7 +62,7 @@ class PopFaults:
         self.copies = 1
 
     def take_empty(self) -> bool:
-        """Returns whether this pop gets nothing."""
+        """Returns whether this pop gets no messages, and counts it."""
         taken = self.empty > 0
         self.empty -= taken
         return taken

@@ -1,4 +1,4 @@
-"""What a test does to the pops of embedded brokers."""
+"""Switches by which a test affects the pops of embedded brokers."""
 
 from __future__ import annotations
 
@@ -24,20 +24,21 @@ class PopSwitches(ABC):
         """Returns the broker of a name, or all of them. Raises ValueError for another name."""
 
     def in_flight(self, group: str) -> list[MessageExt]:
-        """Returns the messages that the group has popped and not acknowledged, and that have not come back; one for each handle."""
+        """Returns the messages that the group has popped and not acknowledged, and that were not delivered again; one for
+        each handle."""
         return [message for broker in self._chosen(None) for message in broker.popping.in_flight(group)]
 
     def empty_pops(self, n: int = 1, *, broker: str | None = None) -> None:
-        """Answers the next ``n`` pops of the broker (None: of each of them) at once with POLLING_TIMEOUT (210), with messages
-        there or not, as by a real broker while other pops hold all queues. ``n`` = 0 ends it. Raises ValueError for a negative
-        one.
+        """Answers the next ``n`` pops of the broker (None: of each of them) at once with POLLING_TIMEOUT (210), even if there
+        are messages, as a real broker does while other pops hold all queues. ``n`` = 0 ends it. Raises ValueError for a
+        negative number.
         """
         for each in self._numbered(n, broker):
             each.popping.faults.empty = n
 
     def lose_acks(self, n: int = 1, *, broker: str | None = None) -> None:
         """Loses the next ``n`` requests that acknowledge, single or many: they have no effect on the broker (None: on each of
-        them), and are answered with success all the same. ``n`` = 0 ends it. Raises ValueError for a negative number.
+        them), and are still answered with success. ``n`` = 0 ends it. Raises ValueError for a negative number.
         """
         for each in self._numbered(n, broker):
             each.popping.faults.lost_acks = n
@@ -54,7 +55,8 @@ class PopSwitches(ABC):
             each.popping.delay_revival(seconds)
 
     def repeat_revival(self, copies: int, *, broker: str | None = None) -> None:
-        """Repeats the return of each popped message of the broker (None: of each broker): it comes back so many times, 1 to 16.
+        """Repeats the return of each popped message of the broker (None: of each broker): each is delivered again ``copies``
+        times, 1 to 16.
 
         1 ends it.
         """
@@ -66,8 +68,8 @@ class PopSwitches(ABC):
 
     def lose_offsets(self, *, broker: str | None = None) -> None:
         """Sets the committed offsets of the broker (None: of each broker) to what it had saved last, as after a kill: it saves
-        them every 5 s, first 10 s after its start. Pops begin there, and what was popped since comes again, acknowledged or
-        not.
+        them every 5 s, first 10 s after its start. Pops begin there, and messages popped since are delivered again,
+        acknowledged or not.
         """
         for each in self._chosen(broker):
             each.lose_offsets()

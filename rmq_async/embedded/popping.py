@@ -1,4 +1,4 @@
-"""All that one broker needs to be popped from, put together: requests, pops that wait, and messages that come back."""
+"""The parts of a broker that serve pops: requests, held pops, and the redelivery of messages."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ _MS: Final = 1000
 class Popping:
     """The parts of a broker that serve pops.
 
-    ``reply``: writes the response to a request that was held. ``held``: pops that wait. ``faults``: what goes wrong next.
+    ``reply``: writes the response to a request that was held. ``held``: pops that wait. ``faults``: the faults of the next
+    pops.
     """
 
     def __init__(
@@ -59,7 +60,7 @@ class Popping:
         """Messages that have come back."""
 
     def revive_with(self, writer: MessageWriter) -> None:
-        """Sets how messages come back: ``writer`` stores what comes back."""
+        """Sets the writer that stores redelivered messages."""
         self._revival = Revival(self._state, writer, self._clock, self._settings, self.faults, self._revived)
         self._pops.popped = self._acks.changed = self._revival.arm
 
@@ -83,7 +84,7 @@ class Popping:
             self._revival.arm()
 
     def deleted(self, topic: str) -> None:
-        """Hears that a topic is gone, with all that was popped of it."""
+        """Removes the check points of a deleted topic."""
         self._state.pop_offsets.forget_topic(topic)
         self._state.check_points.forget(lambda handle, offset: handle.topic == topic)
         self._ordered.forget(lambda queue: queue.topic == topic)
@@ -99,7 +100,7 @@ class Popping:
         return found
 
     def retry_topics(self, group: str) -> list[str]:
-        """Names of the topics in which popped messages have come back to the group."""
+        """Returns the names of the topics that hold redelivered messages of the group."""
         topics = self._state.topics
         names = [topic.config.topic_name for topic in topics]
         return [

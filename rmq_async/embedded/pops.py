@@ -1,4 +1,4 @@
-"""POP_MESSAGE (200050), and the two requests that only look: NOTIFICATION (200054) and POLLING_INFO (200055)."""
+"""POP_MESSAGE (200050), and the two requests that take no messages: NOTIFICATION (200054) and POLLING_INFO (200055)."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ class PopProcessor:
         return make_response(pop.command, ResponseCode.SUCCESS, None, fields_of(header))
 
     def _unheld(self, pop: Pop, last: bool) -> ResponseCode | None:
-        """The code of a pop that finds nothing and is not held; None for one that is."""
+        """Returns the code of a pop that finds no messages and is not held; None for one that is held."""
         if last or not pop.deadline or pop.deadline <= self._clock.now_ms():
             return ResponseCode.POLLING_TIMEOUT
         return None if self._held.has_room(pop.key) else ResponseCode.POLLING_FULL

@@ -94,7 +94,8 @@ class ProgressProcessor:
         return make_response(command, ResponseCode.SUCCESS, body=body)
 
     def reset(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
-        """Makes the group's next pull of each queue go on from there; ``queueId`` below 0 means all queues."""
+        """Resets the group's offsets: its next pull of each queue continues from there; ``queueId`` below 0 means all
+        queues."""
         header = header_of(ResetOffsetRequestHeader, command)
         topic = self._state.topics.get(header.topic)
         if topic is None:
@@ -115,7 +116,7 @@ class ProgressProcessor:
         return make_response(command, ResponseCode.SUCCESS, body=encode_body(ResetOffsetBody(table)))
 
     def _reset_members(self, header: ResetOffsetRequestHeader, command: RemotingCommand, queues: int) -> RemotingCommand:
-        """Sends the offsets to the members (220), who commit them; the old way of a reset, always of all queues."""
+        """Sends the offsets to the members (220), which commit them: the reset of older brokers, always of all queues."""
         table: dict[MessageQueue, int] = {}
         for queue_id in range(queues):
             committed = self._state.offsets.find(header.group, header.topic, queue_id)

@@ -1,9 +1,10 @@
-"""PULL_MESSAGE (11, 361): reading a queue by offset, and holding the request while there is nothing (``PullMessageProcessor``).
+"""PULL_MESSAGE (11, 361): reads a queue by offset, and holds the request while there are no messages
+(``PullMessageProcessor``).
 
 A held pull waits in the list of its queue. A message that arrives wakes the queue once per loop iteration, after all sends of
-that read are stored; a pull whose tags do not match keeps waiting and remembers how far it has looked. What is still held at
-its deadline is answered as things stand then; and so is one every 5 s that has passed over something. Before a held pull
-ends, the group, its subscription and a reset of its offset are looked at again.
+that read are stored; a pull whose tags do not match keeps waiting and remembers its last offset. A pull that is still held at
+its deadline is answered with the state at that time; so is, every 5 s, a pull that has skipped messages. Before a held pull
+ends, the group, its subscription and a reset of its offset are checked again.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class _Pull:
         self.timer: asyncio.TimerHandle | None = None
 
     def answer(self) -> RemotingCommand:
-        """The response as the queue is now; moves ``at`` over what did not match."""
+        """Returns the response for the current state of the queue; moves ``at`` past messages that did not match."""
         queue, at = self.queue, self.at
         low, high = queue.min_offset, queue.max_offset
         if high == 0:
@@ -144,7 +145,7 @@ class HeldPulls:
             self._wake_handle = asyncio.get_running_loop().call_soon(self._wake)
 
     def resumed(self, connection: Connection) -> None:
-        """Hears that a connection takes answers again: what has come meanwhile is there for its pulls."""
+        """Serves the pulls of a connection that accepts answers again: messages may have arrived in the meantime."""
         for pull in self._by_connection.get(connection, ()):
             if pull.queue.max_offset > pull.at:
                 self.arrived(pull.queue)
@@ -154,7 +155,7 @@ class HeldPulls:
             self._forget(pull)
 
     def dropped(self, queues: Iterable[Queue]) -> None:
-        """Hears that the queues' topic is gone: who waits for it hears so."""
+        """Answers the held pulls of queues whose topic was deleted."""
         for queue in queues:
             for pull in list(self._by_queue.get(queue, ())):
                 remark = f"topic[{queue.topic}] not exist, apply first please! \n{FAQ}"
@@ -181,7 +182,7 @@ class HeldPulls:
                     self._end(pull, self.judge(pull) or response)
 
     def look_again(self) -> None:
-        """Answers the pulls in whose queues messages have come that they did not want (``PullRequestHoldService``, every 5 s)."""
+        """Answers the pulls in whose queues messages arrived that did not match (``PullRequestHoldService``, every 5 s)."""
         for queue, pulls in list(self._by_queue.items()):
             for pull in [each for each in pulls if each.start < queue.max_offset]:
                 if not pull.connection.congested:
@@ -248,7 +249,7 @@ class PullMessageProcessor:
         return response
 
     def _judge(self, pull: _Pull) -> RemotingCommand | None:
-        """The response to a held pull whose group may not pull any more, or was reset; None for others."""
+        """Returns the response to a held pull whose group may no longer pull, or was reset; None for others."""
         queue = pull.queue
         try:
             config = self._consuming(pull.group)

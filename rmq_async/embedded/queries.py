@@ -20,7 +20,8 @@ __all__ = ["QueryProcessor"]
 
 
 class QueryProcessor:
-    """A queue that was never written has offsets 0; so has one that does not exist, as on a real broker."""
+    """Serves queries of offsets. A queue without messages has offsets 0; so has one that does not exist, as on a real
+    broker."""
 
     def __init__(self, state: BrokerState) -> None:
         self._state = state

@@ -1,7 +1,7 @@
-"""RECALL_MESSAGE (370): taking a timer message back before it is delivered, by the handle that its send answered.
+"""RECALL_MESSAGE (370): recalls a timer message before its delivery, by the handle in the response to its send.
 
-A stock broker refuses this (``recallMessageEnable``); here it is on. It is answered with success also where the message is
-not there, or was delivered a moment ago, as the real one does.
+A stock broker refuses this (``recallMessageEnable``); here it is enabled. The answer is success even if the message does not
+exist or was just delivered, as on a real broker.
 """
 
 from __future__ import annotations

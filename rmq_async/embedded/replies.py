@@ -1,6 +1,6 @@
 """Replies to requests between clients (324, 325): stored, and pushed (326) to the producer that waits, by its client id.
 
-The replier's answer waits for the client's: it says whether the reply arrived.
+The response to the replier waits for that of the client, because it reports whether the reply arrived.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class ReplyProcessor:
         return {RequestCode.SEND_REPLY_MESSAGE: self.push, RequestCode.SEND_REPLY_MESSAGE_V2: self.push}
 
     def push(self, connection: Connection, command: RemotingCommand) -> RemotingCommand | None:
-        """Stores the reply, then pushes it: one that cannot be stored is refused like any other send."""
+        """Stores the reply, then pushes it. A reply that cannot be stored is refused like any other send."""
         if command.code == RequestCode.SEND_REPLY_MESSAGE:
             header = send_header_v2(header_of(SendMessageRequestHeader, command))
         else:

@@ -1,4 +1,4 @@
-"""Whether a group pulls or pops a topic where it asks the broker for its queues (400): set (401) and listed (402)."""
+"""The modes, pull or pop, of groups that ask the broker for their queues (400): set (401) and listed (402)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ POP: Final = "POP"
 class RequestMode(NamedTuple):
     """The mode of consumption of a group in a topic.
 
-    ``share``: how many other members' queues a member pops from as well; 0 means all queues.
+    ``share``: number of other members whose queues a member pops too; 0 means all queues.
     """
 
     mode: str

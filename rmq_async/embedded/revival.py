@@ -1,4 +1,4 @@
-"""Popped messages without an ack in time: each comes back as a copy in a retry topic of its topic and group."""
+"""The redelivery of popped messages without an ack in time: each is copied to a retry topic of its topic and group."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ _MAX_INT: Final = 0x7FFFFFFF
 
 
 class Revival:
-    """The return of popped messages without an ack.
+    """The redelivery of popped messages without an ack.
 
-    ``revived``: called with group and topic, as in the request of the pop, when a message has come back.
+    ``revived``: called with group and topic, as in the request of the pop, when a message was copied.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Revival:
         self._alarm = Alarm(clock, self._ring)
 
     def start(self) -> None:
-        """Starts to bring messages back; what came due while the broker was down comes now."""
+        """Starts the redelivery; messages that became due while the broker was down are copied now."""
         self._alarm.start()
         self.arm()
 
@@ -77,7 +77,7 @@ class Revival:
         self.arm()
 
     def _revive(self, point: CheckPoint, offset: int) -> None:
-        """Stores the copy. Where message, topic or group is gone, there is none."""
+        """Stores the copy, unless message, topic or group was deleted."""
         state, handle = self._state, point.handle
         queue = state.topics.find_queue(handle.topic, handle.queue_id)
         record = None if queue is None else queue.record(offset)

@@ -1,14 +1,14 @@
 """Messages that wait: delay levels (DELAY, ``ScheduleMessageService``) and timers (TIMER_*, ``TimerMessageStore``).
 
-As on a real broker such a message is stored twice: first in a topic of the broker's own with REAL_TOPIC and REAL_QID, then,
-when it is due, where it belongs. What waits therefore lives in the log and goes with it; nothing here holds a message.
+As on a real broker such a message is stored twice: first in a system topic with REAL_TOPIC and REAL_QID, then, when it is due,
+in its real topic. So waiting messages are in the log and are deleted with it; this module holds no message.
 
-A level has a queue of its own in which all wait equally long, so the oldest is always the next one due and one offset per
-level is all that is kept. Timers come due in any order: a heap of numbers, due time above queue offset, of 44 bytes each.
-Entries whose message is gone are swept out when they are more than half. One alarm serves all of it.
+All messages in the queue of a level wait equally long, so the oldest is always due next, and one offset per level is enough.
+Timers are due in any order: they are in a heap of numbers, due time above queue offset, of 44 bytes each. Entries of deleted
+messages are removed when they are more than half. One alarm serves all of them.
 
-Taking a timer back stores a message too, one with TIMER_DEL_UNIQKEY that comes due in the same second, first of all: so a
-recall costs the same with any number of timers, and its records go with the log.
+The recall of a timer stores a message too, one with TIMER_DEL_UNIQKEY that is due in the same second, before the others: so
+its cost does not depend on the number of timers, and its record is deleted with the log.
 """
 
 from __future__ import annotations
@@ -89,12 +89,12 @@ class Schedule:
         self.truncated()
 
     def progress(self) -> ScheduleProgress:
-        """What is delivered, for the disk. Timers of the second that is under way are delivered again after a crash."""
+        """Returns the progress of deliveries, for the disk. Timers of the current second are delivered again after a crash."""
         over = not self._heap or self._heap[0] >> _DUE_SHIFT > self._second
         return ScheduleProgress(tuple(self._next), self._second + over, self._timers.max_offset)
 
     def truncated(self) -> None:
-        """Hears that the log has lost its newest messages: forgets those that waited."""
+        """Removes waiting messages that the log has lost from its end."""
         self._next = [min(at, self._level(index).max_offset) for index, at in enumerate(self._next)]
         end = self._timers.max_offset
         self._heap = [entry for entry in self._heap if entry & _OFFSET_MASK < end]
@@ -109,9 +109,9 @@ class Schedule:
         self._alarm.stop()
 
     def put(self, draft: Draft) -> Place:
-        """Stores the message where it belongs, or where it waits if it asks for a delay; ``draft`` says which, afterwards.
+        """Stores the message in its topic or, if it has a delay, in the topic where it waits; ``draft`` then has that topic.
 
-        Raises Refused: 13 for a timer that is none or beyond ``MAX_DELAY_MS``, 1 for a level that is no number.
+        Raises Refused: 13 for an invalid timer and for one beyond ``MAX_DELAY_MS``, 1 for a level that is not a number.
         """
         properties = draft.properties
         level = _java_int(properties.get("DELAY", "0"))
@@ -139,7 +139,7 @@ class Schedule:
     def recall(self, topic: str, unique_id: str, when_ms: int, client: str) -> None:
         """Recalls the timer messages of this id that leave in the second of ``when_ms`` and wait for ``topic``.
 
-        ``client``: "ip:port" of who asks. Raises Refused (13) for an id that no message can have.
+        ``client``: "ip:port" of the requesting client. Raises Refused (13) for an invalid id.
         """
         properties = {"UNIQ_KEY": unique_id, _RECALLS: unique_id, "TIMER_DELIVER_MS": str(when_ms)}
         self.put(Draft(topic, 0, b"0", properties, 0, 0, self._clock.now_ms(), client))
@@ -165,14 +165,15 @@ class Schedule:
         return msgspec.structs.replace(message, topic=queue.topic, queue=queue, queue_offset=-1)
 
     def sweep(self) -> None:
-        """Forgets timers whose messages the memory bound has taken, once they are more than half."""
+        """Removes timers whose messages were deleted because of ``max_memory``, once they are more than half."""
         oldest = self._timers.min_offset
         if len(self._heap) > _SWEEP_FROM + 2 * (self._timers.max_offset - oldest):
             self._heap = [entry for entry in self._heap if entry & _OFFSET_MASK >= oldest]
             heapq.heapify(self._heap)
 
     def _timer_out(self, properties: dict[str, str]) -> int | None:
-        """The second, in milliseconds, after which the message leaves; None where it asks for none or for one that has passed."""
+        """Returns the second, in epoch ms, after which the message is delivered; None if it has no timer, or one that has
+        passed."""
         name = next((name for name in _TIMERS if name in properties), None)
         if name is None or "TIMER_OUT_MS" in properties:
             return None
@@ -185,10 +186,10 @@ class Schedule:
         return (when - 1) // PRECISION_MS * PRECISION_MS if when > now else None
 
     def _waiting_timers(self, done: ScheduleProgress) -> list[int]:
-        """Entries of the heap for the timers in the log that are not done.
+        """Returns the entries of the heap for the timers in the log that are not done.
 
-        As on a real broker (5.5.0) those that came after the last save are there twice after a crash: they are in the wheel, whose
-        file the kernel has, and they enter it again.
+        As on a real broker (5.5.0), timers added after the last save exist twice after a crash: they are in the wheel, whose
+        file the kernel has kept, and they are added again.
         """
         found: list[int] = []
         for offset in range(self._timers.oldest, self._timers.max_offset):
@@ -225,7 +226,7 @@ class Schedule:
         self._arm()
 
     def _timer_due(self, entry: int, now: int, lost: list[str]) -> int:
-        """Bytes of the message. The recalls of a second come before its messages."""
+        """Delivers a timer; returns the bytes of the message. The recalls of a second are handled before its messages."""
         if self._second != entry >> _DUE_SHIFT:
             self._second = entry >> _DUE_SHIFT
             self._recalled = set()
@@ -260,7 +261,7 @@ class Schedule:
             lost.append(f"{draft.topic}: {error}")
 
     def _arm(self) -> None:
-        """Sets the alarm to what is due next."""
+        """Sets the alarm to the next due time."""
         waiting = [self._due(index, at) for index, at in enumerate(self._heads()) if at < self._level(index).max_offset]
         if self._heap:
             waiting.append(self._heap[0] >> _DUE_SHIFT)

@@ -1,7 +1,8 @@
-"""Messages a consumer could not handle: to the group's retry topic after a while, in the end to its dead-letter topic.
+"""Messages that a consumer could not handle: they go to the group's retry topic after a delay, and finally to its dead-letter
+topic.
 
-Two ways lead there. CONSUMER_SEND_MSG_BACK (36) names the message by its offset and the broker does the rest; a client whose
-request fails sends the message to the retry topic itself, and ``bury`` is then asked for each such send.
+There are two ways. CONSUMER_SEND_MSG_BACK (36) names the message by its offset and the broker does the rest; a client whose
+request fails sends the message to the retry topic itself, and ``bury`` is then called for each such send.
 """
 
 from __future__ import annotations
@@ -68,10 +69,10 @@ class SendBackProcessor:
         return make_response(command, ResponseCode.SUCCESS)
 
     def bury(self, draft: Draft, max_times: int | None) -> None:
-        """Turns a send to a retry topic to the dead-letter topic where the message was consumed too often, or the group consumes
-        in order: it holds a lock, and sends nothing there before it has given up. Raises Refused (26).
+        """Redirects a send to a retry topic to the dead-letter topic if the message was consumed too often, or if the group
+        holds a lock: an ordered group sends a message there only after its last attempt. Raises Refused (26).
 
-        ``max_times``: as the client says; None for what the group's settings say.
+        ``max_times``: the maximum that the client sent; None for that of the group's settings.
         """
         group = draft.topic.removeprefix(RETRY_TOPIC_PREFIX)
         allowed, _ = self._policy(group)

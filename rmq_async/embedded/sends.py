@@ -1,8 +1,8 @@
 """Serves SEND_MESSAGE (10, 310, 320): a broker's checks, its additions to the message, and the response.
 
-This is the hot request of the server, so a JSON send has a path of its own (``fast``): it decodes the header into its Struct and
-fills the response into a template. Measured on one core, 128-byte message: 7 us from frame to response, against 17 us over dicts
-and Commands. Both paths store by ``_put``; ``fast`` leaves a send that is refused to the general path.
+This is the hot request of the server, so a JSON send has a separate path (``fast``): it decodes the header into its Struct and
+fills the response into a template. Measured on one core, 128-byte message: 7 us from frame to response, against 17 us over
+dicts and Commands. Both paths store by ``_put``; ``fast`` leaves a send that is refused to the general path.
 """
 
 from __future__ import annotations
@@ -187,7 +187,7 @@ class SendMessageProcessor:
 
     @staticmethod
     def _queue_of_send(connection: Connection, topic: Topic, queue_id: int) -> int:
-        """The queue that a send asks for, or any write queue for a negative number. Raises Refused (29) if there is none."""
+        """Returns the queue of a send, or any write queue for a negative number. Raises Refused (29) if there is none."""
         config = topic.config
         if queue_id < 0 < config.write_queue_nums:
             return machine.random.randrange(config.write_queue_nums)
@@ -237,7 +237,7 @@ class SendMessageProcessor:
     def _put_batch(
         self, connection: Connection, header: SendMessageRequestHeaderV2, topic: Topic, queue_id: int, body: bytes
     ) -> _Stored:
-        """Stores each message of a batch as a record of its own; brokers add nothing to their properties."""
+        """Stores each message of a batch as a separate record; brokers add nothing to their properties."""
         name = header.b
         if name.startswith(RETRY_TOPIC_PREFIX):
             raise Refused(ResponseCode.MESSAGE_ILLEGAL, f"batch request does not support retry group {name}")
@@ -266,11 +266,12 @@ class SendMessageProcessor:
         return _Stored(queue_id, first, ",".join(ids), properties.get("UNIQ_KEY"))
 
     def _not_a_half(self) -> Refused:
-        """The error for flags of a transaction without one: a real broker stores such a message where no consumer sees it."""
+        """Returns the error for transaction flags without a half message: a real broker stores such a message where no
+        consumer sees it."""
         return Refused(ResponseCode.NO_PERMISSION, f"the broker[{self._state.ip}] sending transaction message is forbidden")
 
     def _unique_id(self) -> str:
-        """A unique id for a message whose client gave none."""
+        """Returns a unique id for a message whose client gave none."""
         now = self._state.log.now()
         local = datetime.fromtimestamp(now / 1000).astimezone()
         month = local.replace(day=1, hour=0, minute=0, second=0, microsecond=0)

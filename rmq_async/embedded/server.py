@@ -1,9 +1,9 @@
-"""The network side of an embedded server: one listening socket, its connections, and the bounds that keep a bad peer small.
+"""The network side of an embedded server: one listening socket, its connections, and its limits against faulty peers.
 
-What it must stand: any number of clients of which any may send garbage, half a frame, one byte a second, or never read its
-answers, while the others are served. So nothing is kept for a length that was only announced (FrameDecoder), the bytes of
-unfinished frames are bounded over all connections together (the largest holder goes), a connection whose write buffer is
-full is neither read nor served until it drains, and one that does nothing for ``IDLE_TIMEOUT`` is closed.
+It must serve all other clients while some send garbage, half a frame, one byte a second, or never read their answers. So it
+allocates no memory for a length that was only announced (FrameDecoder), the bytes of unfinished frames are limited over all
+connections together (the one with most is closed), a connection whose write buffer is full is neither read nor served until it
+drains, and one that does nothing for ``IDLE_TIMEOUT`` is closed.
 
 The answers of one read leave in one write, cut at ``FLUSH_SIZE``: measured on this protocol, a write per answer costs as
 much as serving the request.
@@ -56,22 +56,22 @@ class Service(Protocol):
     """Serves the requests of one listener."""
 
     def serve(self, connection: Connection, frame: Frame) -> Parts | None:
-        """The answer's parts, or None for none (now). A ProtocolError closes the connection; nothing else leaves."""
+        """Serves a frame; returns the answer's parts, or None for no answer (yet). Only a ProtocolError is raised: it closes."""
 
     def disconnected(self, connection: Connection) -> None:
-        """Hears that a connection is closed, once for each that was made."""
+        """Runs once for each connection when it is closed."""
 
     def resumed(self, connection: Connection) -> None:
-        """Hears that a connection that was congested is so no longer."""
+        """Runs when a connection is no longer congested."""
 
     def tick(self) -> None:
-        """Does what is due now and then: it is called every few seconds while the listener runs, and is not stalled."""
+        """Runs periodic work; called every few seconds while the listener runs and is not stalled."""
 
 
 class Connection(asyncio.Protocol):
-    """One client. ``remote``: its "ip:port". ``local_ip``: the address it came to. ``unfinished``: bytes of a frame so far.
+    """The connection of one client. ``remote``: its "ip:port". ``local_ip``: the local address of the connection.
 
-    ``second``: it came to the listener's second port.
+    ``unfinished``: bytes of an incomplete frame. ``second``: whether it uses the listener's second port.
     """
 
     __slots__ = (
@@ -108,7 +108,7 @@ class Connection(asyncio.Protocol):
 
     @property
     def congested(self) -> bool:
-        """The peer does not read what it asked for."""
+        """Whether the peer does not read its answers."""
         return self._paused
 
     @property
@@ -211,7 +211,7 @@ class Connection(asyncio.Protocol):
         self.send(out)
 
     def send(self, parts: Parts) -> None:
-        """Writes the parts of whole frames, or hands them to the listener's gate."""
+        """Writes the parts of whole frames, or passes them to the listener's gate."""
         if not parts:
             return
         if self._listener.gate.open:
@@ -253,7 +253,7 @@ class Connection(asyncio.Protocol):
                 self._transport.pause_reading()
 
     def refuse(self, error: Exception) -> None:
-        """Closes the connection because of what the peer sent; answers already made still leave."""
+        """Closes the connection because of invalid bytes; answers made before are still sent."""
         logger.info("%s: connection of %s closed: %s", self._listener.name, self.remote, error)
         self._listener.refused += 1
         self._frames.clear()
@@ -266,17 +266,17 @@ class Connection(asyncio.Protocol):
             self._transport.close()
 
     def abort(self) -> None:
-        """Closes at once; what was not written yet is dropped."""
+        """Closes at once; bytes that were not written yet are dropped."""
         if self._transport is not None:
             self._transport.abort()
 
 
 class Listener:
-    """A listening socket, and a second one where that is wanted.
+    """A listening socket, and optionally a second one.
 
-    ``accepted`` and ``refused`` count connections: made, and closed for what they sent.
+    ``accepted`` and ``refused`` count connections that were made, and that were closed because of invalid bytes.
 
-    A process that is out of descriptors cannot even refuse, so all listeners together stop short of its limit.
+    A process without free descriptors cannot even refuse connections, so all listeners together use fewer than its limit.
     """
 
     _in_process: ClassVar[int] = 0
@@ -312,7 +312,7 @@ class Listener:
         return self._loop.time() if self._loop is not None else 0.0
 
     def address(self, connection: Connection | None = None) -> str:
-        """ "ip:port" to reach this server at: where it is bound to every address, the one by which ``connection`` came."""
+        """Returns the "ip:port" of this server; if it is bound to every address, the local address of ``connection``."""
         host = self.host
         if self.any_host:
             own = "127.0.0.1" if ipaddress.ip_address(host).version == 4 else "::1"
@@ -353,7 +353,7 @@ class Listener:
             await server.wait_closed()
 
     def crash(self) -> None:
-        """Ends without a word to the peers. Where the event loop is not closed, sockets are, and connections reset."""
+        """Ends without a notice to peers. If the event loop is still open, it closes sockets and resets connections."""
         servers, self._servers = self._servers, []
         connections, self.connections = self.connections, {}
         self.congested.clear()
@@ -428,7 +428,7 @@ class Listener:
             connection.stall(stalled)
 
     def shuffle(self, chance: random.Random | None) -> None:
-        """Serves requests in the order that ``chance`` draws; None: as they come."""
+        """Serves requests in the order that ``chance`` draws; None for the order of arrival."""
         self.gate.chance = chance
         for connection in list(self.connections):
             connection.work()

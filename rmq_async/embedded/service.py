@@ -1,7 +1,8 @@
-"""The request side common to name server and broker: one handler per request code, and nothing a peer sends raises out of it.
+"""The request side common to name server and broker: one handler per request code, and no input of a peer raises an error from
+it.
 
-A handler returns the response, or None when there is none yet (a held pull), or raises ``Refused``. Every other error
-becomes a response with code 1, as in the reference servers, except that a header which is none closes the connection.
+A handler returns the response, or None when there is none yet (a held pull), or raises ``Refused``. Every other error becomes
+a response with code 1, as in the reference servers, except that an invalid header closes the connection.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ H = TypeVar("H", bound=Header)
 
 
 class Refused(Exception):  # noqa: N818 - an answer, not a failure of ours
-    """Ends a handler with a response: ``code``, ``remark`` and perhaps extFields."""
+    """Ends a handler with a response: ``code``, ``remark`` and optional extFields."""
 
     def __init__(self, code: int, remark: str, ext_fields: ExtFields | None = None) -> None:
         super().__init__(remark)
@@ -74,20 +75,19 @@ def fields_of(header: Header) -> ExtFields:
 
 
 def without_content(command: RemotingCommand) -> RemotingCommand:
-    """The request as far as a later response needs it, so that what waits for one takes little room."""
+    """Returns the part of a request that a later response needs, so that waiting requests take little memory."""
     return RemotingCommand(code=command.code, opaque=command.opaque, flag=command.flag, version=command.version)
 
 
 def not_supported(command: RemotingCommand) -> RemotingCommand:
-    """The answer to a request that nothing here serves."""
+    """Returns the answer to a request without a handler."""
     return make_response(command, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, f" request type {command.code} not supported")
 
 
 class BaseService:
     """The common part of name server and brokers.
 
-    ``requests`` counts by request code what came in, refused and failing requests included; of codes that are none, the first
-    ``MAX_CODES``.
+    ``requests`` counts received requests by code, refused and failed ones included; of unknown codes, the first ``MAX_CODES``.
     """
 
     named_failures_only = False
@@ -105,11 +105,11 @@ class BaseService:
         await self.listener.start(host, port)
 
     async def stop(self) -> None:
-        """Closes every socket and connection; does nothing where nothing runs."""
+        """Closes every socket and connection; does nothing if the service does not run."""
         await self.listener.stop()
 
     def crash(self) -> None:
-        """Ends as a process does that is killed. What it had in memory is gone: a new object takes its place."""
+        """Ends as a killed process does. Its memory is lost: a new object replaces it."""
         self.listener.crash()
 
     def delay(self, seconds: float, jitter: float = 0.0, seed: int = 0) -> None:
@@ -121,7 +121,7 @@ class BaseService:
         self.listener.gate.slices = None if seed is None else random.Random(f"{seed} slice {self.name}")
 
     def serve(self, connection: Connection, frame: Frame) -> Parts | None:
-        """See ``server.Service``. Raises ProtocolError for a frame whose header is none."""
+        """Serves a frame as ``server.Service`` describes. Raises ProtocolError for a frame with an invalid header."""
         command = decode_command(frame)
         if command.is_response:
             self.answered(connection, command)
@@ -167,13 +167,13 @@ class BaseService:
         """Drops a response: this service sends no requests."""
 
     def disconnected(self, connection: Connection) -> None:
-        """Does nothing: there is nothing to forget here."""
+        """Does nothing: there is no state of connections."""
 
     def resumed(self, connection: Connection) -> None:
-        """Does nothing: nothing waits for it here."""
+        """Does nothing: no request waits for it."""
 
     def tick(self) -> None:
-        """Does nothing: nothing grows old here."""
+        """Does nothing: there is no periodic work."""
 
 
 assert set(REQUEST_HEADERS) >= SENDS

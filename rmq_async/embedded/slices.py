@@ -17,7 +17,7 @@ SMALL: Final = 9
 
 
 class SlicedWriter:
-    """Writes to one connection what the gate's generator cuts; whole again, and in order, once the gate has none."""
+    """Writes to one connection in slices that the gate's random source cuts; whole and in order once the gate has none."""
 
     def __init__(self, transport: asyncio.Transport, gate: Gate) -> None:
         self._transport = transport
@@ -47,14 +47,14 @@ class SlicedWriter:
             self._timer = asyncio.get_running_loop().call_later(PAUSE, self.resume)
 
     def flush(self) -> None:
-        """Writes what waits; the connection is about to be closed."""
+        """Writes the waiting slices, because the connection is about to be closed."""
         self.cancel()
         if self._pending:
             self._transport.write(self._pending)
             self._pending = b""
 
     def cancel(self) -> None:
-        """Lets no slice follow."""
+        """Drops the waiting slices."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

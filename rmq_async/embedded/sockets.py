@@ -30,9 +30,9 @@ async def numeric_host(host: str, port: int) -> str:
 
 
 async def listen(ip: str, port: int, first: Factory, second: Factory | None) -> list[asyncio.Server]:
-    """Servers of ``port`` and, where there is a ``second`` factory, of the port ``SECOND_BELOW`` it. Raises OSError.
+    """Returns servers of ``port`` and, if there is a ``second`` factory, of the port ``SECOND_BELOW`` it. Raises OSError.
 
-    ``port`` 0 takes a free one, below which the other is free too.
+    ``port`` 0 takes a free one for which the second port is free too.
     """
     loop = asyncio.get_running_loop()
     tries = 1 if port or second is None else MOST_PORTS_TRIED
@@ -72,7 +72,7 @@ def descriptor_limit() -> int:
 
 
 def endpoint(name: Any) -> tuple[IpAddress, int]:
-    """Address and port out of getpeername/getsockname; a peer that is gone already has none."""
+    """Returns address and port of a result of getpeername or getsockname; a closed peer has none."""
     if not name:
         return ipaddress.IPv4Address(0), 0
     ip = ipaddress.ip_address(name[0].partition("%")[0])

@@ -40,7 +40,8 @@ MAX_QUEUES_SHOWN: Final = 65_536
 
 
 class StatisticsProcessor:
-    """Rates are not measured: they are always 0. ``config``: settings of a real broker that have a counterpart here."""
+    """Serves statistics. Rates are not measured: they are always 0. ``config``: settings of a real broker that have a
+    counterpart here."""
 
     def __init__(self, state: BrokerState, config: Mapping[str, bool], version: str) -> None:
         self._state = state
@@ -127,7 +128,8 @@ class StatisticsProcessor:
         return make_response(command, ResponseCode.SUCCESS, None, {"version": "{}"}, ("\n".join(lines) + "\n").encode())
 
     def runtime_info(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
-        """The names admin tools read; 0 for what does not exist here (queues of thread pools, disks, timers)."""
+        """Returns the figures that admin tools read; 0 for parts that do not exist here (queues of thread pools, disks,
+        timers)."""
         log = self._state.log
         running = int(machine.time() - self._started)
         hours, seconds = divmod(running, 3600)

@@ -1,14 +1,14 @@
 """Messages in memory: a commit log, of one broker or of all brokers of a server, and the queues that point into it.
 
-A record is the bytes a broker would have on disk (``rmq_protocol.stored``), made once when the message arrives and handed out
-as it is. The log holds the records in store order and is the only owner that forgets: above ``max_memory`` the oldest record
-of all topics goes, and its queue's minimum offset moves, as when a real broker deletes its oldest file. The brokers of one
-``EmbeddedRocketMQ`` share one log, and so one sequence of physical offsets, because that gives one store order and one bound for
-the whole server; what a broker sees of it is a log with gaps.
+A record is the bytes a broker would have on disk (``rmq_protocol.stored``), made once when the message arrives and returned
+unchanged. The log holds the records in store order, and only the log deletes them: above ``max_memory`` the oldest record of
+all topics is deleted, and its queue's minimum offset moves, as when a real broker deletes its oldest file. The brokers of one
+``EmbeddedRocketMQ`` share one log, and so one sequence of physical offsets, because that gives one store order and one bound
+for the whole server; for one broker it is a log with gaps.
 
-Costs: append and forget O(1), read by queue offset O(messages read), by physical offset or time O(log n). Lists whose dead
-front is cut off when it makes up half of them. A record costs 80 bytes besides its own (measured with tracemalloc), 44 more
-while it is the dead half of its lists; the bound counts both, and what its keys take in the index (``index``).
+Costs: append and forget O(1), read by queue offset O(messages read), by physical offset or time O(log n). The unused front of
+a list is removed when it makes up half of it. A record costs 80 bytes besides its own (measured with tracemalloc), 44 more
+while it is in the unused half of its lists; the limit counts both, and what its keys take in the index (``index``).
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ _SWEEP_EVERY: Final = 256
 class Queue:
     """One queue of a topic on one broker: its records in order, the hash codes of their tags, their store times.
 
-    ``broker_name``: owner. ``oldest`` is the oldest record still there, ``max_offset`` the next to be written. ``min_offset``,
-    which pulls report, is below ``oldest`` where records were expired and the minimum was not corrected yet.
+    ``broker_name``: name of its broker. ``oldest`` is the oldest record that exists, ``max_offset`` the next to be written.
+    ``min_offset``, which pulls report, is below ``oldest`` where records were expired and the minimum was not corrected yet.
     """
 
     __slots__ = ("_codes", "_expired", "_first", "_records", "_start", "_times", "broker_name", "queue_id", "topic", "waiting")
@@ -110,7 +110,7 @@ class Queue:
         codes: Collection[int] | None,
         accepts: Callable[[bytes], bool] | None = None,
     ) -> tuple[list[bytes], int]:
-        """Records from ``offset`` (between minimum and maximum) on, and the offset to go on from.
+        """Returns records from ``offset`` (between minimum and maximum) on, and the next offset.
 
         Stops before the record that would be more than ``count`` or take the whole over ``size`` bytes, but gives at least one
         where one matches, and after looking at ``scan`` records, expired ones included. ``codes``: hash codes of the tags
@@ -173,7 +173,7 @@ class CommitLog:
         return len(self._records) - self._first
 
     def now(self) -> int:
-        """The clock, never back: times in a queue are searched by halving."""
+        """Returns the time of the clock, which never decreases: store times of a queue are found by binary search."""
         now = self._clock()
         if now > self._now:
             self._now = now
@@ -181,7 +181,7 @@ class CommitLog:
 
     @property
     def start(self) -> int:
-        """Physical offset of the oldest record; ``end`` where there is none."""
+        """Returns the physical offset of the oldest record; ``end`` if there is none."""
         return self._offsets[self._first] if self._first < len(self._offsets) else self.end
 
     @property
@@ -193,7 +193,7 @@ class CommitLog:
         """Makes all records survive."""
 
     def halt(self) -> None:
-        """Flushes no more: the process has ended."""
+        """Stops the flushes, because the process has ended."""
 
     def append(self, queue: Queue, record: bytes, code: int, stored_ms: int) -> None:
         """Stores a message. ``code``: of the message's tags (``tag_code``). ``stored_ms``: from ``now``."""
@@ -208,7 +208,7 @@ class CommitLog:
             self._forget_oldest()
 
     def index(self, count: int) -> bool:
-        """Takes more records into ``keys`` until they and their keys are ``count``; whether those of all are there now."""
+        """Adds up to ``count`` records and keys to ``keys``; returns whether it now contains all records."""
         offsets, keys = self._offsets, self.keys
         at = bisect_left(offsets, keys.end, self._first)
         before = len(keys)
@@ -241,7 +241,8 @@ class CommitLog:
         return (self._offsets[-1], self._records[-1]) if len(self) else None
 
     def between(self, first_ms: int, last_ms: int) -> tuple[int, int]:
-        """Physical offsets of what was stored from ``first_ms`` to ``last_ms``: of the first, and behind the last."""
+        """Returns the physical offsets of the records stored from ``first_ms`` to ``last_ms``: of the first one, and behind
+        the last one."""
         records, offsets = self._records, self._offsets
         low = bisect_left(records, first_ms, self._first, key=stored_ms)
         high = bisect_right(records, last_ms, low, key=stored_ms)
@@ -262,7 +263,7 @@ class CommitLog:
         return stored_ms(self._records[self._first]) if len(self) else -1
 
     def drop(self, queues: Collection[Queue]) -> None:
-        """Forgets the queues' records, wherever they are, but for when they were stored; the queues are not to be used any more."""
+        """Removes all records of the queues except their store times; the queues must not be used afterwards."""
         gone = dict.fromkeys(queue for queue in queues if queue.max_offset > queue.min_offset)
         count = sum(queue.max_offset - queue.min_offset for queue in gone)
         everywhere = count * _LOOK_UP_COST >= len(self)
@@ -277,9 +278,9 @@ class CommitLog:
         queue.expire(before)
 
     def truncate(self, position: int, broker_name: str) -> int:
-        """Takes back what the broker has stored from physical offset ``position`` on, as if it had never come: maximum offsets of
-        its queues go back. Returns the number of records. Records of other brokers stay; behind the last of them ``end`` goes back
-        too. Offsets that were expired already stay counted."""
+        """Removes the records of the broker from physical offset ``position`` on: maximum offsets of its queues decrease.
+        Returns the number of records. Records of other brokers stay; ``end`` decreases to the end of the last of them.
+        Offsets that were expired already stay counted."""
         offsets, records, queues = self._offsets, self._records, self._queues
         low = bisect_left(offsets, position, self._first)
         taken = 0
@@ -324,7 +325,7 @@ class CommitLog:
         return bisect_left(self._offsets, physical_offset(record), self._first)
 
     def clear(self) -> None:
-        """Drops every record, as if the memory bound had reached it: offsets go on where they are."""
+        """Drops every record, as ``max_memory`` does: offsets keep counting."""
         while len(self):
             self._forget_oldest()
         self._forget_keys()
@@ -350,5 +351,5 @@ class CommitLog:
 
 @lru_cache(maxsize=256)  # of up to 32 kB each
 def tag_code(tags: str | None) -> int:
-    """The number a consume queue keeps for a message's tags: Java's ``String.hashCode``, 0 for none."""
+    """Returns the number that a consume queue keeps for a message's tags: Java's ``String.hashCode``, 0 for none."""
     return java_hash(tags) if tags else 0

@@ -1,4 +1,4 @@
-"""The queue of sends of a stock broker, as far as a client feels it: sends wait their turn, and those that would wait too long
+"""The queue of sends of a stock broker, in its effect on clients: sends wait in order, and those that would wait too long
 are refused with SYSTEM_BUSY (``BrokerFastFailure``)."""
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class SendQueue:
         self.refused = 0
 
     def take(self, now: float) -> float | None:
-        """Seconds until a send that comes now is answered; None where it is refused."""
+        """Adds a send; returns the seconds until its answer, None if it is refused."""
         begins = max(self._free, now)
         if begins - now > LONGEST_WAIT:
             self.refused += 1

@@ -1,4 +1,4 @@
-"""Topics by request of an admin: making, changing, showing and deleting them (17, 18, 21, 215, 305, 351)."""
+"""Requests of admins about topics: to create, change, show and delete them (17, 18, 21, 215, 305, 351)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The topics of one broker: their settings, their queues, and who may make new ones.
+"""The topics of one broker: their settings, their queues, and the rules for new ones.
 
-Queues come into being when first written or asked for, so a topic of many queues costs nothing. The number of topics and of
-queues is bounded: names come from the network.
+Queues are created at their first use, so a topic of many queues costs nothing. The number of topics and of queues is bounded:
+names come from the network.
 """
 
 from __future__ import annotations
@@ -87,9 +87,10 @@ class Topic:
         self._queues: dict[int, Queue] = {}
 
     def queue(self, queue_id: int) -> Queue:
-        """The queue, made now if it was not there; ask only for ids within the settings.
+        """Returns the queue, created now if it did not exist; the id must be within the settings.
 
-        Raises Refused (1) where the broker has as many queues as it takes."""
+        Raises Refused (1) if the broker has its maximum of queues.
+        """
         queue = self._queues.get(queue_id)
         if queue is None:
             table = self._table
@@ -102,7 +103,7 @@ class Topic:
 
     @property
     def is_by_priority(self) -> bool:
-        """Whether pops begin with the queue of the highest number, the priority of its messages."""
+        """Whether pops begin with the queue of the highest number, which is the priority of its messages."""
         return self.config.attributes.get("message.type") == "PRIORITY"
 
     def find(self, queue_id: int) -> Queue | None:
@@ -148,7 +149,7 @@ class TopicTable:
         return sorted(self._own | SYSTEM_TOPICS)
 
     def create(self, header: CreateTopicRequestHeader) -> None:
-        """UPDATE_AND_CREATE_TOPIC: a new topic, or new settings for one that is there; its messages stay."""
+        """Creates a topic, or changes the settings of an existing one, whose messages stay (UPDATE_AND_CREATE_TOPIC)."""
         self.put(
             TopicConfig(
                 header.topic,
@@ -184,7 +185,7 @@ class TopicTable:
         self._put(msgspec.structs.replace(config, attributes=merged))
 
     def delete(self, name: str) -> Topic | None:
-        """Forgets a user's topic, and returns what it was. Raises Refused (29) for one that is not a user's."""
+        """Removes and returns a user's topic. Raises Refused (29) for one of the system."""
         if is_blank(name):
             raise Refused(ResponseCode.INVALID_PARAMETER, "The specified topic is blank.")
         if self.is_own(name):
@@ -235,7 +236,8 @@ class TopicTable:
         return topic
 
     def ensure(self, name: str, queues: int = 1, sys_flag: int = 0) -> Topic:
-        """A topic that the broker itself needs (retry and dead-letter topics). Raises Refused (1) where there is no room."""
+        """Returns a topic that the broker itself needs (retry and dead-letter topics), created if necessary. Raises Refused
+        (1) if there is no room."""
         topic = self._topics.get(name)
         if topic is None:
             queues = max(1, min(queues, MAX_QUEUES))

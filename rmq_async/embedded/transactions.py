@@ -3,10 +3,10 @@
 As on a real broker a half message waits in RMQ_SYS_TRANS_HALF_TOPIC, which no consumer of its real topic sees; a commit stores
 it again in its own topic. Each check stores it again at the end of the half topic's queue with TRANSACTION_CHECK_TIMES one
 higher, so the queue from ``_open`` on holds every open transaction once, the message itself holds its number of checks, and
-the memory bound needs no second book-keeping here. Beside the queue one byte per offset says whether that transaction ended.
+``max_memory`` covers both. Besides the queue, one byte per offset records whether that transaction ended.
 
-A real broker looks at the log and not at the state of the transaction, so a second commit delivers a second time, and a commit
-after a rollback delivers too; a test against this broker sees both, as it would there.
+A real broker reads the log and not the state of the transaction, so a second commit delivers a second time, and a commit after
+a rollback delivers too; this broker does the same.
 """
 
 from __future__ import annotations
@@ -89,19 +89,19 @@ class Transactions:
         self._forget_from(state.log.end)
 
     def progress(self) -> TransactionProgress:
-        """Which transactions are open, for the disk. One that ended later is asked about again after a crash."""
+        """Returns the open transactions, for the disk. A transaction that ends later is checked again after a crash."""
         return TransactionProgress(self._open, bytes(self._ended), tuple(self._ends))
 
     def truncated(self, position: int) -> None:
-        """Hears that the log has lost the broker's messages from a position on."""
+        """Removes the transactions of messages that the log has lost, from a position on."""
         self._forget_from(position)
         self._arm()
 
     def _forget_from(self, position: int) -> None:
-        """Forgets the transactions of messages from a position of the log on, and ends that went with them.
+        """Removes the transactions of messages from a position of the log on, and the ends that were lost with them.
 
-        On a real broker an end is a message too, behind the one that it commits. A rollback, which stores none here, stays as
-        long as what was stored before it.
+        On a real broker an end is a message too, after the one that it commits. A rollback, which stores no message here, is
+        kept while the records before it are.
         """
         end = self._queue.max_offset
         while self._ends and self._ends[-1][0] > position:
@@ -190,7 +190,7 @@ class Transactions:
         self._open = following
 
     def _skip_forgotten(self) -> None:
-        """Drops the offsets whose messages the memory bound has removed."""
+        """Drops the offsets whose messages ``max_memory`` has removed."""
         while self._ends and self._ends[0][1] < self._queue.min_offset:
             self._ends.popleft()
         forgotten = self._queue.min_offset - self._open

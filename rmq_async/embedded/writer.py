@@ -24,7 +24,7 @@ ILLEGAL: Final = (
 
 
 class Place(NamedTuple):
-    """Place of a stored message: offset in its queue, physical offset in the log."""
+    """The place of a stored message: offset in its queue, physical offset in the log."""
 
     offset: int
     position: int
@@ -37,7 +37,7 @@ class MessageWriter:
         self._held_pops = held_pops
 
     def put(self, draft: Draft) -> Place:
-        """Stores a draft; creates a group's retry topic if it is gone.
+        """Stores a draft; creates a group's retry topic if it was deleted.
 
         Raises Refused: 17 for another topic that does not exist, 13 for properties that are too long.
         """
@@ -54,7 +54,7 @@ class MessageWriter:
 
     def append(self, topic: Topic, queue_id: int, content: Content, tags: str | None) -> tuple[int, int]:
         """Stores a message; returns the fields of its Place. Raises ProtocolError for values that do not fit their fields;
-        nothing is stored then."""
+        it stores no message then."""
         state = self._state
         log, name = state.log, topic.config.topic_name
         queue = topic.queue(queue_id)

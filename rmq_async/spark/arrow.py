@@ -191,7 +191,7 @@ def _host(address: bytes, port: bytes) -> str:
 
 
 def _offset_ids(rows: Rows) -> Any:
-    """Offset ids: store host and commit log offset in 32 digits, more for IPv6."""
+    """Returns the offset ids: store host and commit log offset in 32 digits, more for IPv6."""
     stored = rows.stored
     parts = array("q", bytes(16 * len(rows)))
     parts[0::2] = array("q", stored.raw64(STORE_HOST))
@@ -218,8 +218,8 @@ def _maps(joined: bytes, sizes: Sequence[int]) -> Any:
 
 
 def _split(raw: Any, joined: bytes) -> Any:
-    """The maps of the texts; None if one of them needs the decoder: if it is not ``name 1 value 2 name 1 value 2 ...``, where the
-    last separator may be missing. ``joined``: all texts.
+    """Returns the maps of the texts; None if one of them needs the decoder because it is not ``name 1 value 2 name 1 value 2
+    ...``, where the last separator may be missing. ``joined``: all texts.
 
     Names and values are cut by one separator: a second cut costs half as much again.
     """

@@ -27,7 +27,7 @@ class OffsetLookup(Protocol):
 def starts_of_options(
     options: ReadOptions, lookup: OffsetLookup, earliest: Offsets, latest: Offsets
 ) -> dict[MessageQueue, int]:
-    """The start of every queue of ``latest``.
+    """Returns the start offset of every queue of ``latest``.
 
     Raises ConfigError for an option that names a queue which is not read, for a queue that an option by queue does not name,
     unless ``startingOffsets.default`` says where it begins, and for a queue without a message at or after the moment, unless the
@@ -68,7 +68,7 @@ def _resolve(
     latest: Offsets,
     default: Offsets,
 ) -> dict[MessageQueue, int]:
-    """Offsets by queue. ``default``: of the queues that a bound by queue does not name."""
+    """Returns offsets by queue. ``default``: the bound of queues that a bound by queue does not name."""
     if bound == "earliest":
         return dict(earliest)
     if bound == "latest":

@@ -61,7 +61,7 @@ class Find(Protocol):
 
 
 class Extents(NamedTuple):
-    """First and last offsets of queues. ``proven``: queues whose master gave them; a replica gave others."""
+    """The first and last offsets of queues. ``proven``: queues whose master gave them; a replica gave others."""
 
     earliest: Offsets
     latest: Offsets
@@ -69,7 +69,8 @@ class Extents(NamedTuple):
 
 
 def may_pass(error: RocketMQError) -> bool:
-    """Returns whether the same request may succeed later: the broker or the connection failed, the request was not refused."""
+    """Returns whether the same request may succeed later: because the broker or the connection failed, and the request was
+    not refused."""
     if isinstance(error, NoPermissionError):
         return False
     return error.retriable or isinstance(error, NameServerError | BrokerNotFoundError)
@@ -101,7 +102,7 @@ class Cluster:
             return error.found
 
     def newest(self, *, settled: bool = False) -> Extents:
-        """Returns ``latest`` of the queues of a running stream. Leaves a broker out when its route is gone."""
+        """Returns ``latest`` of the queues of a running stream. Leaves a broker out that has no route any more."""
 
         async def newest(reader: SparkReader) -> Extents:
             holders = await self._holders(reader, await self._queues(reader, True))
@@ -145,7 +146,8 @@ class Cluster:
         return self._ask(search)
 
     def store_times(self, offsets: Mapping[MessageQueue, int]) -> dict[MessageQueue, int]:
-        """When the messages at these offsets were stored (milliseconds), for reports: one attempt, and what fails is left out."""
+        """Returns the store times of the messages at these offsets (epoch ms), for reports. It makes one attempt; queues
+        whose request fails are left out."""
 
         async def times(reader: SparkReader) -> dict[MessageQueue, int]:
             instance = reader.instance
@@ -166,7 +168,7 @@ class Cluster:
         return {}
 
     def commit(self, offsets: Mapping[MessageQueue, int]) -> bool:
-        """Commits offsets for dashboards: one attempt, errors are logged. Returns whether brokers took them all."""
+        """Commits offsets for dashboards in one attempt; errors are logged. Returns whether brokers accepted all of them."""
         group = self._options.group
 
         async def commit(reader: SparkReader) -> None:
@@ -282,7 +284,8 @@ class Cluster:
         return tuple(sorted(set(chosen).difference(absent)))
 
     async def _matching(self, reader: SparkReader, pattern: str, begun: bool) -> tuple[MessageQueue, ...]:
-        """Queues of matching topics. Topics of the system never match; retry and dead-letter topics do if it has a "%"."""
+        """Returns the queues of matching topics. Topics of the system never match; retry and dead-letter topics match if
+        the pattern has a "%"."""
         from ..admin import Admin
 
         async with Admin(client=reader.instance.config) as admin:
@@ -308,8 +311,8 @@ class Cluster:
 
 
 class _Holders(NamedTuple):
-    """Queues of one request, as servers know them, and the brokers that hold them. ``led``: brokers whose master must answer; for
-    the others a replica may."""
+    """The queues of one request, with their names on the wire, and the brokers that hold them. ``led``: brokers whose
+    master must answer; for the others a replica may."""
 
     instance: ClientInstance
     wired: Mapping[MessageQueue, MessageQueue]
@@ -328,9 +331,10 @@ class _Holders(NamedTuple):
 
 
 async def _acting(instance: ClientInstance, led: frozenset[str], topics: Iterable[str]) -> set[str]:
-    """Brokers whose master by the route is a replica: with ``enableSlaveActingMaster`` a name server names one in its place.
+    """Returns the brokers whose master by the route is a replica: with ``enableSlaveActingMaster`` a name server names one in
+    its place.
 
-    The list of the cluster's brokers (106) keeps their own numbers.
+    The list of the cluster's brokers (106) keeps the real broker ids.
     """
     routes = [route for topic in topics if (route := instance.routes.cached(topic)) is not None]
     doubted = {data.broker_name for route in routes for data in route.data.broker_datas if data.enable_acting_master} & led

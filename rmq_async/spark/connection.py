@@ -93,7 +93,8 @@ def _name_servers(options: AccessOptions) -> tuple[str, ...]:
 
 
 def _credentials(options: AccessOptions) -> tuple[str | None, str | None, str | None]:
-    """Access key, secret key and token, each from its option, else from the environment; none that are taken at each use."""
+    """Returns access key, secret key and token, each from its option, else from the environment; None for all if they are
+    read at each use."""
     if options.credentials_file or options.credentials_provider:
         _check_renewed(options)
         return None, None, None
@@ -109,7 +110,7 @@ def _credentials(options: AccessOptions) -> tuple[str | None, str | None, str | 
 
 
 def _check_renewed(options: AccessOptions) -> None:
-    """Imports nothing, and opens no file: tasks are on other machines."""
+    """Checks the options of renewed credentials, without an import and without opening a file: tasks run on other machines."""
     if any((options.access_key, options.secret_key, options.security_token)):
         raise ConfigError("credentials are given twice: accessKey, secretKey and securityToken are what the other option gives")
     name = options.credentials_provider

@@ -50,7 +50,7 @@ _SINK_COLUMNS: Final[Mapping[str, str]] = {
 
 
 def option_of_kafka(name: str) -> str | None:
-    """What is here in place of an option of the Kafka source, as a part of a sentence; None for any other name."""
+    """Returns the option that replaces an option of the Kafka source, as a part of a sentence; None for any other name."""
     name = name.lower()
     if (hint := _OPTIONS.get(name)) is not None:
         return hint

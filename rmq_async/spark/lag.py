@@ -1,8 +1,9 @@
-"""How far streaming queries are behind: gauges of OpenTelemetry and a log line, from the progress that Spark reports.
+"""The lag of streaming queries, as gauges of OpenTelemetry and a log line, from the progress that Spark reports.
 
 Everything comes from the offsets in a progress, so a listener asks no broker, and serves all queries of a session that read
-RocketMQ. A planner reports the ends of the queues at the last trigger, and when the oldest message that its micro-batch leaves
-unread was stored; for that it reads a message of a few queues at each such trigger, with a listener or without (``StreamReader``).
+RocketMQ. A planner reports the ends of the queues at the last trigger, and the store time of the oldest message that its
+micro-batch leaves unread; for that it reads a message of a few queues at each such trigger, even without a listener
+(``StreamReader``).
 """
 
 from __future__ import annotations
@@ -39,9 +40,9 @@ METER: Final = "rmq_async.spark"
 
 @dataclass(frozen=True)
 class TopicLag:
-    """One topic of one query after a micro-batch. ``behind``: offsets that were there and are not read. ``read``: offsets of the
-    micro-batch. ``oldest``: when the oldest unread message was stored, in seconds since 1970; None if nothing is unread or it is
-    not known."""
+    """One topic of one query after a micro-batch. ``behind``: number of existing offsets that are not read. ``read``:
+    number of offsets of the micro-batch. ``oldest``: store time of the oldest unread message, in seconds since 1970;
+    None if all are read or it is not known."""
 
     topic: str
     behind: int
@@ -49,7 +50,7 @@ class TopicLag:
     oldest: float | None
 
     def seconds_behind(self, now: float) -> float | None:
-        """The age of the oldest unread message at ``now``; 0 if nothing is unread, None if the age is not known."""
+        """Returns the age of the oldest unread message at ``now`` in seconds; 0 if all are read, None if it is not known."""
         if self.oldest is None:
             return None if self.behind > 0 else 0.0
         return max(now - self.oldest, 0.0)
@@ -57,8 +58,8 @@ class TopicLag:
 
 @dataclass(frozen=True)
 class QueryLag:
-    """One query after a micro-batch. ``name``: of the query, or its id. ``duration``: seconds of the micro-batch. ``at``: when the
-    listener learned of it, by the monotonic clock."""
+    """One query after a micro-batch. ``name``: name of the query, or its id. ``duration``: seconds of the micro-batch.
+    ``at``: time at which the listener received it, by the monotonic clock."""
 
     name: str
     batch: int
@@ -85,7 +86,7 @@ def _age_text(seconds: float | None) -> str:
 
 
 def lag_of(progress: StreamingQueryProgress, at: float = 0.0) -> QueryLag | None:
-    """What a progress says; None for a query that reads no topic of RocketMQ. ``at``: see ``QueryLag``."""
+    """Returns the lag in a progress; None for a query that reads no topic of RocketMQ. ``at``: see ``QueryLag``."""
     found: dict[str, TopicLag] = {}
     for source in progress.sources:
         start, end, latest = (_offsets(text) for text in (source.startOffset, source.endOffset, source.latestOffset))
@@ -110,7 +111,7 @@ class _Offsets(NamedTuple):
 
 
 def _offsets(text: object) -> _Offsets | None:
-    """Reads what ``EndOffset.to_json`` wrote; None for the offset of another source."""
+    """Parses the text of ``EndOffset.to_json``; None for the offset of another source."""
     try:
         data = json.loads(text) if isinstance(text, str) else None
     except ValueError:
@@ -136,7 +137,7 @@ def _topics(start: _Offsets | None, end: _Offsets, latest: _Offsets | None) -> I
 
 
 def _together(one: TopicLag, other: TopicLag) -> TopicLag:
-    """Of a topic that two sources of a query read."""
+    """Returns the sum for a topic that two sources of a query read."""
     moments = [each.oldest for each in (one, other) if each.oldest is not None]
     known = all(each.oldest is not None for each in (one, other) if each.behind)
     return TopicLag(one.topic, one.behind + other.behind, one.read + other.read, min(moments, default=None) if known else None)

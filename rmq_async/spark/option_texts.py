@@ -1,7 +1,7 @@
 """The table of all options of ``format("rocketmq")``, and the texts of one query's options, each read as its type.
 
-An option that does not exist, or does not belong to the use, is an error that names it; Spark itself would ignore it. Names
-are those of Spark's Kafka source where it has the same option. Spark passes option names in lower case.
+An option that does not exist, or does not belong to the use, raises an error that names it; Spark itself would ignore it.
+Names are those of Spark's Kafka source if it has the same option. Spark passes option names in lower case.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ DEFAULT_PRODUCER_GROUP: Final = "spark-rocketmq-sink"
 class Option:
     """One option of the data source.
 
-    ``uses``: reads and writes that take it. ``help``: one line for the table in docs/spark.md.
+    ``uses``: reads and writes that accept it. ``help``: one line for the table in docs/spark.md.
     """
 
     name: str

@@ -41,8 +41,8 @@ LENGTH_OF_ID: Final = 36
 class ReadOptions:
     """Checked options of a read. Times are seconds. Exactly one of ``topics``, ``pattern`` and ``assign`` is given.
 
-    ``start_default``: for queues that a ``start`` by queue does not name; error, earliest or latest. ``group_prefix``: wins over
-    ``group`` in the tasks of a streaming query.
+    ``start_default``: start of queues that a ``start`` by queue does not name; error, earliest or latest. ``group_prefix``:
+    replaces ``group`` in the tasks of a streaming query.
     """
 
     access: Access
@@ -157,7 +157,8 @@ def _offsets_per_trigger(given: OptionTexts) -> tuple[int | None, int | None]:
 
 
 def read_options_of_either(options: Mapping[str, str]) -> ReadOptions:
-    """Reads the options before it is known whether the query is a batch or a stream: as a stream's if only a stream takes one."""
+    """Reads the options before it is known whether the query is a batch or a stream: as those of a stream if one of them is
+    for streams only."""
     return read_options(options, streaming=not STREAM_ONLY.isdisjoint(name.lower() for name in options))
 
 
@@ -270,7 +271,7 @@ def _bound(given: OptionTexts, side: str, default: Literal["earliest", "latest"]
 
 
 def chosen_columns(text: str | None) -> tuple[str, ...]:
-    """The columns that the option names. Raises ConfigError for one that does not exist."""
+    """Returns the columns that the option names. Raises ConfigError for one that does not exist."""
     if text is None:
         return tuple(SOURCE_COLUMNS)
     by_name = {name.lower(): name for name in SOURCE_COLUMNS}

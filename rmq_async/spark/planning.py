@@ -1,4 +1,4 @@
-"""Decides what to read next: ends of micro-batches, ranges of offsets, their cut into partitions, losses.
+"""Plans the next read: ends of micro-batches, ranges of offsets, their division into partitions, losses.
 
 Pure functions. ``Offsets`` are resolved: whole numbers by queue, the end of a range exclusive.
 """
@@ -48,15 +48,16 @@ class Range(NamedTuple):
 class EndOffset:
     """The content of a checkpoint: the offsets of the end of a micro-batch, and starts that are not the end of the one before it.
 
-    ``init``: of the first micro-batch the starts of all queues, of another one those of queues that were added or made anew, or
-    those of all (``advance``). None for an offset that Spark has not written: the answer of ``initialOffset``.
+    ``init``: for the first micro-batch the starts of all queues, for a later one those of queues that were added or created
+    again, or those of all (``advance``); None for an offset that Spark has not written, which is the answer of
+    ``initialOffset``.
     """
 
     queues: Offsets
     init: Offsets | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """The form that Spark stores: a dict that ``json.dumps`` takes."""
+        """Returns the form that Spark stores: a dict that ``json.dumps`` accepts."""
         data: dict[str, Any] = {"v": VERSION, "q": _written(self.queues)}
         if self.init is not None:
             data["init"] = _written(self.init)
@@ -85,7 +86,7 @@ def _read(data: Mapping[str, Any]) -> dict[MessageQueue, int]:
 
 
 def limited(start: Offsets, latest: Offsets, limit: int | None) -> dict[MessageQueue, int]:
-    """The end of a micro-batch of at most ``limit`` offsets, shared out by backlog.
+    """Returns the end of a micro-batch of at most ``limit`` offsets, divided by backlog.
 
     Every queue with a backlog advances, however large the others' backlogs are; if there are more such queues than ``limit``, some
     advance in this micro-batch and the others in the next. ``start`` has every queue of ``latest``. No end is below its start.
@@ -123,15 +124,17 @@ class Step(NamedTuple):
 
 
 def find_odd(begin: EndOffset, latest: Offsets) -> list[MessageQueue]:
-    """Queues that cannot go on at their offset in ``begin``: new ones, and those that end before it."""
+    """Returns the queues that cannot continue at their offset in ``begin``: new ones, and those that end before it."""
     return [queue for queue, last in latest.items() if last < begin.queues.get(queue, last + 1)]
 
 
 def advance(begin: EndOffset, latest: Offsets, earliest: Offsets, limit: int | None, *, keep_init: bool = False) -> Step:
-    """Moves ends on from ``begin`` as far as ``latest`` and ``limit`` allow; queues that are not there now stay where they are.
+    """Moves ends forward from ``begin`` as far as ``latest`` and ``limit`` allow; queues that do not exist now keep their
+    offset.
 
-    ``earliest``: of the queues that ``find_odd`` returned; they are read from their beginning, which becomes their ``init``.
-    ``keep_init``: each end holds the ``init`` of all queues; otherwise it is half of the text of checkpoints and progress.
+    ``earliest``: first offsets of the queues that ``find_odd`` returned; they are read from there, and that becomes their
+    ``init``. ``keep_init``: each end holds the ``init`` of all queues; False leaves it out, because it would be half of the
+    text of checkpoints and progress.
     """
     init = dict(begin.queues) if begin.init is None else dict(begin.init) if keep_init else {}
     starts = dict(begin.queues)
@@ -152,11 +155,11 @@ def advance(begin: EndOffset, latest: Offsets, earliest: Offsets, limit: int | N
 
 
 def starts_of(first: EndOffset, last: EndOffset) -> dict[MessageQueue, int]:
-    """Where a micro-batch begins in each queue of its end ``last``.
+    """Returns the start of a micro-batch in each queue of its end ``last``.
 
-    A ``first`` that Spark has not written is what ``initialOffset`` says now: after a restart before the first commit that may be
-    later than the end that was written. The end says what it was. It also says so for queues that ``first`` does not have, and
-    for those that were made anew, whose offsets went back.
+    A ``first`` that Spark has not written is the current answer of ``initialOffset``: after a restart before the first commit
+    that may be later than the end that was written. The end contains the original start, also for queues that ``first`` lacks,
+    and for those that were created again, whose offsets decreased.
     """
     init = last.init if last.init is not None else {}
     if first.init is None and last.init is not None:

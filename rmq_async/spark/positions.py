@@ -1,11 +1,11 @@
 """Offsets by queue, as options and checkpoints write them.
 
-One form is written: ``{"topic/broker/3": 17}``, flat, sorted. Read are that one; the nested one of the connector that RocketMQ
-once had, ``{"topic": {"broker": {"3": 17}}}``; and ``{"topic": -2}`` for all queues of a topic that are not named themselves. -2
-stands for the earliest offset, -1 for the latest.
+One form is written: ``{"topic/broker/3": 17}``, flat, sorted. These forms are read: that one; the nested one of RocketMQ's
+former connector, ``{"topic": {"broker": {"3": 17}}}``; and ``{"topic": -2}`` for all queues of a topic that are not named
+themselves. -2 stands for the earliest offset, -1 for the latest.
 
-A checkpoint holds more (``EndOffset``): what a stream's very first offsets were. Spark asks for these again after a restart
-before the first commit, and "latest" would by then be another place: the messages between would be lost.
+A checkpoint also holds the first offsets of a stream (``EndOffset``). Spark requests these again after a restart before the
+first commit, and "latest" would then be a later offset: the messages between would be lost.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Positions:
     topics: Mapping[str, int] = field(default_factory=dict)
 
     def of(self, queue: MessageQueue) -> int | None:
-        """Returns the position of a queue; None where nothing is said of the queue."""
+        """Returns the position of a queue; None if it has none."""
         return self.queues.get(queue, self.topics.get(queue.topic))
 
 
@@ -68,7 +68,7 @@ def queue_of(key: str) -> MessageQueue:
 
 
 def parse_positions(option: str, data: Any) -> Positions:
-    """Raises ConfigError that names the option and what in it is wrong."""
+    """Parses positions by queue. Raises ConfigError that names the option and the invalid part."""
     topics, rest = _by_topic(option, data)
     for topic, value in topics.items():
         if isinstance(value, bool) or value not in (EARLIEST, LATEST):
@@ -88,7 +88,7 @@ def parse_times(option: str, data: Any) -> Times:
 
 
 def _by_topic(option: str, data: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What is said of whole topics, and the rest. Raises ConfigError where nothing is said at all."""
+    """Returns the entries of whole topics, and the other entries. Raises ConfigError if there are none."""
     if not _object(option, data):
         raise ConfigError(f"option {option} names no queue and no topic")
     whole = {key: value for key, value in data.items() if not isinstance(value, dict) and "/" not in key}

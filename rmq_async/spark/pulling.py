@@ -1,16 +1,16 @@
-"""Pulls offsets [start, end) of queues for a task: several pulls in flight, the responses in order.
+"""Pulls a range of offsets of queues for a task: several pulls in flight, the responses in order.
 
-A stock broker gives 32 messages a pull (8 from disk), so a single pull at a time mostly waits. A range is cut into chunks of
-the size of one pull; several chunks, of any queues, are pulled at once and delivered in their order. Pulling by offset needs no
-state on the broker, so a chunk can be pulled again. With a tag filter the broker skips offsets by itself: then a chunk takes
-many pulls, and its responses are delivered as they come.
+A stock broker returns 32 messages per pull (8 from disk), so one pull at a time would mostly wait. A range is cut into chunks
+of the size of one pull; several chunks, of any queues, are pulled at once and delivered in their order. Pulling by offset
+needs no state on the broker, so a chunk can be pulled again. With a tag filter the broker skips offsets by itself: then a
+chunk takes many pulls, and its responses are delivered as they come.
 
 A response must hold every offset from the requested one to the next one: a broker leaves deleted messages out without an error.
 Spark's thread counts the messages of a response and compares them with the request if the count differs; the loop checks the
 offsets that tags skipped, with one pull for each chunk (``consumer.read.continuity``).
 
-Pulls run on the worker's loop, which does not decode; Spark's thread reads the records straight into columns meanwhile. Responses
-that wait for it are bounded by their bytes: the first chunk may always go on, the others wait.
+Pulls run on the worker's loop, which does not decode; Spark's thread reads the records straight into columns meanwhile.
+Responses that wait for it are bounded by their bytes: the first chunk may always continue, the others wait.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class _Answer(NamedTuple):
 
     @property
     def complete_to(self) -> int:
-        """The offset before which the response claims to be complete."""
+        """Returns the end of the range for which the response must be complete."""
         return min(self.pulled.next_offset, self.end)
 
 
@@ -167,7 +167,7 @@ class Puller:
         return found.resume
 
     def _compare(self, answer: _Answer) -> None:
-        """Finds offsets that a response should hold and does not: a loss, unless the topic is of a kind with gaps."""
+        """Finds offsets that a response lacks: they are lost, unless the topic is of a kind with gaps."""
         pulled = answer.pulled
         queue = self._instance.names.wire_queue(answer.queue)
         offsets: set[int] = set()
@@ -358,7 +358,7 @@ class Puller:
                 await patience.rest(error)
 
     async def _believe(self, whole: Range) -> None:
-        """Raises BrokerNotFoundError while there is no master, which may hold what its replica does not."""
+        """Raises BrokerNotFoundError while there is no master, because a master may hold messages that its replica lacks."""
         if not await has_master(self._instance, self._instance.names.wire_queue(whole.queue)):
             raise BrokerNotFoundError(
                 f"a replica does not hold all offsets of {key_of(whole.queue)} from {whole.start} to {whole.end}, "
@@ -367,7 +367,8 @@ class Puller:
             )
 
     def _adapt(self, given: int, left: int, size: int) -> None:
-        """Sets the size of the next chunks to what the broker gives in one pull; tries a larger one at intervals."""
+        """Sets the size of the next chunks to the number of messages that the broker returns in one pull; tries a larger
+        one at intervals."""
         self._answer_bytes = size if not self._answer_bytes else self._answer_bytes * 0.9 + size * 0.1
         asked = min(self._size, left)
         if given < asked:

@@ -1,7 +1,8 @@
-"""What of a ``where`` a batch read can leave unread (option ``filterPushdown``): tags, whole queues, offsets, times of storing.
+"""The parts of a ``where`` by which a batch read leaves messages unread (option ``filterPushdown``): tags, whole queues,
+offsets, store times.
 
-Spark looks at the rows all the same, so this may leave in too much, never too little. Brokers' clocks are set back at times, and
-then store times do not grow with offsets: a range of them is taken ``SLACK_MS`` wider on both sides.
+Spark still applies the whole filter, so this may leave in too many rows, never too few. Brokers' clocks may be set back, and
+then store times do not grow with offsets: a range of them is extended by ``SLACK_MS`` on both sides.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class PushedFilters:
 
 
 def push_down(filters: Iterable[Filter]) -> PushedFilters:
-    """What the filters, all of which hold, leave over; those that say nothing to us are passed over."""
+    """Returns the restrictions that follow from the filters, all of which must hold; unknown filters are ignored."""
     tags: frozenset[str] | None = None
     values: dict[str, frozenset[object]] = {}
     bounds: dict[str, tuple[int | None, int | None]] = {"offset": (None, None), "storeTimestamp": (None, None)}
@@ -80,7 +81,7 @@ def _column(one: Filter) -> str:
 
 
 def _plain_tags(values: frozenset[object]) -> frozenset[str] | None:
-    """None where one of them cannot stand in an expression of tags."""
+    """Returns the tags; None if one of them cannot be part of an expression of tags."""
     try:
         if all(isinstance(value, str) and parse_tags(value) == frozenset((value,)) for value in values):
             return frozenset(map(str, values))

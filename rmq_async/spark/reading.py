@@ -1,10 +1,11 @@
 """Readers of batch reads and streaming reads.
 
-Spark runs a reader in three kinds of processes: a planner that lives as long as the query, a short one that only makes the reader
-to pickle it, and the tasks. So making one opens nothing, and a task gets nothing from the planner but its ``Slice``.
+Spark runs a reader in three kinds of processes: a planner that runs as long as the query, a short one that only makes the
+reader to pickle it, and the tasks. So the constructor opens no connection, and a task gets only its ``Slice`` from the
+planner.
 
-The offsets in the checkpoint alone decide what a stream reads; the other state of a planner (``_Watch``) serves logs and errors. A
-queue that is in no route keeps its offset.
+Only the offsets in the checkpoint determine the messages that a stream reads; the other state of a planner (``_Watch``) serves
+logs and errors. A queue without a route keeps its offset.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ class Slice(InputPartition):
 
 
 class _Reader:
-    """The common part: the read in a task, and common decisions."""
+    """The common part of all readers: the read in a task, and common decisions."""
 
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
@@ -114,8 +115,8 @@ class _Reader:
 
 
 class BatchReader(_Reader, DataSourceReader):
-    """A batch read without ``pushFilters``: Spark raises an error for that method unless a setting of the session allows
-    it."""
+    """The reader of a batch, without ``pushFilters``: Spark raises an error for that method unless a setting of the session
+    allows it."""
 
     @short_errors
     def partitions(self) -> Sequence[InputPartition]:
@@ -218,7 +219,8 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
         return step.end.to_json()
 
     def _oldest_unread(self, ends: Offsets, latest: Offsets) -> dict[str, Any]:
-        """When the oldest message that this micro-batch leaves unread was stored, by topic: ``t`` of a reported offset."""
+        """Returns the store time of the oldest message that this micro-batch leaves unread, by topic: ``t`` of a reported
+        offset."""
         left = {queue: last - ends.get(queue, last) for queue, last in latest.items() if last > ends.get(queue, last)}
         most = sorted(left, key=lambda queue: -left[queue])[:ASKED_FOR_TIMES]
         times = self._cluster.store_times({queue: ends[queue] for queue in most}) if most else {}
@@ -242,10 +244,10 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
         return self._cut(self._ranges(starts, ends, there))
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Commits what was read, for a group that asks for it. Spark reports a micro-batch as read one micro-batch late, and
-        never the last one of a run that ends by itself.
+        """Commits the read offsets, if an option names a group for that. Spark reports a micro-batch as read one micro-batch
+        late, and never the last one of a run with an end.
 
-        Brokers know a group by its pulls, so no offset is committed for a queue without any.
+        Brokers know a group from its pulls, so no offset is committed for a queue without one.
         """
         if self._options.commit:
             offset = EndOffset.from_json(end)
@@ -257,7 +259,8 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
         """Does nothing: no broker holds state, and Spark does not call this when a query is stopped."""
 
     def _latest(self, begin: EndOffset) -> dict[MessageQueue, int]:
-        """The last offsets. An end before what was read already is requested again before it counts, and never from a replica."""
+        """Returns the last offsets. An end before the offset already read is requested again before it is used, and never
+        from a replica."""
         cluster = self._cluster
         there = self._snapshot if self._snapshot is not None else cluster.newest()
         latest = dict(there.latest)
@@ -278,7 +281,7 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     def _enough(self, backlog: int) -> bool:
         """Returns whether ``minOffsetsPerTrigger`` and ``maxTriggerDelay`` let a micro-batch begin. The first one of a run
-        always may: what arrived while no query ran is not delayed."""
+        always may, so that messages that arrived while no query ran are not delayed."""
         fewest = self._options.min_offsets
         if fewest is None:
             return True
@@ -290,8 +293,8 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
 
 
 class _Watch:
-    """Watches queues that a stream reads and that no route has: each is logged once, and is a loss if it holds unread
-    messages and stays away longer than requests are repeated."""
+    """Watches queues of a stream that no route contains: each is logged once, and counts as a loss if it holds unread
+    messages and stays missing longer than requests are repeated."""
 
     def __init__(self, options: ReadOptions) -> None:
         self._patience = options.fetch_retries * options.fetch_interval
@@ -315,7 +318,7 @@ class _Watch:
 
 
 def _losses(starts: Offsets, ends: Offsets, there: Extents) -> list[Loss]:
-    """The losses; offsets of a replica prove none."""
+    """Returns the losses; offsets of a replica prove none."""
     judged = {queue: end for queue, end in ends.items() if queue in there.proven or queue not in there.latest}
     return find_losses(starts, judged, there.earliest, there.latest)
 
@@ -340,8 +343,8 @@ def _check_order(starts: Offsets, ends: Offsets) -> None:
 
 
 class RefusedStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Stands for a reader that cannot be made and raises the error at the first call. An error while it is made would end
-    in an error of Spark's own."""
+    """Replaces a reader that cannot be made, and raises the error at the first call. Spark would replace an error of the
+    constructor by its own."""
 
     def __init__(self, error: RocketMQError) -> None:
         self._error = error

@@ -1,11 +1,11 @@
 """Credentials that change while a query runs: from a file, or from a function that driver and executors can import.
 
 A reader or writer is pickled once, so it holds the path or the name, never a secret. Each task, and each request of a planner,
-takes what is valid then (``current``): other credentials are another client, and the worker closes the old one when nothing uses
-it. Where they cannot be had for a moment, those of the last time serve on.
+takes the credentials that are valid then (``current``): other credentials make another client, and the worker closes the old
+one when it is unused. If they are not available for a moment, the previous ones are used.
 
-A file on a mount that hangs, or a function that waits for a service, may take any time. So a thread of its own asks, callers wait
-for it up to ``LONGEST`` seconds, and later ones not at all where there are credentials of the last time.
+A file on a blocked mount, or a function that waits for a service, may take any time. So a separate thread reads them, callers
+wait for it up to ``LONGEST`` seconds, and later callers do not wait if there are previous credentials.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ LONGEST: Final = 30.0
 
 @dataclass(frozen=True)
 class _Kept:
-    """``warned``: when a warning said last that these serve on."""
+    """The last valid credentials. ``warned``: time of the last warning that they are still in use."""
 
     credentials: Credentials
     at: float
@@ -66,7 +66,8 @@ class _Question:
             self._over.set()
 
     def answer(self, patient: bool) -> Credentials | ConfigError:
-        """Returns the credentials, or why there are none. ``patient``: waits for them, also where another caller has."""
+        """Returns the credentials, or the error because of which there are none. ``patient``: True waits for them even if
+        another caller has waited already."""
         if not self._over.wait(LONGEST if patient or not self.late else 0.0):
             self.late = True
             return ConfigError(f"option {_asked(self._access)} has not returned in {LONGEST:g} s")
@@ -145,7 +146,7 @@ def _current_of(access: Access) -> Credentials:
 
 
 def _read(path: str) -> Credentials:
-    """Errors name the file and never what is in it."""
+    """Reads credentials from a file. Errors name the file and never its content."""
     try:
         with Path(path).open("rb") as file:
             data = json.loads(file.read(LONGEST_FILE))
@@ -191,7 +192,8 @@ def _made(option: str, make: Callable[[], Credentials]) -> Credentials:
 
 
 def _forget_threads() -> None:
-    """Forgets the parent's threads in a child: they do not exist here, and one of them may have had the lock."""
+    """Resets threads and locks in a forked child: the parent's threads do not exist here, and one of them may have held the
+    lock."""
     global _lock
     _lock = threading.Lock()
     _questions.clear()

@@ -1,9 +1,9 @@
 """Turns Arrow rows into message content: bodies, properties as on the wire, targets; refuses rows that cannot be messages.
 
-A row costs about a microsecond here, so there is no Message and no dictionary per row. Each column is read once and becomes a list
-of texts, its part of the properties as on the wire; a column that is missing costs nothing. Checks run over whole columns; only
-after one fails the row is searched, to name it. The joined parts are all of a row's properties but the unique id, which it gets
-when it is encoded (``sink_requests``).
+A row costs about a microsecond here, so there is no Message and no dictionary per row. Each column is read once and becomes a
+list of texts, its part of the properties as on the wire; a missing column costs no time. Checks run over whole columns; only
+after one fails the row is searched, to name it. The joined parts are all of a row's properties but the unique id, which it
+gets when it is encoded (``sink_requests``).
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ class Part(NamedTuple):
 
 
 class Targets(NamedTuple):
-    """Where the rows of one block go: by row a topic (or one text for all), a queue (broker and number) and a sharding key; and the
-    rows that travel ``alone``. None where no row has one."""
+    """The targets of the rows of one block: by row a topic (or one text for all), a queue (broker and number) and a
+    sharding key; None if no row has one. ``alone``: the rows that are not sent in a batch."""
 
     topics: str | list[str]
     queues: list[tuple[str, int] | None] | None
@@ -73,7 +73,7 @@ class Targets(NamedTuple):
     alone: set[int] | None
 
     def keyed_topics(self) -> set[str]:
-        """Topics whose queues are chosen by sharding keys."""
+        """Returns the topics whose queues are chosen by sharding keys."""
         if self.keys is None:
             return set()
         if isinstance(self.topics, str):
@@ -108,7 +108,7 @@ class Targets(NamedTuple):
         return to_retry | self.alone if self.alone else to_retry
 
     def _row_queues(self, count: int, queues_of: Mapping[str, Sequence[MessageQueue]]) -> list[MessageQueue | None]:
-        """The queue that each row names, else the one that its sharding key chooses; None for a row with neither."""
+        """Returns the queue that each row names, else the one that its sharding key chooses; None for a row with neither."""
         topics, queues, keys = self.topics, self.queues, self.keys
         if queues is None and keys is None:
             return [None] * count
@@ -160,7 +160,7 @@ class Block:
         return len(self.bodies)
 
     def keyed_topics(self) -> set[str]:
-        """Topics whose queues are chosen by sharding keys here."""
+        """Returns the topics whose queues are chosen by sharding keys in this block."""
         return self.targets.keyed_topics()
 
     def parts(self, queues_of: Mapping[str, Sequence[MessageQueue]]) -> list[Part]:
@@ -175,7 +175,8 @@ _NO_MESSAGE: Final = Message("t", b"b")
 def blocks_of(batches: Iterator[pa.RecordBatch], options: WriteOptions, job: str, partition: int) -> Iterator[Block]:
     """Yields the rows of Arrow batches as blocks.
 
-    ``job``: what the ids of rows begin with. Raises InvalidMessageError that names the row and the column.
+    ``job``: the prefix of the ids of rows. Raises InvalidMessageError, which names the row and the column, for a row that
+    cannot be a message.
     """
     number = 0
     for batch in batches:
@@ -245,7 +246,7 @@ class _Reading:
         return [topic for topic in topics if topic]
 
     def _texts(self, name: str, instead: Mapping[str, list[str | None]]) -> Sequence[str | None] | None:
-        """Values of a column, or of the property that stands for it; None where no row has one."""
+        """Returns the values of a column, or of the property in its place; None if no row has one."""
         column = self._columns.get(name)
         other = instead.get(name)
         if column is None:
@@ -276,7 +277,7 @@ class _Reading:
             self._fragments.append([f"{name}\x01{value}\x02" if value else "" for value in values])
 
     def _properties(self) -> Mapping[str, list[str | None]]:
-        """Adds the entries of users; returns those that stand for a column, by its name."""
+        """Adds the users' entries; returns those that replace a column, by its name."""
         column = self._columns.get("properties")
         if column is None:
             return {}

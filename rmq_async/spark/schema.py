@@ -1,4 +1,4 @@
-"""Columns of reads and of writes: names, SQL types, and the part of a message in each.
+"""The columns of reads and of writes: names, SQL types, and the part of a message in each.
 
 Spark is imported by the functions that return its types.
 """
@@ -60,7 +60,7 @@ _IN_ANY_SESSION: Final = {"timestamp": "timestamp_ltz"}
 
 
 def source_schema(columns: tuple[str, ...]) -> StructType:
-    """The schema of a read, built from types, because the parser of a session reads DDL by its own settings."""
+    """Returns the schema of a read, built from types, because the parser of a session reads DDL by its own settings."""
     from pyspark.sql import types
 
     made = {

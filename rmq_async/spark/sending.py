@@ -182,7 +182,7 @@ class Sending:
             await asyncio.sleep(rest)
 
     async def _patiently(self, request: Callable[[float], Awaitable[T]], deadline: float) -> T:
-        """The result of ``request(seconds left)``, repeated while it may succeed later and there is time."""
+        """Returns the result of ``request(seconds left)``, repeated while it may succeed later and there is time."""
         backoff = Backoff(FIRST_REST, LAST_REST)
         while True:
             left = deadline - monotonic()

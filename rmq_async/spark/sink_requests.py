@@ -13,7 +13,8 @@ __all__ = ["cuts", "sink_request"]
 
 
 def cuts(sizes: Sequence[int], limit: int, most: int) -> Iterator[tuple[int, int]]:
-    """Runs [start, end) of rows that together take up to ``limit`` bytes and are at most ``most``; a larger row is a run itself."""
+    """Yields runs of rows as start and exclusive end. A run has at most ``most`` rows and ``limit`` bytes; a larger row
+    makes a run alone."""
     ends = list(accumulate(sizes, initial=0))
     start, count = 0, len(sizes)
     while start < count:

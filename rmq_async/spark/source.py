@@ -1,7 +1,8 @@
 """``format("rocketmq")``: the entry point that Spark calls with a name and options.
 
-Spark imports this in every session that uses any Python data source, to find out what there is, also where its version is too old
-for us. So nothing is imported before it is needed, and only a user of this source sees an error for a missing package.
+Spark imports this in every session that uses any Python data source, to find the available sources, even if its version is too
+old for this one. So no package is imported before it is needed, and only a user of this source sees an error for a missing
+package.
 """
 
 from __future__ import annotations

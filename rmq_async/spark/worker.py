@@ -1,10 +1,11 @@
 """The clients of one process of Spark: an event loop in a thread, and one client for each cluster and its options.
 
-Python workers are forked, reused for many tasks, and killed without notice when a task or a query is over. So clients are made at
-first use, belong to the process that made them (by its pid), and leave nothing on a broker: readers are in no consumer group. The
-next attempt of a failed task gets new connections (``fresh``), because the old ones may be the cause. A worker outlives tasks and
-their credentials, so each task closes clients that were unused for ``IDLE`` seconds, and the longest unused ones beyond ``MOST``.
-A process that only reads does not import the producer: each query begins with new processes, and waits for their imports.
+Python workers are forked, reused for many tasks, and killed without notice when a task or a query is over. So clients are made
+at first use, belong to the process that made them (by its pid), and leave no state on a broker: readers are in no consumer
+group. The next attempt of a failed task gets new connections (``fresh``), because the old ones may be the cause. A worker
+outlives tasks and their credentials, so each task closes clients that were unused for ``IDLE`` seconds, and the longest unused
+ones beyond ``MOST``. A process that only reads does not import the producer: each query begins with new processes, and waits
+for their imports.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ MOST: Final = 16
 
 
 class SparkReader(PullConsumer):
-    """Pulls by offset without being a member of its group: a worker that is killed leaves nothing behind."""
+    """Pulls by offset without being a member of its group: a killed worker leaves no state on brokers."""
 
     def _join(self, instance: ClientInstance) -> None:
         """Does nothing: brokers do not know this reader."""
@@ -108,7 +109,7 @@ class Worker:
         return client
 
     def producer(self, options: WriteOptions, *, fresh: bool = False) -> Producer:
-        """The producer of a group and cluster, on connections of its own; timeouts are arguments of each send."""
+        """Returns the producer of a group and cluster, with separate connections; timeouts are arguments of each send."""
         from ..producer import Producer
 
         if fresh:
@@ -158,7 +159,8 @@ class Worker:
         self._thread.join(2.0)
 
     def _serve(self) -> None:
-        """Runs the loop in the thread. ``run_forever`` raises a BaseException of a call, whose caller has it; other calls go on."""
+        """Runs the loop in the thread. ``run_forever`` raises a BaseException of a call, which its caller gets too; other
+        calls continue."""
         while True:
             try:
                 self._loop.run_forever()
@@ -219,7 +221,7 @@ def worker() -> Worker:
 
 
 def _forget() -> None:
-    """Forgets the parent's worker in a child: its thread does not exist here, and its lock may be held for ever."""
+    """Removes the parent's worker in a forked child: its thread does not exist here, and its lock may be held for ever."""
     global _worker, _making
     _worker, _making = None, threading.Lock()
 

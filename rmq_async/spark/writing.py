@@ -158,7 +158,7 @@ def _warn_of_speculation() -> None:
 
 
 class _Writer(ABC):
-    """The common part: the write in a task."""
+    """The common part of all writers: the write in a task."""
 
     def __init__(self, options: WriteOptions, columns: tuple[str, ...]) -> None:
         self._options = options
@@ -192,7 +192,7 @@ class _Writer(ABC):
 
     @abstractmethod
     def _job(self, context: TaskContext) -> str:
-        """The prefix of the ids of rows: the same for all attempts of all tasks."""
+        """Returns the prefix of the ids of rows, which is the same for all attempts of all tasks."""
 
     @abstractmethod
     def _topic_known(self, context: TaskContext) -> bool:

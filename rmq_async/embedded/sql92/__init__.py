@@ -1,4 +1,5 @@
-"""SQL92 conditions over the properties of messages, with the outcomes of the classes that Java brokers use (``SelectorParser``).
+"""SQL92 conditions over the properties of messages, with the results of the classes that Java brokers use
+(``SelectorParser``).
 
     condition = compile_condition("a > 5 AND region = 'eu'")
     condition.matches({"a": "7", "region": "eu"})

@@ -1,4 +1,4 @@
-"""A condition that was read, and whether the properties of a message fulfil it."""
+"""Parsed conditions, and their evaluation on the properties of a message."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MAX_LENGTH: Final = 16 * 1024
 
 
 class Condition:
-    """A condition that was read. ``size``: number of its parts."""
+    """A parsed condition. ``size``: number of its parts."""
 
     __slots__ = ("_evaluate", "size", "text")
 
@@ -35,7 +35,7 @@ class Condition:
         return self._evaluate(properties)
 
     def matches(self, properties: Mapping[str, str]) -> bool:
-        """Returns whether the message is delivered: only one for which the condition is true."""
+        """Returns whether the condition is true for these properties; only such messages are delivered."""
         try:
             return self._evaluate(properties) is True
         except EvaluationError:

@@ -1,4 +1,4 @@
-"""What goes wrong with a condition: when it is read, and when it is evaluated."""
+"""Errors of a condition: when it is parsed, and when it is evaluated."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The tree of a condition: what the parser makes of words, checked as Java's classes check it, and how it is evaluated."""
+"""The tree of a condition, which the parser makes of words: its checks, which are those of Java's classes, and its
+evaluation."""
 
 from __future__ import annotations
 
@@ -88,7 +89,7 @@ def either(parts: Sequence[Node]) -> Node:
 
 
 def _joined(parts: Sequence[Node], decisive: bool) -> Node:
-    """``decisive``: the value that ends the evaluation."""
+    """Returns a node that evaluates ``parts`` in order. ``decisive``: the value that ends the evaluation."""
     inner = tuple(as_condition(part).evaluate for part in parts)
 
     def evaluate(properties: Properties) -> Value:
@@ -199,7 +200,8 @@ _PARTS: Final[Mapping[str, Callable[[str, str], bool]]] = {
 
 
 def contains(word: str, node: Node, part: str, *, outside: bool) -> Node:
-    """Makes CONTAINS, STARTSWITH, ENDSWITH and their opposites, which are false for an empty text, and for what is no string."""
+    """Makes CONTAINS, STARTSWITH, ENDSWITH and their opposites, which are false for an empty text and for values that are
+    not strings."""
     inner, holds = node.evaluate, _PARTS[word]
 
     def evaluate(properties: Properties) -> Value:

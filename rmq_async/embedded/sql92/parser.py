@@ -1,4 +1,4 @@
-"""Words to a tree, by the grammar of RocketMQ's brokers.
+"""The parser of words into a tree, by the grammar of RocketMQ's brokers.
 
     condition  = and { OR and }
     and        = equality { AND equality }
@@ -36,7 +36,7 @@ def parse(text: str) -> Node:
 
 
 class _Parser:
-    """``_next``: the word that was looked at and not taken, if there is one."""
+    """The parser of one condition. ``_next``: the word that was read ahead, if any."""
 
     def __init__(self, text: str) -> None:
         self._lexer = Lexer(text)

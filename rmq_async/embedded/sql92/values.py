@@ -1,7 +1,7 @@
 """Values of a condition, compared as Java compares them.
 
-A property is a string, a number of the condition an ``int`` (Java's Integer), a ``Long`` or a ``float`` (Double). A string that is
-compared with a number is read as one of that type, and one that is none has no result.
+A property is a string, a number of the condition an ``int`` (Java's Integer), a ``Long`` or a ``float`` (Double). A string
+that is compared with a number is converted to that type; if that fails, the comparison has no result.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["Long", "Value", "compare", "equal", "negate", "ordered", "read_float
 
 
 class Long(int):
-    """A whole number that Java keeps in a Long: it was written with more than 31 bits."""
+    """A whole number of more than 31 bits, which Java keeps in a Long."""
 
     __slots__ = ()
 
@@ -78,7 +78,7 @@ def compare(left: Known, right: Known) -> int:
 
 
 def equal(left: Value, right: Value) -> bool | None:
-    """Returns whether two values are equal; None where only the right one is there. Raises EvaluationError."""
+    """Returns whether two values are equal; None if only the right one exists. Raises EvaluationError."""
     if left is None:
         return True if right is None else None
     if right is None:
@@ -96,7 +96,7 @@ def ordered(left: Value, right: Value) -> int | None:
 
 
 def negate(value: Value) -> Value:
-    """Returns the number below 0; None for what is none."""
+    """Returns the negated number; None for a value that is not a number."""
     if isinstance(value, Long):
         return Long(-value)
     return -value if isinstance(value, int | float) and not isinstance(value, bool) else None

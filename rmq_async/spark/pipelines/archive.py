@@ -1,8 +1,9 @@
 """Archives topics as Parquet, exactly once: a streaming query that ends when it has read all messages that existed at its start.
 
-The checkpoint holds what was read, ``_spark_metadata`` beside the files what was written: a file that is not listed there belongs
-to a failed attempt, and Spark's reader skips it. Both must be of the same query. Spark does not check that: a sink with batches
-that the checkpoint does not have skips as many new ones without an error. So this module checks it before it starts the query.
+The checkpoint records the offsets that were read, ``_spark_metadata`` beside the files the files that were written: a file
+that is not listed there belongs to a failed attempt, and Spark's reader skips it. Both must belong to the same query. Spark
+does not check that: a sink with batches that the checkpoint lacks skips as many new ones without an error. So this module
+checks it before it starts the query.
 
 As a program: ``rmq spark archive``, or this file given to ``spark-submit``.
 """
@@ -48,8 +49,8 @@ DATE: Final = "date_from_unix_date(cast(unix_seconds(storeTimestamp) div 86400 a
 
 @dataclass(frozen=True, kw_only=True)
 class ArchiveSummary:
-    """The result of one run: what it added. ``bytes``: of bodies. ``compacted``: small files that were rewritten. ``offsets``:
-    start and exclusive end, by queue."""
+    """The result of one run. ``bytes``: size of the added bodies. ``compacted``: number of small files that were rewritten.
+    ``offsets``: start and exclusive end, by queue."""
 
     path: str
     checkpoint: str
@@ -144,7 +145,7 @@ def archive(
 
 
 def _check(topics: Sequence[str], pattern: str | None, options: Mapping[str, str]) -> None:
-    """Raises ConfigError for no topics or two ways to name them, and for options that an archive does not take."""
+    """Raises ConfigError for no topics, for two ways to name them, and for options that an archive does not accept."""
     if bool(topics) == (pattern is not None):
         raise ConfigError("give the topics to archive, or a pattern of them")
     if any(name.lower() == "columns" for name in options):
@@ -206,7 +207,7 @@ def _ended(query: StreamingQuery) -> bool:
 
 
 def _offset(value: Any) -> dict[str, Any]:
-    """Reads an offset of the progress: an object, its JSON, or nothing."""
+    """Returns an offset of the progress, which is an object, its JSON text, or None."""
     found = json.loads(value) if isinstance(value, str) else value
     return found if isinstance(found, dict) else {}
 
@@ -229,8 +230,8 @@ def _before(files: Files, path: str, checkpoint: str, topics: Sequence[str], pat
 def check_pair(
     path: str, checkpoint: str, content: Sequence[str] | None, written: Sequence[int], read: Sequence[int], done: Sequence[int]
 ) -> None:
-    """Returns the ``content`` of the path, and the numbers of batches: those in its log, those the checkpoint has begun, those
-    it has finished."""
+    """Checks that path and checkpoint belong together. ``content``: names in the path. ``written``, ``read``, ``done``:
+    numbers of the batches in its log, of those that the checkpoint has begun, and of those that it has finished."""
     if written and (not read or max(written) > max(read)):
         known = f"knows {max(read) + 1}" if read else "is missing or empty"
         raise ConfigError(

@@ -49,7 +49,8 @@ def options_for(use: Use, options: Mapping[str, str], **over: object) -> dict[st
 
 
 def refuse_topics(options: Mapping[str, str]) -> None:
-    """Raises ConfigError for options that name topics: a pipeline has arguments for them; an option would win over each row's."""
+    """Raises ConfigError for options that name topics: a pipeline has arguments for them; an option would replace that of
+    each row."""
     if given := sorted(name for name in options if name.lower() in _SUBJECTS):
         raise ConfigError(f"option {given[0]} is not one of this pipeline; name its topics by the pipeline's own arguments")
 

@@ -1,9 +1,10 @@
-"""Rewrites small files of an archive into large ones, while nothing writes to it.
+"""Rewrites small files of an archive into large ones, while no query writes to it.
 
-Each micro-batch of an archive adds a file for each topic, date and task. Spark's file sink lists the files of all micro-batches up
-to one in a ``.compact`` file of its log, every tenth time, and readers follow that list. So new files are written where no list
-names them, and one rename replaces the list: readers see the old files before it and the new ones after it, never both, also if
-this process ends at any point. Old files stay for readers that have begun; a later run deletes files that no list names (``KEPT``).
+Each micro-batch of an archive adds a file for each topic, date and task. Spark's file sink lists the files of all
+micro-batches up to one in a ``.compact`` file of its log, every tenth time, and readers follow that list. So new files are
+written without a list that names them, and one rename replaces the list: readers see the old files before it and the new ones
+after it, never both, even if this process ends at any point. Old files stay for running readers; a later run deletes files
+that no list names (``KEPT``).
 
 It needs a file system that renames atomically over an existing file: HDFS and local ones do; object stores need a committer of
 their own and are refused by their scheme.
@@ -111,7 +112,7 @@ def newest_list(names: Iterable[str]) -> str | None:
 
 
 def names_after(names: Iterable[str], newest: str) -> list[str]:
-    """The names of the micro-batches that the newest list does not have yet."""
+    """Returns the names of the micro-batches that the newest list does not contain yet."""
     return [name for name in names if re.fullmatch(r"[0-9]+", name) and int(name) > _number(newest)]
 
 
@@ -182,8 +183,8 @@ def may_be_deleted(name: str) -> bool:
 def _delete_old(files: Files, path: str, listed: Iterable[Entry]) -> int:
     """Deletes Parquet files with names of archives that no list names and that are older than ``KEPT``; returns their number.
 
-    Deletes nothing if a listed file is not found: then the list names files otherwise than the store does, as after a move of
-    the archive.
+    Deletes nothing if a listed file is not found: then the names in the list differ from those of the store, for example after
+    a move of the archive.
     """
     known = {files.plain(entry.uri) for entry in listed}
     there = files.parquet_below(path)

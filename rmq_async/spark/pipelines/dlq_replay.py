@@ -1,9 +1,9 @@
-"""Replays dead letters to the topics they came from. ``rmq spark dlq-replay GROUP`` prints the plan; ``--send`` sends.
+"""Replays dead letters to their original topics. ``rmq spark dlq-replay GROUP`` prints the plan; ``--send`` sends.
 
-Nothing is kept between runs. A replayed message has an id that names its dead letter (``RMQ_SPARK_ID``), so a run finds in the
-target topics what earlier runs have sent, also one that was killed, and does not send it again: it reads the ids from the time of
-the oldest dead letter on. Copies are younger than their dead letters, so retention deletes them later. A stored position would not
-do: dead letters that a filter, the guard or a missing target left behind would be skipped for ever.
+No state is kept between runs. A replayed message has an id that names its dead letter (``RMQ_SPARK_ID``), so a run finds the
+messages of earlier runs, killed ones included, in the target topics, and does not send them again: it reads the ids from the
+time of the oldest dead letter on. Copies are younger than their dead letters, so retention deletes them later. A stored
+position would not be enough: dead letters that a filter, the guard or a missing target left behind would be skipped for ever.
 
 The guard against loops: a replayed message has the number of its replays in ``RMQ_DLQ_REPLAYS``; brokers keep it when the message
 becomes a dead letter again.
@@ -50,10 +50,10 @@ _COLUMNS: Final = "topic,brokerName,queueId,offset,msgId,tags,keys,body,properti
 
 @dataclass(frozen=True)
 class Replayed:
-    """The result of one run. ``found``: dead letters that the filters let through; the sum of the five counts after it.
-    ``to_send``: messages that a dry run would have sent. ``before``: replayed by earlier runs. ``guarded``: replayed as often as
-    allowed. ``no_target``: they name no topic, or one of ``missing_topics``. ``topics``: messages by topic that were replayed,
-    or would be."""
+    """The result of one run. ``found``: number of dead letters that match the filters; the sum of the five counts after it.
+    ``to_send``: number that a real run would send. ``before``: number replayed by earlier runs. ``guarded``: number
+    already replayed as often as allowed. ``no_target``: number that name no topic, or one of ``missing_topics``.
+    ``topics``: numbers by topic of messages that were replayed, or would be."""
 
     dry_run: bool
     found: int = 0
@@ -87,16 +87,17 @@ def replay_dead_letters(
     rate: int | None = None,
     progress: Progress = no_progress,
 ) -> Replayed:
-    """Sends the dead letters of ``group`` to the topics they came from; only counts them where ``send`` is false.
+    """Sends the dead letters of ``group`` to their original topics; only counts them if ``send`` is False.
 
-    ``options``: of format rocketmq, for both directions. ``topic``: the target of messages that do not name where they come
-    from. ``since``, ``until``: aware times of their deaths, ``until`` exclusive. ``tags``: "a || b". ``where``: SQL on the
-    columns of the source. ``max_replays``: times that one message may be replayed, over all of its lives. ``look``: false to
-    send without reading from the target topics what earlier runs have sent. ``rate``: messages a second at most. ``progress``:
-    called once per target topic, and while sending.
+    ``options``: of format rocketmq, for both directions. ``topic``: the target of messages that do not name their original
+    topic. ``since``, ``until``: range of their store times as dead letters, aware, ``until`` exclusive. ``tags``: "a || b".
+    ``where``: SQL on the columns of the source. ``max_replays``: maximum number of replays of one message in all runs.
+    ``look``: False sends without reading the messages of earlier runs from the target topics. ``rate``: maximum messages per
+    second. ``progress``: called once per target topic, and while sending.
 
-    Every group that reads a target topic gets the message, not only the one that failed. Raises ConfigError, TopicNotFoundError
-    where the group has no dead letters, and what Spark raises; after a failure the next run sends the rest.
+    Every group that reads a target topic gets the message, not only the one that failed. Raises ConfigError for invalid
+    arguments, TopicNotFoundError if the group has no dead letters, and the errors of Spark; after a failure the next run sends
+    the rest.
     """
     source = _source(group, topic, max_replays, options)
     writing = options_for("batch write", options, idColumn="id")

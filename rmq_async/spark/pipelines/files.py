@@ -44,7 +44,7 @@ class Files:
             stream.close()
 
     def scheme(self, path: str) -> str:
-        """The kind of store that holds ``path``: file, hdfs, s3a and so on."""
+        """Returns the kind of store that holds ``path``: file, hdfs, s3a and so on."""
         _, system = self._at(path)
         return str(system.getUri().getScheme() or "")
 

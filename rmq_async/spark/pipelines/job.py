@@ -2,8 +2,8 @@
 
 Arguments are parsed by argparse, so that a pipeline runs where only the extra ``spark`` is installed. Output is lines of text;
 ``--json`` prints one object a line: ``{"event": "progress", ...}`` any number of times, then ``{"event": "summary", ...}`` or
-``{"event": "error", ...}``. An error is one sentence on stderr, without Spark's trace. Exit codes: 0; 1 for failure, also of
-what was checked; 2 for wrong use.
+``{"event": "error", ...}``. An error is one sentence on stderr, without Spark's trace. Exit codes: 0; 1 for a failure or a
+failed check; 2 for wrong use.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ FIRST_MOMENT_MS: Final = 10**11
 
 
 class PipelineError(RocketMQError):
-    """The data that a pipeline found does not allow it to go on."""
+    """The data of a pipeline do not allow it to continue."""
 
 
 def no_progress(figures: Mapping[str, Any]) -> None:
@@ -155,7 +155,7 @@ def whole_number(low: int, high: int) -> Callable[[str], int]:
 
 
 def moment(text: str) -> datetime:
-    """Parses a time, as a type for argparse: ISO 8601, in UTC where it names no zone, or milliseconds since 1970."""
+    """Parses a time, as a type for argparse: ISO 8601, in UTC if it names no zone, or milliseconds since 1970."""
     if text.isascii() and text.isdigit() and len(text) < 16:
         if int(text) < FIRST_MOMENT_MS:
             raise argparse.ArgumentTypeError(f"{text} is too small for milliseconds since 1970; dates have dashes")
@@ -170,8 +170,8 @@ def moment(text: str) -> datetime:
 
 
 def run_job(name: str, job: Job, arguments: Sequence[str] | None = None) -> int:
-    """Reads the arguments and runs the job, in a session that it stops if it made it; returns the exit code. Ends quietly where the
-    reader of its output has gone."""
+    """Reads the arguments and runs the job, in a session that it stops if it made it; returns the exit code. Ends without a
+    message if the reader of its output has closed the pipe."""
     try:
         return _run_job(name, job, arguments)
     except _ReaderGoneError:
@@ -252,7 +252,7 @@ _STATE: Final = re.compile(r"\s*SQLSTATE: \w{5}.*$")
 def explained(error: BaseException) -> tuple[str, int]:
     """Returns the sentence of an error that names the cause, and the exit code for it.
 
-    Spark puts an error of a Python data source at the end of a traceback, and that into a trace of its own.
+    Spark puts an error of a Python data source at the end of a traceback, and that into its own trace.
     """
     if isinstance(error, RocketMQError):
         return str(error), WRONG_USE if isinstance(error, ConfigError) else FAILED

@@ -1,8 +1,8 @@
 """``rmq spark load``: sends messages from the executors at a rate, in one mode after another, and reports the results.
 
-Each mode is a Spark job of ``tasks`` tasks that begin together and write their counts to result files; the topic's offsets before
-and after it say how many messages are stored, to compare with the acknowledged ones. ``--report`` makes the figures from the result
-files of any number of runs.
+Each mode is a Spark job of ``tasks`` tasks that begin together and write their counts to result files; the topic's offsets
+before and after it give the number of stored messages, to compare with the acknowledged ones. ``--report`` computes the
+figures from the result files of any number of runs.
 
 Spark runs the tasks of a barrier all at once or not at all, and runs all of them again if one fails: their messages are then sent
 again, and more are stored than were attempted.
@@ -292,7 +292,8 @@ Exit code 1 if a message failed or an acknowledged one is not in the topic."""
         parser.add_argument("--plot", metavar="FILE", help="picture of the run, PNG or SVG, on this machine (extra bench)")
 
     def check(self, given: argparse.Namespace) -> None:
-        """Raises ConfigError, and TopicNotFoundError for a topic that is neither there nor to be made."""
+        """Checks the arguments. Raises ConfigError for invalid ones, and TopicNotFoundError for a topic that does not exist
+        and is not to be created."""
         if given.plot is not None:
             needs_matplotlib()
         if given.report:

@@ -1,4 +1,4 @@
-"""Draws a load over the seconds of each mode: messages a second above, latencies below."""
+"""Draws a load over the seconds of each mode: messages per second above, latencies below."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ def needs_matplotlib() -> None:
 
 
 def plot(run: RunReport, path: str) -> None:
-    """Writes a picture in the format that the path's ending names: PNG, SVG, PDF. Raises ConfigError, OSError."""
+    """Writes a picture in the format that the path's ending names: PNG, SVG, PDF. Raises ConfigError for another format,
+    OSError if the file cannot be written."""
     needs_matplotlib()
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

@@ -27,8 +27,9 @@ WHOLE: Final = -1
 
 @dataclass(frozen=True)
 class Figures:
-    """Counts of messages. ``done``: acknowledged, of one-way messages handed over. ``failed``: by kind, the name of an error or
-    of a status. ``latencies``: milliseconds of messages done, "p50" to "p99.9" and "max"; empty where there are none."""
+    """Counts of messages. ``done``: messages that were acknowledged or, if one-way, written. ``failed``: numbers by kind,
+    which is the name of an error or of a status. ``latencies``: milliseconds of messages done, "p50" to "p99.9" and
+    "max"; empty if there are none."""
 
     scheduled: int
     attempted: int
@@ -49,9 +50,9 @@ class Figures:
 
 @dataclass(frozen=True)
 class ModeReport:
-    """The figures of one mode. ``rate``: messages done a second, each task's over its own time, added up. ``stored``: growth of
-    the topic; None where it could not be read. ``tasks_at_once``: of ``tasks``; fewer where Spark had no room for all of them,
-    and the load was not the requested one."""
+    """The figures of one mode. ``rate``: messages done per second: the sum over tasks, each over its own time. ``stored``:
+    growth of the topic; None if it could not be read. ``tasks_at_once``: number of ``tasks`` that ran at the same time;
+    it is smaller if Spark had no room for all, and the load was then not the requested one."""
 
     mode: str
     total: Figures
@@ -64,7 +65,7 @@ class ModeReport:
 
     @property
     def lost(self) -> int:
-        """Number of messages that were done and are not in the topic."""
+        """Number of messages that were done but are not in the topic."""
         return 0 if self.stored is None else max(self.total.done - self.stored, 0)
 
     def problems(self) -> list[str]:

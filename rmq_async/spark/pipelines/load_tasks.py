@@ -1,9 +1,9 @@
 """One task of a load: sends by a clock, in one mode, and counts the outcome of every message.
 
-The clock does not wait for responses (an open loop): message n of a task is due at n / rate, and its latency counts from then, so
-that a broker that stands still for a second shows in all messages of that second, not only in those in flight. Spark's thread is
-the clock, because event loops keep time to a millisecond only. A message that was due and not begun at the end is not sent and
-counts as missed, which bounds a task's time: ``seconds`` and the time of one send.
+The clock does not wait for responses (an open loop): message n of a task is due at n / rate, and its latency counts from then,
+so that a pause of a broker for a second affects the latency of all messages of that second, not only in those in flight.
+Spark's thread is the clock, because event loops keep time to a millisecond only. A message that was due and not begun at the
+end is not sent and counts as missed, which bounds a task's time: ``seconds`` and the time of one send.
 
 Without a rate a message is due when a caller is free.
 """
@@ -72,11 +72,12 @@ class LoadPlan:
 
 
 class Result(NamedTuple):
-    """A line of the result files, to be added up: the number of messages of a second with one outcome.
+    """One line of the result files: the number of messages of one second with one outcome.
 
-    ``what``: "scheduled" by the second they were due in; "attempted" by the second of their beginning; by the second of their
-    end "acknowledged", "handed over" (one-way, without a confirmation), or the kind of failure. "stored", of task -1, is the
-    growth of the topic. ``latencies``: messages by bucket. ``began``, ``ended``: of the task's sends, in seconds since 1970.
+    ``what``: "scheduled", by the second in which messages were due; "attempted", by the second in which their sends began;
+    "acknowledged", "handed over" (one-way, without a confirmation), or the kind of failure, by the second in which their sends
+    ended. "stored", of task -1, is the growth of the topic. ``latencies``: messages by bucket. ``began``, ``ended``: of the
+    task's sends, in seconds since 1970.
     """
 
     run: str
@@ -99,8 +100,8 @@ COLUMNS: Final = (
 
 
 def results_of(plan: LoadPlan, task: int, *, fresh: bool, ready: Callable[[], object]) -> list[Result]:
-    """Does the work of a task. ``fresh``: on connections of its own. ``ready`` is called before the clock starts and may wait
-    for the other tasks. Raises what starting the producer raises."""
+    """Runs a task and returns its results. ``fresh``: True opens new connections. ``ready`` is called before the clock
+    starts and may wait for the other tasks. Raises the errors of starting the producer."""
     here = worker()
     producer = here.producer(plan.options, fresh=fresh)
     with here.using(producer):
@@ -296,7 +297,7 @@ async def _sync(run: _Run) -> None:
 
 
 async def _async(run: _Run) -> None:
-    """Sends by ``await producer.send_async(message, ...)``, with as many under way as there are credits."""
+    """Sends by ``await producer.send_async(message, ...)``, with as many in flight as there are credits."""
     while (turn := await run.turn()) is not None:
         number, due = turn
         try:

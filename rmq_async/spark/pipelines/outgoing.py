@@ -1,8 +1,8 @@
 """Writes rows to topics and counts them: the common part of pipelines that write.
 
-Spark does not report what a batch write wrote. A write that did not fail has sent every row; they are counted in the same pass.
-The growth of the brokers' queues shows whether they are in the topics. Other producers may write there too, and a task that runs
-again sends rows twice, so the growth is a lower bound to check against and no count of rows.
+Spark does not report what a batch write wrote. A successful write has sent every row; the rows are counted in the same pass.
+The growth of the brokers' queues shows whether the topics contain them. Other producers may write there too, and a task that
+runs again sends rows twice, so the growth is a lower bound to check against and no count of rows.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def target_queues(access: Access, topics: Iterable[str]) -> dict[str, tuple[Mess
 
 
 class Arrivals:
-    """The growth of topics since this object was made, by the offsets of masters: a replica may lack what was acknowledged."""
+    """The growth of topics since this object was made, by the offsets of masters: a replica may lack acknowledged messages."""
 
     def __init__(self, access: Access, topics: Iterable[str]) -> None:
         self._access = access
@@ -94,8 +94,8 @@ class Arrivals:
         return None if now is None else now - self._before
 
     def settled(self, expected: int) -> int | None:
-        """Waits until the growth is ``expected`` or stops for a while, because a stored message is readable a moment later, and
-        returns it. Raises nothing, since the writing is over: None where the cluster does not answer either."""
+        """Waits until the growth is ``expected`` or stops for a while, because a stored message is readable a moment later,
+        and returns it. It raises no error, because the write has ended: it returns None if the cluster does not answer."""
         until = monotonic() + PATIENCE
         while True:
             found: int | None = None
@@ -137,7 +137,7 @@ def write(
     started = False
 
     def report(arrived: int) -> None:
-        """Nothing arrives while Spark starts its tasks; that is said once."""
+        """Reports the growth; while Spark starts its tasks, and there is none, it reports only once."""
         nonlocal started
         if arrived or not started:
             progress({"arrived": arrived, "of": expected} if arrived else {"step": "starting"})
@@ -151,7 +151,7 @@ def write(
 
 @contextmanager
 def watched(arrivals: Arrivals, report: Callable[[int], None]) -> Iterator[None]:
-    """Calls ``report`` with the growth at intervals, in a thread of its own, while the body runs."""
+    """Calls ``report`` with the growth at intervals, in a separate thread, while the body runs."""
     over = threading.Event()
 
     def watch() -> None:

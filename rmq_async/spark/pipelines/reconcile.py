@@ -3,12 +3,13 @@
     rmq spark reconcile --topic orders --sent sent.parquet --id-column message_id
     rmq spark reconcile --topic orders --outbox --format jdbc --read-option url=jdbc:postgresql://db/shop ...
 
-One full outer join of two aggregates by identity: rows of the table, messages of the topic. Both are shuffled and spill to disk;
-bodies are not built into columns, nothing but figures and a few examples comes to the driver. The table is read before the ends of
-the queues are asked for, so that a row that is acknowledged meanwhile is never called missing.
+One full outer join of two aggregates by identity: rows of the table, messages of the topic. Both are shuffled and spill to
+disk; bodies are not built into columns, and the driver gets only figures and a few examples. The table is read before the ends
+of the queues are requested, so that a row that is acknowledged during the run is never called missing.
 
-Findings: ``missing``, acknowledged and not there; ``unacknowledged``, there although the table says it was not (or not yet) sent;
-``unknown``, there and not in the table; ``duplicate``, there more often than the table says. One identity may have two.
+Findings: ``missing``, acknowledged but not in the topic; ``unacknowledged``, in the topic although not (or not yet) sent by
+the table; ``unknown``, in the topic but not in the table; ``duplicate``, more often in the topic than in the table. One
+identity may have two findings.
 """
 
 from __future__ import annotations
@@ -56,10 +57,11 @@ _RETENTION: Final = "{} messages of these topics were deleted by retention, all 
 
 @dataclass(frozen=True)
 class Reconciled:
-    """The result of one run. ``sent``, ``acknowledged``: rows of the table. ``messages``: of the topic. ``matched``:
-    acknowledged rows that have a message. Then the findings of each kind; ``copies``: messages that are too many.
-    ``without_id``: acknowledged rows without an identity; ``messages_without_id``: messages without one. ``deleted``: messages
-    that retention took, before ``oldest``: where there are some, missing ones may be among them."""
+    """The result of one run. ``sent``, ``acknowledged``: numbers of rows of the table. ``messages``: number of messages of
+    the topic. ``matched``: acknowledged rows that have a message. The next fields count the findings of each kind;
+    ``copies``: number of surplus messages. ``without_id``: acknowledged rows without an identity;
+    ``messages_without_id``: messages without one. ``deleted``: messages that retention deleted, stored before
+    ``oldest``; missing messages may be among them."""
 
     sent: int
     acknowledged: int
@@ -304,8 +306,8 @@ class _Reconcile:
 
 
 def _table(given: argparse.Namespace, columns: Sequence[str]) -> SentTable:
-    """Returns the columns named by the arguments, else those of an outbox or the defaults. Id and state may be absent if nothing
-    needs them."""
+    """Returns the columns named by the arguments, else those of an outbox or the defaults. Id and state may be absent if
+    they are not needed."""
     preset = OUTBOX if given.outbox else SentTable()
     there = {name.lower() for name in columns}
     identity, state = given.id_column or preset.id, given.state_column or preset.state

@@ -34,9 +34,9 @@ _SHOWN_STATES: Final = 8
 class SentTable:
     """The columns of the table of sent messages, and the states that mean acknowledged.
 
-    ``id``: message ids, or what ``by`` names. ``key`` and ``state`` may be None where the table has none; without states
-    every row is acknowledged, as with the state "*". ``time``: when a row was sent. ``topic``: what it was sent to; rows of other
-    topics than those looked at are left out.
+    ``id``: column of message ids, or of the values that ``by`` names. ``key`` and ``state`` are None if the table has none;
+    without states every row is acknowledged, as with the state "*". ``time``: column of send times. ``topic``: column of
+    target topics; rows of topics that are not compared are left out.
     """
 
     id: str | None = "msgId"

@@ -190,8 +190,8 @@ def routes(
     *,
     exact: bool,
 ) -> list[Route]:
-    """Assigns every source to one queue, of the same name or else the same for every window, and to one task; tasks get about the
-    same number of messages.
+    """Assigns every source to one queue, of the same name or else one that is the same for every window, and to one task;
+    tasks get about the same number of messages.
 
     Raises ConfigError with ``exact`` for a source whose queue the target does not have.
     """

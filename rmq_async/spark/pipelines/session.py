@@ -1,4 +1,4 @@
-"""Provides the Spark session a pipeline runs in: the existing one, of any thread, or one of its own.
+"""Provides the Spark session a pipeline runs in: the existing one of any thread, or a new one.
 
 Spark looks for data sources of Python only in the session that is active in the calling thread, and each Python thread begins
 without one.

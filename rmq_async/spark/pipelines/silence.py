@@ -1,4 +1,4 @@
-"""Keeps from the terminal what a JVM says that this process starts.
+"""Keeps the output of a JVM that this process starts off the terminal.
 
 Spark logs before its level can be set, the JVM itself warns, and workers inherit their stderr from it.
 """
@@ -23,7 +23,7 @@ LAST_WORDS: Final = 1.0
 
 
 class Said:
-    """What comes out of a pipe: the first 64 KiB are kept, the rest is counted."""
+    """The output of a pipe: the first 64 KiB are kept, the rest is counted."""
 
     def __init__(self, reader: int) -> None:
         self._reader = reader
@@ -39,7 +39,7 @@ class Said:
         return self._kept.decode(errors="replace") + more
 
     def _read_all(self) -> None:
-        """Reads until no process has the other end any more, so that none of them ever waits for room."""
+        """Reads until no process has the other end open, so that none of them ever waits for room."""
         while data := os.read(self._reader, CHUNK):
             room = data[: KEPT - len(self._kept)]
             self._kept += room
@@ -49,8 +49,8 @@ class Said:
 
 @contextmanager
 def stderr_kept() -> Iterator[Said]:
-    """Keeps from the terminal what processes that start inside, and their children, ever write to stderr. Raises OSError where
-    there is no stderr."""
+    """Keeps the stderr of processes that start in the block, and of their children, off the terminal for ever. Raises
+    OSError if there is no stderr."""
     terminal = os.dup(STDERR)
     reader, writer = os.pipe()
     sys.stderr.flush()
@@ -66,7 +66,8 @@ def stderr_kept() -> Iterator[Said]:
 
 @contextmanager
 def silent_start(silent: bool) -> Iterator[None]:
-    """The same, where ``silent`` and there is a stderr. Prints the beginning of what was kept if the start fails."""
+    """Does as ``stderr_kept`` does, if ``silent`` and if there is a stderr. If the start fails, it prints the beginning of
+    the kept output."""
     said: Said | None = None
     with ExitStack() as stack:
         if silent:
