@@ -1,45 +1,72 @@
-"""First commits of a group: one alone, then the others at once.
+"""Commits of a group at once: the first one alone, then the others.
 
 A broker keeps the offsets of a group and topic in one table, made by the first commit. Two commits that find none each make
 one, and one of the tables replaces the other, after both were answered with success (``ConsumerOffsetManager.commitOffset`` of
 4.9 to 5.5). Of 300 new groups with eight commits at once, 3 lost offsets on 4.9.7, up to seven of the eight, and 1 on 5.5.0.
+
+The table goes with its topic and with a broker that crashes before it has written it, and a replica that becomes the master may
+not have it. A client learns nothing of that, so an answer counts only for the commits that wait for it.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Final
-from weakref import WeakValueDictionary
+
+from .. import machine
+from ..errors import RequestTimeoutError
 
 __all__ = ["FirstCommits"]
 
-MAX_KNOWN: Final = 4096
 
-_Key = tuple[str, str, str]
+class _Table:
+    """A table of offsets, while commits to it are under way. ``exists``: one of them was answered."""
+
+    __slots__ = ("commits", "exists", "turn")
+
+    def __init__(self) -> None:
+        self.commits = 0
+        self.exists = False
+        self.turn = asyncio.Lock()
 
 
 class FirstCommits:
-    """The known tables of offsets, by group, topic and broker: the last ``MAX_KNOWN`` to which this client has committed."""
+    """The tables to which commits are under way, by group, topic and broker."""
 
     def __init__(self) -> None:
-        self._known: dict[_Key, None] = {}
-        self._turns: WeakValueDictionary[_Key, asyncio.Lock] = WeakValueDictionary()
+        self._tables: dict[tuple[str, str, str], _Table] = {}
 
-    async def commit(self, key: _Key, send: Callable[[], Awaitable[None]]) -> None:
-        """Awaits ``send``, the request of a commit: alone until a commit to the same table was answered. Raises its error."""
-        if key not in self._known:
-            turn = self._turns.get(key)
-            if turn is None:
-                turn = self._turns[key] = asyncio.Lock()
-            async with turn:
-                if key not in self._known:
-                    await send()
-                    self._add(key)
-                    return
-        await send()
+    def __len__(self) -> int:
+        return len(self._tables)
 
-    def _add(self, key: _Key) -> None:
-        self._known[key] = None
-        if len(self._known) > MAX_KNOWN:
-            del self._known[next(iter(self._known))]
+    async def commit(self, key: tuple[str, str, str], send: Callable[[], Awaitable[None]], deadline: float) -> None:
+        """Awaits ``send``, the request of a commit: alone until a commit to the same table was answered. Raises its error.
+
+        Raises RequestTimeoutError where its turn does not come by ``deadline`` (monotonic).
+        """
+        table = self._tables.setdefault(key, _Table())
+        table.commits += 1
+        try:
+            if not table.exists:
+                await _acquire(table.turn, key[2], deadline)
+                try:
+                    if not table.exists:
+                        await send()
+                        table.exists = True
+                        return
+                finally:
+                    table.turn.release()
+            await send()
+        finally:
+            table.commits -= 1
+            if not table.commits:
+                del self._tables[key]
+
+
+async def _acquire(turn: asyncio.Lock, broker: str, deadline: float) -> None:
+    try:
+        async with asyncio.timeout(max(deadline - machine.monotonic(), 0.0)):
+            await turn.acquire()
+    except TimeoutError:
+        text = f"UPDATE_CONSUMER_OFFSET to {broker}: not written by its deadline, because an earlier one was not answered"
+        raise RequestTimeoutError(text, maybe_stored=False, broker=broker) from None

@@ -192,27 +192,31 @@ async def committed_offset(instance: ClientInstance, group: str, queue: MessageQ
 
 
 async def commit_offset(instance: ClientInstance, group: str, queue: MessageQueue, offset: int) -> None:
-    """Stores ``offset`` for ``group`` on the broker; returns after its answer.
+    """Stores ``offset`` for ``group`` on the broker; returns after its answer, within ``request_timeout``.
 
-    The first commits of a group and topic go one after the other, see ``first_commits``. A broker creates a group at its first
-    heartbeat, which it handles concurrently with later requests: if it does not know the group, the request is repeated after its
-    answer to that heartbeat.
+    Of several commits of a group and topic at once the first goes alone, see ``first_commits``. A broker creates a group at its
+    first heartbeat, which it handles concurrently with later requests: if it does not know the group, the request is repeated
+    after its answer to that heartbeat.
     """
+    deadline = machine.monotonic() + instance.config.request_timeout
     header = UpdateConsumerOffsetRequestHeader(
         consumerGroup=group, topic=queue.topic, queueId=queue.queue_id, commitOffset=offset, bname=queue.broker_name
     )
     fields: dict[str, str | None] = {**to_ext(header)}
 
+    def left() -> float:
+        return max(deadline - machine.monotonic(), 0.0)
+
     async def send() -> None:
         try:
-            await _request(instance, queue, RequestCode.UPDATE_CONSUMER_OFFSET, fields)
+            await _request(instance, queue, RequestCode.UPDATE_CONSUMER_OFFSET, fields, timeout=left())
         except SubscriptionGroupNotExistError as error:
             if group not in instance.heartbeats.consumer_groups or error.address is None:
                 raise
-            await instance.heartbeats.wait_answer(error.address, instance.config.request_timeout)
-            await _request(instance, queue, RequestCode.UPDATE_CONSUMER_OFFSET, fields)
+            await instance.heartbeats.wait_answer(error.address, left())
+            await _request(instance, queue, RequestCode.UPDATE_CONSUMER_OFFSET, fields, timeout=left())
 
-    await instance.first_commits.commit((group, queue.topic, queue.broker_name), send)
+    await instance.first_commits.commit((group, queue.topic, queue.broker_name), send, deadline)
 
 
 def epoch_ms(when: float | datetime) -> int:
