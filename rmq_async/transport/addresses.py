@@ -78,6 +78,7 @@ async def first_of(
         return await connect(addresses[0])
     head_start = min(HEAD_START, time / (2 * len(addresses)))
     left, trying, failures = list(reversed(addresses)), set[asyncio.Future[T]](), list[OSError]()
+    found: asyncio.Future[T] | None = None
     try:
         while left or trying:
             if left:
@@ -86,16 +87,24 @@ async def first_of(
             for future in [each for each in trying if each.done()]:
                 trying.discard(future)
                 try:
-                    return future.result()
+                    result = future.result()
                 except OSError as error:
                     failures.append(error)
+                else:
+                    found = future
+                    return result
         raise _together(failures)
     finally:
         for future in trying:
             future.add_done_callback(lambda done: None if done.cancelled() or done.exception() else drop(done.result()))
             future.cancel()
         if trying:
-            await asyncio.wait(trying)
+            try:
+                await asyncio.wait(trying)
+            except asyncio.CancelledError:
+                if found is not None:
+                    drop(found.result())
+                raise
 
 
 def _together(failures: Sequence[OSError]) -> OSError:

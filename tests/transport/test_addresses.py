@@ -105,6 +105,27 @@ async def test_slower_address_is_dropped() -> None:
     assert (dropped, sorted(ended)) == (["slow"], ["never", "quick", "slow"])
 
 
+@pytest.mark.parametrize("turns", range(8))
+async def test_connection_of_a_cancelled_connect_is_dropped(turns: int) -> None:
+    """Also where the cancellation comes while the attempts at other addresses end."""
+    made, dropped = list[str](), list[str]()
+
+    async def connect(address: str) -> str:
+        await asyncio.sleep(60 if address == "never" else 0)
+        made.append(address)
+        return address
+
+    task = asyncio.create_task(first_of(["never", "quick"], connect, dropped.append, 0.004))
+    while not made:
+        await asyncio.sleep(0)
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    task.cancel()
+    results = await asyncio.gather(task, return_exceptions=True)
+    await asyncio.sleep(0)
+    assert [*dropped, *results].count("quick") == 1
+
+
 async def test_resolver_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each look-up holds a thread: one is enough, and each connect has a time of its own all the same."""
     asked = 0
