@@ -16,6 +16,7 @@ from rmq_protocol.message import Message
 
 from .. import machine
 from .._asyncio import Startable
+from .._turns import Turns
 from ..client import UniqueIds
 from ..config import check_seconds
 from ..errors import ClientStateError, ConfigError
@@ -98,7 +99,7 @@ class Outbox(Startable):
         self._ids = UniqueIds(b"\x7f" + machine.entropy.randbytes(3))
         self._relay: Relay | None = None
         self._sent_before = 0
-        self._changing = asyncio.Lock()
+        self._changing = Turns()
 
     def __repr__(self) -> str:
         return f"<Outbox {self._table.fullname} of {self._producer.group}, {'running' if self._relay else 'not running'}>"
@@ -151,7 +152,7 @@ class Outbox(Startable):
         Raises ConfigError for a missing table, the errors of the database, WrongLoopError if it runs on another loop, ForkedError
         if it ran in the parent process.
         """
-        async with self._changing:
+        async with self._turn():
             if self._relay is not None and self._relay.is_here():
                 return
             await self._store.probe()
@@ -174,7 +175,7 @@ class Outbox(Startable):
         """
         budget = self._producer.config.stop_timeout if timeout is None else timeout
         check_seconds("timeout", budget, zero=True)
-        async with self._changing:
+        async with self._turn():
             relay = self._relay
             if relay is not None:
                 here = relay.is_here()
@@ -186,6 +187,12 @@ class Outbox(Startable):
                     self._relay = None
 
     aclose = stop
+
+    def _turn(self) -> asyncio.Lock:
+        """Returns the lock of starts and stops. Raises as ``Relay.is_here`` does: another loop would take the place of this one."""
+        if self._relay is not None:
+            self._relay.is_here()
+        return self._changing.here()
 
     # -- the rest
 

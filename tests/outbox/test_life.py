@@ -157,6 +157,21 @@ async def test_a_stop_that_is_cancelled_leaves_no_task(outbox: Outbox, sessions:
 # -- loops and processes
 
 
+def test_outbox_starts_and_stops_twice_at_once_on_each_loop(tmp_path: Path) -> None:
+    engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path}/service.db", poolclass=NullPool)
+    outbox = Outbox(engine, Producer("orders", namesrv="127.0.0.1:1"))
+
+    async def twice() -> list[str]:
+        await outbox.create_table()
+        await asyncio.gather(outbox.start(), outbox.start())
+        shown = [repr(outbox)]
+        await asyncio.gather(outbox.stop(), outbox.stop())
+        return [*shown, repr(outbox)]
+
+    for _ in range(2):
+        assert asyncio.run(twice()) == ["<Outbox rmq_outbox of orders, running>", "<Outbox rmq_outbox of orders, not running>"]
+
+
 def test_an_outbox_belongs_to_its_loop(tmp_path: Path) -> None:
     """One whose loop is closed under it can be started anew on another one; one that runs elsewhere is left alone."""
     engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path}/service.db", poolclass=NullPool)
