@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -16,6 +17,7 @@ from rmq_protocol.message import MessageQueue
 
 from ... import machine
 from ..._asyncio import for_each
+from ..._backoff import Backoff
 from ...client import ClientInstance, max_offset
 from ...errors import QueueNotExistError, RocketMQError, TopicNotFoundError
 from .start_position import start_offset
@@ -26,8 +28,10 @@ NAMED_FOR: Final = 3600.0
 MOST_NAMED: Final = 1024
 SOUGHT_FOR: Final = 120.0
 """Seconds for which the routes of missing queues are asked for often: a broker that restarts is back by then."""
+FIRST_PAUSE: Final = 0.05
 COUNT_EVERY: Final = 20.0
-"""Seconds between two looks at the offsets of missing queues."""
+"""Seconds between two looks at the offsets of missing queues; fewer at first, because a member commits the last offset of a queue a
+moment after it has seen that the queue is gone."""
 LONGEST_REQUEST: Final = 1.0
 
 
@@ -74,11 +78,16 @@ class MissingQueues:
         """Counts unread messages while a queue is missing, for ever."""
         while True:
             await self._wake.wait()
+            pauses = Backoff(FIRST_PAUSE, COUNT_EVERY)
+            while self._since:
+                if self._wake.is_set():
+                    self._wake.clear()
+                    pauses = Backoff(FIRST_PAUSE, COUNT_EVERY)
+                await for_each(sorted(self._since), self._count)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(pauses.next()):
+                        await self._wake.wait()
             self._wake.clear()
-            await for_each(sorted(self._since), self._count)
-            if self._since:
-                await asyncio.sleep(COUNT_EVERY)
-                self._wake.set()
 
     def topics(self) -> tuple[str, ...]:
         """Returns the topics whose queues have been missing for at most SOUGHT_FOR seconds."""
