@@ -13,7 +13,8 @@ __all__ = ["Certificates"]
 
 @dataclass(frozen=True)
 class Certificates:
-    """Files in ``directory``: ``ca.pem``, and ``server.pem``, ``server.key``, ``client.pem``, ``client.key`` signed by it."""
+    """The certificate files in ``directory``: ``ca.pem``, and ``server.pem``, ``server.key``, ``client.pem``,
+    ``client.key`` signed by it."""
 
     directory: Path
 

@@ -44,17 +44,18 @@ class ClassData:
 
     @property
     def wanted(self) -> bool:
-        """Whether the file can be written here and no process has tried yet."""
+        """Returns whether the file can be written here and no process has tried yet."""
         return self._able and not self._file.exists()
 
     def options(self) -> tuple[str, ...]:
-        """Returns the JVM options that use the archive, or that enable a later ``write``; empty where neither is possible."""
+        """Returns the JVM options that use the archive, or that enable a later ``write``; empty if neither is possible."""
         if self.wanted:
             return ("-XX:+RecordDynamicDumpInfo",)
         return (f"-XX:SharedArchiveFile={self._file}",) if self._able and self._file.stat().st_size else ()
 
     def write(self, pid: int) -> None:
-        """Makes the server with this pid dump its classes, which stops it meanwhile. A failure is logged and not repeated."""
+        """Makes the server with this pid dump its classes, which stops it for that time. A failure is logged and not
+        repeated."""
         try:
             with _alone(self._file.with_suffix(".lock")) as alone:
                 if alone and self.wanted:

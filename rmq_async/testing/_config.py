@@ -27,10 +27,11 @@ _CERTIFICATES: Final = "{certificates}"
 
 @dataclass(frozen=True)
 class Profile:
-    """Keys for broker.conf and ns.conf, and JVM options, besides those of every server; in ``a | b`` the values of ``b`` win.
+    """Keys for broker.conf and ns.conf, and JVM options, besides those of every server; in ``a | b`` the values of ``b``
+    replace those of ``a``.
 
-    ``credentials``: of a user with all rights. ``tls``: the servers accept only TLS, with certificates made for the cluster,
-    whose directory replaces ``{certificates}`` in JVM options. ``client_certificate``: clients must present one.
+    ``credentials``: those of a user with all rights. ``tls``: the servers accept only TLS, with certificates made for the
+    cluster, whose directory replaces ``{certificates}`` in JVM options. ``client_certificate``: clients must present one.
     """
 
     broker: Mapping[str, str] = field(default_factory=dict)
@@ -54,7 +55,8 @@ class Profile:
 
 
 def jvm_options(profile: Profile, main_class: str, certificates: Path | None) -> tuple[str, ...]:
-    """JVM options of one kind of server besides those for memory; the profile's value of a property wins, because it comes last."""
+    """Returns the JVM options of one kind of server besides those for memory; the profile's value of a property applies,
+    because it comes last."""
     options = profile.broker_jvm if main_class == BROKER_CLASS else profile.name_server_jvm
     return (_NO_TLS, *(option.replace(_CERTIFICATES, str(certificates)) for option in options))
 

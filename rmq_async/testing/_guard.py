@@ -1,4 +1,4 @@
-"""Ends a cluster whose owner process is gone, for any reason: SIGKILL, SIGTERM, os._exit, a crash.
+"""Ends a cluster whose owner process has ended for any reason: SIGKILL, SIGTERM, os._exit, a crash.
 
 Run as ``python -I -S _guard.py OWNER_PID [DIRECTORY]`` with one end of a pipe from the owner as standard input, as the leader
 of a new process group. All servers of the cluster join that group, so one signal reaches every one of them, including one that

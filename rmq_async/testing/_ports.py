@@ -48,7 +48,7 @@ def find_ports(offsets: Sequence[Sequence[int]]) -> list[int]:
 def listens(pid: int, port: int) -> bool:
     """Returns whether this process listens on the port; without /proc, whether any process does on 127.0.0.1.
 
-    A test by connecting alone would take another process's listener for the server, which is about to fail because of it.
+    A connect alone could reach the listener of another process, because of which the server is about to fail.
     """
     try:
         tables = [Path(f"/proc/{pid}/net/{name}").read_text() for name in ("tcp", "tcp6")]
@@ -85,8 +85,8 @@ def _candidates() -> range:
 
 
 def _is_free(port: int) -> bool:
-    """Returns whether a socket can bind as the servers do (SO_REUSEADDR, all interfaces) and listen: two binders alone do
-    not collide."""
+    """Returns whether a socket can bind as the servers do (SO_REUSEADDR, all interfaces) and listen: two sockets that only
+    bind do not collide."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

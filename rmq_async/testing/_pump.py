@@ -30,7 +30,7 @@ _LATE: Final = 0.05
 
 
 class End(Enum):
-    """How a direction ended: by the source's EOF, or so that both ends must be closed or reset."""
+    """The kind of end of a direction: the source's EOF, or one after which both ends must be closed or reset."""
 
     EOF = "eof"
     CLOSE = "close"
@@ -147,7 +147,7 @@ class Pump:
         return head.content[: self._allowed(len(head.content))]
 
     def _due(self, now: float) -> float | None:
-        """Time at which the rest of the first piece may pass; None: not before a fault changes or bytes arrive."""
+        """Returns the time at which the rest of the first piece may pass; None: not before a fault changes or bytes arrive."""
         if not self._held:
             return None
         direction, head = self._direction, self._held[0]
@@ -172,7 +172,7 @@ class Pump:
             self._direction.injected[fault] += 1
 
     def _allowed(self, size: int) -> int:
-        """Returns how many of ``size`` bytes go into the next write; 0 where the connection is to be cut before them."""
+        """Returns how many of ``size`` bytes go into the next write; 0 if the connection is to be cut before them."""
         cut = self._direction.cut
         if cut is not self._cut:
             self._cut, self._left = cut, cut.count if cut is not None else 0

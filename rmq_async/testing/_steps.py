@@ -92,7 +92,7 @@ class Write:
 
 @dataclass(frozen=True)
 class Wait:
-    """Pauses for ``seconds``; requests that come meanwhile are queued for the next steps."""
+    """Pauses for ``seconds``; requests that arrive during that time are queued for the next steps."""
 
     seconds: float
 

@@ -209,7 +209,7 @@ class RealCluster(Startable):
                     raise
 
     async def stop(self) -> None:
-        """Kills all servers by SIGKILL and deletes a temporary directory. Does nothing where the cluster does not run."""
+        """Kills all servers by SIGKILL and deletes a temporary directory. Does nothing if the cluster does not run."""
         await asyncio.to_thread(self._end)
 
     async def heal(self, timeout: float = START_TIMEOUT) -> None:
@@ -228,7 +228,7 @@ class RealCluster(Startable):
     async def move(self, broker: Server) -> None:
         """Kills a broker and starts it with its store on another port, like a container that was scheduled anew.
 
-        ``broker`` has the new address then, to which every running name server routes. Raises ClusterError as ``start`` does.
+        Then ``broker`` has the new address, and every running name server routes to it. Raises ClusterError as ``start`` does.
         """
         await broker.kill()
         (port,) = find_ports([BROKER_OFFSETS])

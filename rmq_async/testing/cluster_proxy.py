@@ -53,7 +53,8 @@ class ClusterProxy(Startable):
 
     @property
     def namesrv(self) -> str:
-        """The ``namesrv`` for clients: the proxies' addresses, joined by ";". Raises RuntimeError before the first start."""
+        """The ``namesrv`` text for clients: the proxies' addresses, joined by ";". Raises RuntimeError before the first
+        start."""
         return ";".join(proxy.address for proxy in self.name_servers)
 
     @property
@@ -62,7 +63,7 @@ class ClusterProxy(Startable):
         return [*self.name_servers, *self._by_address.values()]
 
     def proxy_of(self, address: str) -> FaultProxy:
-        """Returns the proxy of a broker's own address. Raises KeyError for one that was in no route yet."""
+        """Returns the proxy for a broker's real address. Raises KeyError for an address that was in no route yet."""
         return self._by_address[address]
 
     async def start(self) -> None:
@@ -83,7 +84,7 @@ class ClusterProxy(Startable):
             self._open = stack.pop_all()
 
     async def stop(self) -> None:
-        """Stops every proxy. Does nothing where they do not run."""
+        """Stops every proxy. Does nothing if they do not run."""
         if self._open is not None:
             await self._open.aclose()
 

@@ -108,7 +108,7 @@ class FaultProxy(Startable):
             self._port = server.sockets[0].getsockname()[1]
 
     async def stop(self) -> None:
-        """Closes the port and resets all connections; returns when all are closed. Does nothing where the proxy does not run."""
+        """Closes the port and resets all connections; returns when all are closed. Does nothing if the proxy does not run."""
         async with self._turns.here():
             server, self._server = self._server, None
             if server is not None:
@@ -167,9 +167,10 @@ class FaultProxy(Startable):
             task.result()
 
     def rewriters(self) -> tuple[Rewrite | None, Rewrite | None]:
-        """Returns the functions that rewrite the bytes of a new connection, to the server and to the client; None: as they are.
+        """Returns the functions that rewrite the bytes of a new connection, to the server and to the client; None for no
+        change.
 
-        For subclasses. They get what was read, before any fault applies to it.
+        Subclasses override it. The functions get the bytes that were read, before any fault applies to them.
         """
         return None, None
 

@@ -4,7 +4,7 @@
         ...  # any client at server.namesrv
         server.fail_next(2)
 
-Every public method and property of ``EmbeddedRocketMQ`` is replaced here by one that does the same in the server's thread and
+Every public method and property of ``EmbeddedRocketMQ`` is replaced here by one that calls it in the server's thread and
 returns its result; coroutine methods stay coroutine methods, to be awaited on any loop. They are generated from the class, so
 methods added to it need no change here.
 """
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 class ThreadedRocketMQ(EmbeddedRocketMQ):
-    """An EmbeddedRocketMQ, with its parameters, that runs in a thread of its own.
+    """An EmbeddedRocketMQ, with its parameters, that runs in a separate thread.
 
     ``with`` starts the thread and the servers, and ends both; outside of it every call raises RuntimeError. ``await stop()`` and
     ``await start()`` inside restart the servers.

@@ -1,4 +1,4 @@
-"""Draws whose result is the same to the last bit on every system."""
+"""Random draws with a result that is equal to the last bit on every system."""
 
 from __future__ import annotations
 

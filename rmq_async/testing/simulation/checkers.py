@@ -1,6 +1,6 @@
 """Checks a history against what the brokers have stored. Each function returns a line for each violation.
 
-They are pure: a run hands them its calls, the messages on the brokers' disks, and what is excused.
+They are pure: a run passes them its calls, the messages on the brokers' disks, and the excused ones.
 """
 
 from __future__ import annotations
@@ -37,9 +37,10 @@ class Stored(NamedTuple):
 
 
 def lost(calls: Iterable[Call], stored: Sequence[Stored], excused: Collection[str]) -> list[str]:
-    """Acknowledged messages that no broker has. ``excused``: unique ids that a power loss took, or that a rollback took back.
+    """Returns acknowledged messages that no broker has. ``excused``: unique ids of messages that a power loss or a rollback
+    removed.
 
-    The half message of a transaction is not what was committed: consumers read the message in its own topic.
+    The half message of a transaction is not the committed message: consumers read the message in its own topic.
     """
     kept = {each.unique_id for each in stored}
     readable = {each.unique_id for each in stored if each.topic != HALF_TOPIC}
@@ -53,11 +54,11 @@ def lost(calls: Iterable[Call], stored: Sequence[Stored], excused: Collection[st
 
 
 def copies(calls: Iterable[Call], stored: Sequence[Stored], heard: Mapping[str, int], *, restarts: bool) -> list[str]:
-    """Messages that are stored more often than the call that sent them made attempts.
+    """Returns messages that are stored more often than their call made attempts.
 
-    ``restarts``: a broker's process has ended without a word. It may then deliver a delayed message again, and check a transaction
-    again that was committed, because brokers write every few seconds how far delays have come (``flushDelayOffsetInterval``) and
-    which transactions have ended (``transactionOpBatchInterval``, from 5.0 on).
+    ``restarts``: True if a broker's process was killed. It may then deliver a delayed message again, and check a transaction
+    again that was committed, because brokers write only every few seconds the progress of delays
+    (``flushDelayOffsetInterval``) and the ended transactions (``transactionOpBatchInterval``, from 5.0 on).
 
     ``heard``: number of checks of a transaction that clients took, by unique id. Each check stores the half message anew. If one
     does not arrive, the client ends the copy before, and is asked about the newer one later, as by real brokers.
@@ -79,9 +80,9 @@ def copies(calls: Iterable[Call], stored: Sequence[Stored], heard: Mapping[str, 
 
 
 def surprises(calls: Sequence[Call], stored: Sequence[Stored]) -> list[str]:
-    """Messages that are stored although their call failed and said that they were not.
+    """Returns messages that are stored although the error of their call denied that.
 
-    Only calls whose bodies no other call has are looked at.
+    Only calls with unique bodies are checked.
     """
     uses = Counter(body for call in calls for body in call.bodies)
     kept = {each.body for each in stored if each.topic != HALF_TOPIC}
@@ -95,10 +96,10 @@ def surprises(calls: Sequence[Call], stored: Sequence[Stored]) -> list[str]:
 
 
 def late(calls: Iterable[Call], stopped: Mapping[str, Sequence[tuple[float, float]]]) -> list[str]:
-    """Calls that ended after their budget, by the clock of their machine.
+    """Returns calls that ended after their budget, by the clock of their machine.
 
-    ``stopped``: times at which the process of a machine did not run; a call that begins in the turn in which it goes on may get the
-    grace of requests that a blocked loop has written late.
+    ``stopped``: times at which the process of a machine did not run; a call that begins in the iteration in which it continues
+    may get the grace of requests that a blocked loop has written late.
     """
     return [
         f"late: {call.what}() of {call.machine} at {call.began:.6f} s, with {call.budget} s, ended at {call.ended:.6f} s"
@@ -119,10 +120,12 @@ def unfinished(calls: Iterable[Call], ends: Mapping[str, Sequence[float]], over:
 
 
 def disorder(calls: Iterable[Call], stored: Sequence[Stored]) -> list[str]:
-    """Messages of one producer for one queue, key or sharding key that are stored in another order than their calls began.
+    """Returns messages of one producer for one queue, key or sharding key that are stored in another order than their calls
+    began.
 
     The promise ends with the first call of the key that may be stored without its end being known. Messages that a power loss
-    took are not compared: the queue counted from there again. Neither are delayed ones, which enter the queue when they are due.
+    removed are not compared, because their offsets were assigned again. Delayed messages are not compared either, because they
+    enter the queue when they are due.
     """
     kept = {each.unique_id for each in stored}
     found: list[str] = []
@@ -165,9 +168,9 @@ def misplaced(calls: Iterable[Call], stored: Iterable[Stored], reused: Collectio
 
 
 def renamed(calls: Iterable[Call], stored: Iterable[Stored]) -> list[str]:
-    """Messages that are stored under several unique ids, so that no consumer can see that they are copies.
+    """Returns messages that are stored under several unique ids, so that no consumer can recognise them as copies.
 
-    Only bodies that one message of one call has are looked at.
+    Only bodies that a single message of one call has are checked.
     """
     uses = Counter(body for call in calls for body in call.bodies)
     ids: defaultdict[bytes, dict[str, None]] = defaultdict(dict)
@@ -178,9 +181,9 @@ def renamed(calls: Iterable[Call], stored: Iterable[Stored]) -> list[str]:
 
 
 def undone(calls: Iterable[Call], stored: Iterable[Stored], reused: Collection[str]) -> list[str]:
-    """Messages that consumers can read although their transactions were rolled back.
+    """Returns messages that consumers can read although their transactions were rolled back.
 
-    ``reused``: brokers that gave offsets out again. There the end of a transaction whose half message was lost may end another
+    ``reused``: brokers that assigned offsets again. There the end of a transaction whose half message was lost may end another
     one at the same offsets, which are all that a broker compares.
     """
     kept = {each.unique_id for each in stored if not each.topic.startswith(_TEMPORARY)}

@@ -10,7 +10,7 @@ __all__ = ["MonotonicClock"]
 class MonotonicClock:
     """The monotonic clock of a machine.
 
-    ``booted``: what the clock showed when the simulation began, in seconds. ``drift``: seconds that it gains in each second.
+    ``booted``: time of the clock when the simulation began, in seconds. ``drift``: seconds that it gains in each second.
     """
 
     __slots__ = ("_base", "_pace", "_scheduler", "_since", "drift")
@@ -24,11 +24,11 @@ class MonotonicClock:
         """Seconds that the clock moves in a nanosecond of the simulation."""
 
     def time(self) -> float:
-        """Returns what the clock shows, in seconds."""
+        """Returns the time of the clock in seconds."""
         return self._base + (self._scheduler.now - self._since) * self._pace
 
     def seconds(self, at: int) -> float:
-        """Returns what the clock shows at a time of the simulation, in nanoseconds."""
+        """Returns the time of the clock in seconds. ``at``: a time of the simulation in nanoseconds."""
         return self._base + (at - self._since) * self._pace
 
     def at(self, seconds: float) -> int:
@@ -37,7 +37,7 @@ class MonotonicClock:
         return at if self._base + (at - self._since) * self._pace >= seconds else at + 1
 
     def set_drift(self, drift: float) -> float:
-        """Changes how fast the clock runs from now on; what it shows does not jump.
+        """Changes the speed of the clock from now on; its time does not jump.
 
         Returns the factor by which the wait until it shows a given later time grows: 2.0 where it runs half as fast as before.
         """

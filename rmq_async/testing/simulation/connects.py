@@ -1,4 +1,4 @@
-"""Counts how often client processes connect: a client that backs off never floods a server with connects."""
+"""Counts the connects of client processes: a client with pauses never floods a server with connects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a simulated name server knows of brokers, and where it is wrong."""
+"""The brokers that a simulated name server knows, and its wrong data about them."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ __all__ = ["DoubtfulRegistrations"]
 class DoubtfulRegistrations(Registrations):
     """Registrations of a name server that may forget brokers, and disagree with them about the number of queues.
 
-    ``forgotten``: names of brokers that it does not know and whose registrations it drops. ``more``: how many queues it says that
-    a topic has beyond those that were registered; below 0 for fewer, but at least one is left.
+    ``forgotten``: names of brokers that it does not know and whose registrations it drops. ``more``: number of queues that it
+    reports for a topic in addition to the registered ones; below 0 for fewer, but at least one is left.
     """
 
     def __init__(self) -> None:

@@ -8,17 +8,19 @@ __all__ = ["CallbackError", "DeadEnd", "Frozen", "SimulationError"]
 
 
 class SimulationError(RuntimeError):
-    """A simulation that cannot go on, was used in a wrong way, or violates what a checker demands; the text says what and why."""
+    """A simulation cannot continue, was used in a wrong way, or violates a property that a checker demands; the text names
+    the cause."""
 
 
 class CallbackError(asyncio.CancelledError):
-    """Raised by callbacks of a scenario, and reported by the library. No ``Exception``: it stands for errors that end a program,
-    and yet the loop goes on."""
+    """Raised by callbacks of a scenario, and reported by the library. It is no ``Exception``: it represents errors that end
+    a program, and still the loop continues."""
 
 
 class Frozen(BaseException):
-    """Raised inside a callback that does not end. No ``Exception``, so that code which catches those does not go on."""
+    """Raised inside a callback that does not end. It is no ``Exception``, so that code which catches those does not
+    continue."""
 
 
 class DeadEnd(Exception):  # noqa: N818 - becomes a SimulationError that names the tasks
-    """Raised by the scheduler when time does not move, or nothing is left to run."""
+    """Raised by the scheduler when time does not move, or no call is left to run."""

@@ -1,7 +1,7 @@
-"""Faults of a run: which kinds, how often and when. Each kind draws from a generator of its own.
+"""Faults of a run: their kinds, rates and times. Each kind draws from its own generator.
 
-A fault begins, lasts for a drawn time and ends by itself. It was met when it had an effect that the simulation can see, for example
-bytes that a cut link held back; a cut link over which nothing was sent does not count.
+A fault begins, lasts for a drawn time and ends by itself. It was "met" if it had an effect that the simulation can detect, for
+example bytes that a cut link held back; a cut link without any bytes does not count.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Faults:
 
     @classmethod
     def swarm(cls, *, rate: float = 4.0, start: float = 0.0, end: float = inf) -> Self:
-        """Returns all kinds, of which each seed draws a subset and a rate of its own (swarm testing)."""
+        """Returns all kinds, of which each seed draws a subset and a rate (swarm testing)."""
         return cls(rate=rate, start=start, end=end, drawn=True)
 
     @classmethod
@@ -138,12 +138,12 @@ class Injector:
                 self._next(kind, self._faults.start)
 
     def close(self) -> None:
-        """Ends all faults that are under way; no other one begins."""
+        """Ends all current faults; no other one begins."""
         self._closed = True
         self._end_all()
 
     def rest(self) -> None:
-        """Ends all faults that are under way; no other one begins until ``go_on``."""
+        """Ends all current faults; no other one begins until ``go_on``."""
         self._resting = True
         self._end_all()
 
@@ -155,7 +155,7 @@ class Injector:
         return [*self._spans, *((began, self._scheduler.now / 1e9) for _, _, began in self._under_way.values())]
 
     def unmet(self) -> Iterable[str]:
-        """Returns the kinds that were asked for and never met."""
+        """Returns the requested kinds that never had an effect."""
         return [kind for kind in self._generators if not self.met[kind]]
 
     def _next(self, kind: str, earliest: float) -> None:

@@ -1,7 +1,7 @@
-"""Checks what the members of a consumer group did. Each function returns a line for each violation.
+"""Checks the behaviour of the members of a consumer group. Each function returns a line for each violation.
 
-They are pure. A fault is felt for a while after its end (``SHADOW``); what is promised only without faults is looked at outside
-of these times.
+They are pure. A fault has effects for a while after its end (``SHADOW``); properties that hold only without faults are checked
+outside of these times.
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ def group_violations(
     taken: Mapping[MessageQueue, int],
     pops: Sequence[PopRequest] = (),
 ) -> list[str]:
-    """Returns what all checks have found; nothing for a run without a group. ``excused``: unique ids of messages that brokers lost
-    or deleted. ``taken``: of each queue that lost messages the highest of their offsets: a group that was there already does not
-    see the messages that get these offsets again. Messages of queues that were taken away from their topic are left out, too.
+    """Returns the violations of all checks; none for a run without a group. ``excused``: unique ids of messages that
+    brokers lost or deleted. ``taken``: by queue, the highest offset of its lost messages: an existing group does not see
+    the messages that get these offsets again. Messages of queues that were removed from their topic are left out, too.
     ``pops``: requests of members that pop."""
     if not log.lives:
         return []
@@ -108,8 +108,8 @@ def undelivered(calls: Iterable[Call], log: GroupLog, stored: Iterable[Stored], 
 
 
 def repeated(log: GroupLog, troubles: Troubles) -> list[str]:
-    """Messages that were handled again although nothing had happened to the member that had handled them; and, after a kill,
-    those that it had had the time to commit."""
+    """Returns messages that were handled again although their member had no fault; and, after a kill, those that it had had
+    the time to commit."""
     settled = _settled(log)
     found: list[str] = []
     for first, second in _pairs(log.deliveries):
@@ -132,7 +132,7 @@ def repeated(log: GroupLog, troubles: Troubles) -> list[str]:
 
 
 def together(log: GroupLog, troubles: Troubles) -> list[str]:
-    """Messages that were handled twice at a time: by one member never, by two members not while no fault strikes."""
+    """Returns messages that were handled twice at a time: one member must never do that, two members only during a fault."""
     return [
         f"together: {_named(second)} began at {second.began:.6f} s, while the call {second.began - first.began:.3f} s before ran "
         f"on {'the same member' if first.life == second.life else log.lives[first.life].member}"
@@ -148,9 +148,10 @@ def _taken_from_hand(log: GroupLog, first: Delivery, second: Delivery) -> bool:
 
 
 def backwards(commits: Sequence[Commit], troubles: Troubles, taken: Collection[MessageQueue]) -> list[str]:
-    """Commits below what the broker had: by any member while no fault strikes; else by the member that has the queue's lock and
-    has written the higher offset itself, for a member that a fault has cut off may have gone on beside it. While a fault strikes
-    a commit on a connection that hung may come after a later one on a new connection: its member then writes the offset anew.
+    """Returns commits below the broker's offset: without a fault, by any member; during a fault, by the member that has the
+    queue's lock and has written the higher offset itself, because a member that a fault has separated may continue beside
+    it. During a fault a commit on a blocked connection may arrive after a later one on a new connection: its member then
+    writes the offset again.
 
     ``taken``: queues that have lost messages, in which a group goes back to the end.
     """
@@ -180,12 +181,13 @@ def _healed(commit: Commit, commits: Sequence[Commit]) -> bool:
 
 
 def stalled(log: GroupLog, troubles: Troubles) -> list[str]:
-    """Queues with messages that no member reads within 30 s of the cure of all faults, though there are members.
+    """Returns queues with messages that no member reads within 30 s of the end of all faults, although there are members.
 
-    A name server that has lost a broker is cured when that has registered again, up to 30 s later: no member finds it before.
+    A name server that has lost a broker recovers when the broker has registered again, up to 30 s later: no member finds it
+    before.
 
-    Where a broker still lists a member that is gone the others leave it its share: that fault is over when it lists it no more.
-    A handler that runs all the time, at a message ``max_span`` before the next one, lets no member go on.
+    While a broker still lists a member that has left, the others leave it its share: that fault ends when the broker no longer
+    lists it. A handler that never ends, at a message ``max_span`` before the next one, stops its member.
     """
     begun = _begun(log.deliveries)
     return [
@@ -211,12 +213,12 @@ def _spanned(log: GroupLog, troubles: Troubles, queue: MessageQueue, offset: int
 
 
 def unnamed(log: GroupLog, troubles: Troubles) -> list[str]:
-    """Queues that were not read for long while no member's ``health()`` named a problem.
+    """Returns queues that were not read for long while no member's ``health()`` named a problem.
 
-    Times in which a member's process ended or stood still are left out, and those in which a broker lists one that is gone: it
-    cannot say so, and the others cannot know. So are messages that their broker lost or deleted before the end of the time: it was
-    up to the broker that no member read them. A queue that is taken away from its topic meanwhile was to be seen for ``SEEN``
-    seconds before: a member that has never had it in a route cannot know of it.
+    Times in which a member's process ended or was stopped are left out, and those in which a broker lists a member that has
+    left: the others cannot know that. So are messages that their broker lost or deleted before the end of the time: the broker
+    is the cause. A queue that is removed from its topic during that time must have been in routes for ``SEEN`` seconds before:
+    a member without such a route cannot know of it.
     """
     begun = _begun(log.deliveries)
     members = {life.member for life in log.lives}
@@ -260,7 +262,7 @@ def _unread(
 
 
 def uncommitted(log: GroupLog, taken: Collection[MessageQueue]) -> list[str]:
-    """Queues whose last offset was not committed when all members had stopped in order."""
+    """Returns queues whose last offset was not committed when all members had stopped in order."""
     return [
         f"uncommitted: {queue} ends at {high}, and the group has committed {low} after the stop of all members"
         for queue, (low, high) in (log.idle.queues.items() if log.idle is not None else ())
@@ -281,8 +283,8 @@ def sick(log: GroupLog) -> list[str]:
 
 
 def _is_right(problem: tuple[str, str], backlogs: Sequence[Backlog], time: float) -> bool:
-    """Returns whether a problem is a report of what has happened, or names queues that were taken away, all of them with unread
-    messages, at a time."""
+    """Returns whether a problem reports an earlier event, or names only queues that were removed and have unread messages,
+    at a time."""
     code, text = problem
     if code == "queue_lost":  # for five minutes
         return True
@@ -375,7 +377,7 @@ def _may_be_found(queue: MessageQueue, log: GroupLog, first: float, last: float)
 
 
 def _ghosts(backlogs: Sequence[Backlog], first: float, last: float) -> bool:
-    """Returns whether a broker listed a member that was gone between two times."""
+    """Returns whether a broker listed a member that had left, between two times."""
     at = bisect_left(backlogs, first, key=lambda backlog: backlog.time)
     while at < len(backlogs) and backlogs[at].time <= last:
         if backlogs[at].ghosts:
@@ -385,7 +387,7 @@ def _ghosts(backlogs: Sequence[Backlog], first: float, last: float) -> bool:
 
 
 def _locked(queue: MessageQueue, backlogs: Sequence[Backlog], first: float, last: float) -> bool:
-    """Returns whether a client that was gone had the lock of an ordered queue between two times."""
+    """Returns whether a client that had left had the lock of an ordered queue between two times."""
     at = bisect_left(backlogs, first, key=lambda backlog: backlog.time)
     return any(queue in look.locked for look in takewhile(lambda look: look.time <= last, backlogs[at:]))
 

@@ -1,4 +1,4 @@
-"""What the members of a consumer group did in a run, and what the brokers kept of it: the input of ``group_checkers``."""
+"""The actions of the members of a consumer group in a run, and the offsets of the brokers: the input of ``group_checkers``."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ How = Literal["done", "failed", "dead", "cancelled"]
 
 @dataclass(slots=True)
 class Life:
-    """A member from its start to its stop. ``ended``: None for one that was killed, or that runs on."""
+    """A member from its start to its stop. ``ended``: None for one that was killed, or that still runs."""
 
     member: str
     began: float
@@ -50,12 +50,12 @@ class Delivery:
 
 
 class Backlog(NamedTuple):
-    """The backlog of a group: of each queue the first offset that the group has not committed, and the offset behind its last
-    message. ``resting``: no fault is under way, and none begins for as long as a member needs to go on. ``ghosts``: a broker
-    lists a member that is gone, or one twice: its connection fell silent, and the broker believes in it for 120 s.
-    ``taken_away``: queues that their topic has no more, with messages that the group has not committed. ``locked``: queues of
-    ordered topics whose lock a client has that is gone: nothing frees it for 60 s. ``unlisted``: brokers that a name server does
-    not list.
+    """The backlog of a group: by queue, the first offset that the group has not committed, and the offset behind its last
+    message. ``resting``: no fault is active, and none begins for as long as a member needs to continue. ``ghosts``: a
+    broker lists a member that has left, or one twice: its connection fell silent, and the broker keeps it for 120 s.
+    ``taken_away``: queues that were removed from their topic, with messages that the group has not committed. ``locked``:
+    queues of ordered topics whose lock a client has that has left: it stays for 60 s. ``unlisted``: brokers that a name
+    server does not list.
     """
 
     time: float
@@ -88,14 +88,15 @@ class Unread(NamedTuple):
 
 @dataclass(slots=True)
 class GroupLog:
-    """The record of what a group has done. ``now``: returns the seconds since the beginning; ``brokers``: the brokers of the
+    """The record of a group's actions. ``now``: returns the seconds since the beginning; ``brokers``: the brokers of the
     cluster; ``unlisted``: the names of those that a name server does not list.
 
-    ``order``: of all subscriptions; ``attempts``: of a message, at most. ``client_ids``: of the members that live, by machine.
-    ``commit_interval``, ``max_span``: of all members. ``in_hand``: seconds for which a message that is read by hand keeps a queue
-    that is given up; then the next owner gets it, too, for nothing can cancel the body of an iteration. ``lease``: seconds for
-    which a popped message is invisible; None for members that pull. ``unread``: what those that pop had not popped, at times.
-    ``fine_from``: the time from which on no member may have a problem. ``idle``: the backlog after the last member has stopped.
+    ``order``: that of all subscriptions; ``attempts``: maximum attempts of a message. ``client_ids``: ids of the running
+    members, by machine. ``commit_interval``, ``max_span``: settings of all members. ``in_hand``: seconds for which a message
+    that is read by hand delays the release of its queue; then the next owner gets it too, because the body of an iteration
+    cannot be cancelled. ``lease``: seconds for which a popped message is invisible; None for members that pull. ``unread``:
+    numbers of messages that members that pop had not popped, by time. ``fine_from``: the time from which on no member may have
+    a problem. ``idle``: the backlog after the last member has stopped.
     """
 
     now: Callable[[], float]
@@ -131,7 +132,7 @@ class GroupLog:
         self.client_ids.pop(self.lives[life].member, None)
 
     def begin(self, message: MessageExt, life: int, call: int | None = None) -> Delivery:
-        """Adds a message of a call that begins. ``call``: that of the first message of its batch; None for a call of its own."""
+        """Adds a message of a call that begins. ``call``: the call of the first message of its batch; None for a new call."""
         number = len(self.deliveries) if call is None else call
         key = message.keys[0] if message.keys else ""
         delivery = Delivery(message.queue, message.queue_offset, message.msg_id, life, self.now(), key=key, call=number)
@@ -145,7 +146,7 @@ class GroupLog:
         self.samples.append(Sample(self.now(), life, ready, tuple(problems)))
 
     def look(self, *, resting: bool = False) -> Backlog:
-        """Adds what the queues of the group hold now; brokers that do not run are left out."""
+        """Records the backlog of the group's queues now; brokers that do not run are left out."""
         queues: dict[MessageQueue, tuple[int, int]] = {}
         taken_away: list[MessageQueue] = []
         locked: list[MessageQueue] = []
@@ -172,7 +173,7 @@ class GroupLog:
         return sum(each.delayed(GROUP) for each in self.brokers() if each.serves)
 
     def look_for_pops(self) -> Unread:
-        """Adds what the group has not popped now, of brokers that run."""
+        """Records the number of messages that the group has not popped now, of running brokers."""
         queues: dict[MessageQueue, Sequence[str]] = {}
         in_flight: list[str] = []
         readable: list[MessageQueue] = []
@@ -192,12 +193,12 @@ class GroupLog:
 
     @property
     def retry_topics(self) -> list[str]:
-        """Topics in which popped messages come back."""
+        """Returns the topics of redelivered popped messages."""
         return [name(topic, GROUP) for topic in self.topics for name in (pop_retry_topic_v1, pop_retry_topic)]
 
     @property
     def commits(self) -> list[Commit]:
-        """Returns what members have committed, by time."""
+        """Returns the commits of members by time."""
         found = [commit for broker in self.brokers() for commit in broker.commits if commit.group == GROUP]
         return sorted(found, key=lambda commit: commit.time)
 

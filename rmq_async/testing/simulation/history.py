@@ -1,4 +1,4 @@
-"""The history of a run: calls of all producers with their ends, and what happened to machines and links."""
+"""The history of a run: calls of all producers with their ends, and the faults of machines and links."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ _CALLBACKS: Final = ((Producer, "send_async"), (Producer, "send_batch_async"))
 class Event:
     """One entry of the history.
 
-    ``time``: seconds since the beginning of the simulation. ``machine``: name of the machine or link it belongs to. ``what``: a
-    method of a producer ("send"), or what befell the machine ("crash"). ``details``: for a call its topic, the time it ended
-    and its result or error.
+    ``time``: seconds since the beginning of the simulation. ``machine``: name of its machine or link. ``what``: a method of a
+    producer ("send"), or a fault of the machine ("crash"). ``details``: for a call its topic, the time it ended and its result
+    or error.
     """
 
     time: float
@@ -47,7 +47,7 @@ class Event:
 
 @dataclass(slots=True)
 class Call:
-    """One call of a producer. ``ended``: None for a call that was under way when its machine crashed, or the run ended."""
+    """One call of a producer. ``ended``: None for a call that had not ended when its machine crashed, or the run ended."""
 
     began: float
     machine: str
@@ -77,7 +77,7 @@ class Call:
 
     @property
     def maybe_stored(self) -> bool:
-        """Whether the messages may be stored although the call did not succeed."""
+        """Returns whether the messages may be stored although the call did not succeed."""
         if self.succeeded:
             return False
         return (
@@ -88,7 +88,7 @@ class Call:
 
     @property
     def attempts(self) -> int | None:
-        """Number of requests that carried the messages; None where the call does not say."""
+        """Returns the number of requests that carried the messages; None if the call does not report it."""
         if self.results:
             return self.results[0].attempts
         if isinstance(self.error, SendError):
@@ -99,8 +99,8 @@ class Call:
 class History:
     """The record of calls and faults.
 
-    ``now``: returns the seconds since the beginning; ``clock``: those of the monotonic clock of the machine whose code runs;
-    ``current``: its name.
+    ``now``: returns the seconds since the beginning; ``clock``: returns those of the monotonic clock of the machine whose code
+    runs; ``current``: its name.
     """
 
     def __init__(self, now: Callable[[], float], clock: Callable[[], float], current: Callable[[], str]) -> None:
@@ -230,7 +230,7 @@ class Recording(AbstractContextManager["Recording"]):
 
 
 def _messages(args: tuple[Any, ...], options: Mapping[str, Any]) -> Any:
-    """Returns the first argument of a send, by place or by name; None where a call has none."""
+    """Returns the first argument of a send, by place or by name; None if a call has none."""
     return args[0] if args else options.get("message", options.get("messages"))
 
 

@@ -1,6 +1,6 @@
-"""What calls leave behind: credits, entries in the tables of connections, calls that wait, windows of one-way messages.
+"""Checks for leaks of calls: credits, entries in the tables of connections, waiting calls, windows of one-way messages.
 
-It looks at producers when they make calls and at the end of a run, and changes nothing in them.
+It reads the state of producers when they make calls and at the end of a run, and does not change it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ SPACING: Final = 1.0
 
 
 class Leaks:
-    """The watch over what is left behind. ``now``: returns the seconds since the beginning of the simulation."""
+    """The detector of leaks. ``now``: returns the seconds since the beginning of the simulation."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
@@ -29,7 +29,7 @@ class Leaks:
         """Entries of requests that had ended at the last look: id of the table and opaque."""
 
     def look(self, producer: Producer, machine: str, what: str) -> None:
-        """Looks at a producer that makes a call. ``what``: the method."""
+        """Reads the state of a producer that makes a call. ``what``: the method."""
         now = self._now()
         _, began, looked = self._producers.setdefault(producer, (machine, now, -SPACING))
         if producer.state is not ProducerState.RUNNING:
@@ -51,7 +51,7 @@ class Leaks:
         self._ended[producer] = ended
 
     def found(self, ends: Mapping[str, Sequence[float]]) -> list[str]:
-        """Returns what was seen, and what producers that have stopped hold. ``ends``: times at which processes ended."""
+        """Returns the leaks that were seen, and those of stopped producers. ``ends``: times at which processes ended."""
         for producer, (machine, began, _) in self._producers.items():
             if producer.state is not ProducerState.STOPPED or any(end >= began for end in ends.get(machine, ())):
                 continue

@@ -1,7 +1,7 @@
 """The event loop of one simulated process: asyncio's interface over virtual time and a simulated network.
 
-Each process has a loop of its own, as real processes have, so what a library keeps per loop belongs to the process. What would
-leave the simulation (threads of users, sockets, subprocesses, signals, TLS) raises SimulationError.
+Each process has its own loop, as real processes have, so state per loop belongs to the process. Operations that would leave
+the simulation (threads of users, sockets, subprocesses, signals, TLS) raise SimulationError.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Network(Protocol):
         """Listens. Raises OSError for a port that is taken."""
 
     async def resolve(self, loop: SimulatedLoop, host: str, port: int) -> list[tuple[Any, ...]]:
-        """Returns what ``getaddrinfo`` does. Raises socket.gaierror."""
+        """Resolves a name as ``getaddrinfo`` does. Raises socket.gaierror for an unknown name."""
 
 
 class SimulatedLoop(Refused, asyncio.AbstractEventLoop):
@@ -125,7 +125,8 @@ class SimulatedLoop(Refused, asyncio.AbstractEventLoop):
         return self._clock.time()
 
     def set_drift(self, drift: float) -> None:
-        """Changes how fast the machine's clock runs. Timers that are set fire when it shows their time; a turn goes on as it is."""
+        """Changes the speed of the machine's clock. Existing timers fire at their times of that clock; the current
+        iteration is not affected."""
         now, turn, stretch = self._scheduler.now, self._next_turn, self._clock.set_drift(drift)
         self._scheduler.retime(self, lambda at: at if at == turn else now + int((at - now) * stretch) + 1)
 
@@ -248,7 +249,7 @@ class SimulatedLoop(Refused, asyncio.AbstractEventLoop):
         return await self._network.resolve(self, name, int(port or 0))
 
     def _check_options(self, call: str, options: dict[str, Any]) -> None:
-        """Refuses what would need a real socket; options that only tune one have no effect."""
+        """Refuses options that would need a real socket; options that only tune one have no effect."""
         for name in ("ssl", "sock", "local_addr"):
             if options.get(name):
                 raise SimulationError(f"{call}({name}=...) is not simulated")
@@ -282,7 +283,7 @@ class SimulatedLoop(Refused, asyncio.AbstractEventLoop):
         """Does nothing: there is no executor to end."""
 
     def bury(self) -> None:
-        """Ends the coroutines of a process that was closed. What they do in their last steps has no effect."""
+        """Ends the coroutines of a process that was closed. Their last steps have no effect."""
         left = asyncio.all_tasks(self)
         while left:
             asyncio._set_running_loop(self)
@@ -323,9 +324,9 @@ class SimulatedLoop(Refused, asyncio.AbstractEventLoop):
 
 
 def _close(coroutine: CoroutineType[Any, Any, object]) -> None:
-    """Ends a coroutine of a process that is gone, also one that awaits in its last steps, and the coroutines that it awaits.
+    """Ends a coroutine of a closed process, even if it awaits in its last steps, and the coroutines that it awaits.
 
-    The innermost one is ended first: one that awaits in its last steps would else be left by those that await it.
+    The innermost one is ended first: otherwise one that awaits in its last steps would not end.
     """
     for _ in range(CLOSED_AT_MOST):
         inner, awaited = coroutine, coroutine.cr_await

@@ -1,4 +1,4 @@
-"""Simulated machines: each runs one process at a time, with an event loop, clocks and random sources of its own."""
+"""Simulated machines: each runs one process at a time, with its own event loop, clocks and random sources."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Host(Network, Protocol):
 
 
 class World(Protocol):
-    """What the machines of a simulation share."""
+    """The shared state of the machines of a simulation."""
 
     scheduler: Scheduler
 
@@ -57,10 +57,10 @@ class World(Protocol):
         """Returns a new generator, seeded with the seed of the run and ``name``."""
 
     def usual_drift(self, name: str) -> float:
-        """Returns the seconds that the monotonic clock of a machine gains in each second when nothing is wrong with it."""
+        """Returns the seconds that the monotonic clock of a machine gains in each second without a fault."""
 
     def entered(self, machine: Machine) -> None:
-        """Makes a machine the one whose code runs."""
+        """Makes a machine the current one, whose code runs."""
 
     def connecting(self, machine: Machine, address: str) -> None:
         """Counts a connect that begins."""
@@ -72,7 +72,7 @@ class World(Protocol):
         """Ends the run: an error has left the code of a machine."""
 
     def bury(self, machine: Machine, loop: SimulatedLoop, ended: Callable[[], None]) -> None:
-        """Ends the coroutines of a process that is gone and calls ``ended``, both in the clocks of the machine."""
+        """Ends the coroutines of a closed process and calls ``ended``, both in the clocks of the machine."""
 
     def loop_made(self, loop: SimulatedLoop) -> None:
         """Keeps the loop of a new process until the end of the run."""
@@ -101,9 +101,9 @@ class _Executor(Executor):
 
 
 class Machine:
-    """One machine: what runs on it, its clocks, and what can befall it.
+    """One machine: its process, its clocks, and its faults.
 
-    ``crash``, ``restart`` and the others take effect when the running callback is over, at the same virtual time.
+    ``crash``, ``restart`` and the other methods take effect after the running callback, at the same virtual time.
     """
 
     def __init__(self, name: str, world: World, host: Host) -> None:
@@ -226,7 +226,7 @@ class Machine:
         self._soon(self._crash)
 
     def power_loss(self) -> None:
-        """Ends the process and the kernel at once: peers see silence, and what was not flushed to the disk is lost."""
+        """Ends the process and the kernel at once: peers see silence, and data that were not flushed to the disk are lost."""
         self._soon(self._power_loss)
 
     def restart(self) -> None:
@@ -238,11 +238,11 @@ class Machine:
         self._soon(self._pause)
 
     def resume(self) -> None:
-        """Lets a paused process go on. Timers that have become due meanwhile run at once."""
+        """Continues a paused process. Timers that became due during the pause run at once."""
         self._soon(self._resume)
 
     def slow(self, seconds: float) -> None:
-        """Makes each turn of the event loop take up to so many seconds, in which something may arrive; 0 ends it.
+        """Makes each iteration of the event loop take up to ``seconds``, during which data may arrive; 0 ends it.
 
         A process that starts later is not slow. Raises SimulationError for a number below 0, and while no process runs.
         """
@@ -276,7 +276,8 @@ class Machine:
         return [(began, ended) for began, ended in ([*pause, now][:2] for pause in self._pauses)]
 
     def shut(self) -> None:
-        """Ends what the process holds outside of its loop. Called when the run is over and all loops are closed."""
+        """Closes the resources that the process holds outside of its loop. Called when the run is over and all loops are
+        closed."""
         if self._loop is not None:
             self._loop = None
             self.process_ended()
@@ -353,10 +354,10 @@ class Machine:
             self.power_lost()
 
     def process_ended(self) -> None:
-        """Hears that a process has ended, in its clocks."""
+        """Runs after a process has ended, in its clocks."""
 
     def power_lost(self) -> None:
-        """Hears of a power loss: what was not flushed is gone."""
+        """Runs after a power loss: data that were not flushed are lost."""
 
     def _restart(self) -> None:
         self._crash()
@@ -385,7 +386,8 @@ class Machine:
 
 
 def check_callable(function: object, text: str) -> None:
-    """Raises SimulationError with ``text`` for what is no function; a coroutine is closed, so that no warning follows."""
+    """Raises SimulationError with ``text`` for an object that is not a function; a coroutine is closed, so that no warning
+    follows."""
     if callable(function):
         return
     if inspect.iscoroutine(function):
@@ -395,7 +397,7 @@ def check_callable(function: object, text: str) -> None:
 
 
 def check_awaitable(returned: object, text: str) -> None:
-    """Raises SimulationError with ``text`` for what cannot be awaited."""
+    """Raises SimulationError with ``text`` for an object that cannot be awaited."""
     if not inspect.isawaitable(returned):
         raise SimulationError(f"{text}, not one that returns {returned!r}")
 

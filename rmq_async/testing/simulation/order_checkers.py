@@ -28,7 +28,8 @@ def is_ordered(log: GroupLog, queue: MessageQueue) -> bool:
 
 
 def overlapping(log: GroupLog, troubles: Troubles) -> list[str]:
-    """Calls of one key, or one queue, that ran at the same time: in one member never, in two members not while no fault strikes."""
+    """Returns calls of one key, or one queue, that ran at the same time: in one member they never may, in two members only
+    during a fault."""
     found: list[str] = []
     for (queue, key), line in _lines(log):
         last: Delivery | None = None
@@ -84,8 +85,8 @@ def _is_repeat(log: GroupLog, first: Delivery, second: Delivery) -> bool:
 
 
 def open_below(log: GroupLog, first: Delivery, time: float) -> bool:
-    """Returns whether a message before that of ``first`` in its queue was not settled at a time: what is settled behind it is
-    repeated when the queue goes to another member."""
+    """Returns whether a message before that of ``first`` in its queue was not settled at a time: settled messages behind it
+    are repeated when the queue moves to another member."""
     settled = _settled(log)
     return any(
         each.queue == first.queue and each.offset < first.offset and settled.get((each.queue, each.offset), inf) > time

@@ -1,6 +1,6 @@
-"""Checks what the members of a group did that pops. Each function returns a line for each violation; they are pure.
+"""Checks the behaviour of the members of a group that pops. Each function returns a line for each violation; they are pure.
 
-A message is known by its unique id: it is delivered from its queue first, from a retry topic later. What follows of a fault comes
+A message is known by its unique id: it is delivered from its queue first, from a retry topic later. Effects of a fault end
 within a lease and a little more (``AFTER``).
 """
 
@@ -32,7 +32,7 @@ RESUMED: Final = 30.0
 def pop_violations(
     log: GroupLog, stored: Sequence[Stored], requests: Sequence[PopRequest], troubles: Troubles, excused: Collection[str]
 ) -> list[str]:
-    """Returns what all checks have found. ``excused``: unique ids of messages that brokers lost or deleted."""
+    """Returns the violations of all checks. ``excused``: unique ids of messages that brokers lost or deleted."""
     return [
         *popped_again(log, troubles),
         *early_deaths(log, stored, troubles),
@@ -64,8 +64,8 @@ def popped_again(log: GroupLog, troubles: Troubles) -> list[str]:
 
 
 def early_deaths(log: GroupLog, stored: Iterable[Stored], troubles: Troubles) -> list[str]:
-    """Dead letters that no handler has given up and that were not tried often enough; and those that are there twice. Attempts
-    that ended with their member, or with an answer that was lost, count as well."""
+    """Returns dead letters that no handler has given up and that had attempts left, and those that exist twice. Attempts
+    that ended with their member, or with a lost answer, count too."""
     calls = _calls(log.deliveries)
     found: list[str] = []
     deaths = Counter(each.unique_id for each in stored if each.topic == DLQ_TOPIC_PREFIX + GROUP)
@@ -92,7 +92,7 @@ def undead(log: GroupLog, stored: Iterable[Stored], excused: Collection[str]) ->
 
 
 def halted(log: GroupLog) -> list[str]:
-    """Queues with messages of which none is begun within 30 s of the cure of all faults, though there are members."""
+    """Returns queues with messages of which none is begun within 30 s of the end of all faults, although there are members."""
     begun: defaultdict[str, list[float]] = defaultdict(list)
     for each in log.deliveries:
         begun[each.unique_id].append(each.began)
@@ -112,7 +112,7 @@ def halted(log: GroupLog) -> list[str]:
 
 
 def changed_twice(requests: Iterable[PopRequest]) -> list[str]:
-    """Handles whose invisible time was changed twice: the message is delivered twice then."""
+    """Returns handles whose invisible time was changed twice: the message is delivered twice then."""
     changed = Counter(each.handle for each in requests if each.what == "change" and each.group == GROUP)
     return [
         f"changed twice: the handle {handle} was changed {number} times" for handle, number in changed.items() if number > 1
@@ -120,8 +120,8 @@ def changed_twice(requests: Iterable[PopRequest]) -> list[str]:
 
 
 def awoken(requests: Iterable[PopRequest], log: GroupLog, troubles: Troubles) -> list[str]:
-    """Handles whose invisible time was changed after an acknowledgement: the message comes back. While a fault strikes a change may
-    come later than it was sent."""
+    """Returns handles whose invisible time was changed after an acknowledgement, so that the message is delivered again.
+    During a fault a change may arrive late."""
     acked: dict[object, float] = {}
     found: list[str] = []
     for each in requests:

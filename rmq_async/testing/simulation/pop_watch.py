@@ -1,4 +1,4 @@
-"""What brokers were asked to do with popped messages: acknowledgements, and changes of the invisible time."""
+"""The requests to brokers about popped messages: acknowledgements, and changes of the invisible time."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class PopRequest(NamedTuple):
 
     @property
     def handle(self) -> tuple[str, str, str, int, int, int, int]:
-        """What no other handle has."""
+        """Returns the fields that identify a handle."""
         return (self.broker, self.group, self.topic, self.queue_id, self.start, self.pop_time, self.offset)
 
 

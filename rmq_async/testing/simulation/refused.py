@@ -35,7 +35,7 @@ def _refusal(name: str, reason: str) -> Callable[..., Any]:
 
 
 class Refused:
-    """What a simulated loop refuses. Stands before ``asyncio.AbstractEventLoop`` in its bases."""
+    """The methods that a simulated loop refuses. It precedes ``asyncio.AbstractEventLoop`` in the bases."""
 
 
 for _reason, _names in _REASONS.items():

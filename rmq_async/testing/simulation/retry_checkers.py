@@ -1,4 +1,5 @@
-"""Checks the errors of failed calls against what docs/sending.md says of retries. Each function returns a line for each violation.
+"""Checks the errors of failed calls against the rules for retries in docs/sending.md. Each function returns a line for each
+violation.
 
 They are pure, and keep to the documented rules instead of asking the library, whose own functions may be at fault.
 """
@@ -32,7 +33,8 @@ ROUTE_AGE: Final = 61.0
 
 
 def early(calls: Iterable[Call]) -> list[str]:
-    """Calls that gave up with attempts and time left: each error allowed another attempt, and the time for one was there.
+    """Returns calls that gave up with attempts and time left: each error allowed another attempt, and the time for one was
+    there.
 
     An attempt that surely reached no broker does not count towards ``retries``; after an answer a repeated attempt needs twice
     the time that the answer took.
@@ -53,7 +55,7 @@ def early(calls: Iterable[Call]) -> list[str]:
 
 
 def contradictory(calls: Iterable[Call]) -> list[str]:
-    """Errors that say otherwise than the attempts which they list whether the message may be stored."""
+    """Returns errors whose ``maybe_stored`` contradicts that of the attempts which they list."""
     return [
         f"contradictory: {call.what}() of {call.machine} at {call.began:.6f} s says maybe_stored={error.maybe_stored}, its "
         f"attempts say {[attempt.maybe_stored for attempt in attempts]}: {error}"
@@ -64,12 +66,12 @@ def contradictory(calls: Iterable[Call]) -> list[str]:
 
 
 def returned(calls: Sequence[Call], ends: Mapping[str, Sequence[float]], events: Iterable[Event]) -> list[str]:
-    """Attempts that went to the broker which had just answered with an error, while another one had answered, too.
+    """Returns attempts that went to the broker which had just answered with an error, while another one had answered, too.
 
-    ``ends``: times at which processes ended. ``events``: of the machines. Where a broker was away, did not have the topic yet, or
-    had not registered again with a name server that lost its memory, the route may have named one broker only. An attempt that
-    took its share of the time was still open when the next one began: its broker gets no second request meanwhile, even if its
-    late answer was an error.
+    ``ends``: times at which processes ended. ``events``: events of the machines. If a broker was away, did not have the topic
+    yet, or had not registered again with a name server that lost its memory, the route may have named one broker only. An
+    attempt that took its share of the time was still open when the next one began: its broker gets no second request during
+    that time, even if its late answer was an error.
     """
     away = [(end, end) for name, times in ends.items() if name.startswith(("broker-", "namesrv-")) for end in times]
     away += [(event.time, event.details.get("until", event.time)) for event in events if event.what == "forget"]
@@ -114,7 +116,7 @@ def _repeated_broker(attempts: Sequence[Attempt], share: float) -> int | None:
 
 
 def _refusing(call: Call) -> Sequence[Attempt]:
-    """Returns the attempts of a call all of whose attempts were refused; none for other calls."""
+    """Returns the attempts of a call all of whose attempts were refused; an empty sequence for other calls."""
     attempts = _attempts(call) if call.what in RETRIED and call.ordered_by is None else ()
     refused = all(
         isinstance(each.error, BrokerError) and not isinstance(each.error, GoAwayError | QueueNotExistError)
@@ -124,7 +126,7 @@ def _refusing(call: Call) -> Sequence[Attempt]:
 
 
 def _attempts(call: Call) -> Sequence[Attempt]:
-    """Returns all attempts of a call that failed after several; none where some are not listed."""
+    """Returns all attempts of a call that failed after several; none if some are not listed."""
     error = call.error
     return error.attempts if isinstance(error, SendError) and error.made == len(error.attempts) else ()
 

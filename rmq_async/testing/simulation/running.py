@@ -1,4 +1,4 @@
-"""Runs a task of a simulated process to its end, in this thread, and leaves nothing behind."""
+"""Runs a task of a simulated process to its end, in this thread, and ends all processes."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def run_task(
 ) -> T | None:
     """Runs the scheduler until ``task`` is done, then ends all processes; returns the task's result or raises its error.
 
-    ``loops``: returns all loops there were, closed ones included. ``limit``: real seconds of one callback. ``failed``: ends the
-    run before the task is done, which then returns None. ``afterwards``: called after a task without an error, while the processes
-    still have all they had; it may take its time. Raises SimulationError with the seed when a callback does not end, time
-    does not move, or nothing is left to run.
+    ``loops``: returns all loops there were, closed ones included. ``limit``: real seconds of one callback. ``failed``: ends
+    the run before the task is done, which then returns None. ``afterwards``: called after a task without an error, while the
+    processes still have all they had; it may take long. Raises SimulationError with the seed when a callback does not end,
+    time does not move, or nothing is left to run.
     """
     hooks, collecting = sys.get_asyncgen_hooks(), gc.isenabled()
     gc.collect()

@@ -39,14 +39,15 @@ class Runner(Protocol):
         """Returns the monotonic time, in seconds, of a time in nanoseconds."""
 
     def enter(self) -> None:
-        """Hears that its turn has come, before its calls run, when those of another one ran before."""
+        """Runs before its calls, if calls of another runner ran before."""
 
     def failed(self, call: Call, error: BaseException) -> None:
         """Handles an error that left a call."""
 
 
 class Call:
-    """A call that is scheduled; what ``loop.call_soon`` and ``loop.call_at`` return. ``runner``: None for the network's own."""
+    """A call that is scheduled; the result of ``loop.call_soon`` and ``loop.call_at``. ``runner``: None for calls of the
+    network."""
 
     __slots__ = ("_scheduler", "args", "at", "callback", "context", "runner", "waits")
 
@@ -135,11 +136,11 @@ class Scheduler:
         return self.call_at(self.now + delay, None, callback, args, self._plain)
 
     def left(self) -> None:
-        """Enters the next runner anew, whichever it is: another one's code has run outside of its calls."""
+        """Makes the scheduler enter the next runner again, because code of another one has run outside of its calls."""
         self._entered = None
 
     def forget(self, call: Call) -> None:
-        """Counts a timer that was cancelled, and drops those when they are the half of all."""
+        """Counts a cancelled timer; drops the cancelled timers when they are half of all."""
         self._cancelled += 1
         if self._cancelled > MIN_COMPACTED and 2 * self._cancelled > len(self._timers):
             self._timers = [entry for entry in self._timers if entry[2].callback is not None]
@@ -147,7 +148,7 @@ class Scheduler:
             self._cancelled = 0
 
     def retime(self, runner: Runner, at: Callable[[int], int]) -> None:
-        """Moves the runner's timers: each one from its time in nanoseconds to ``at`` of it, or to now where that has passed."""
+        """Moves the runner's timers: each one from its time in nanoseconds to ``at`` of it, or to now if that has passed."""
         timers = []
         for entry in self._timers:
             call = entry[2]
@@ -158,15 +159,15 @@ class Scheduler:
         self._timers = timers
 
     def resume(self, runner: Runner) -> None:
-        """Makes ready what the runner has held back."""
+        """Makes the held calls of the runner ready."""
         runner.suspended = False
         held, runner.held = runner.held, deque()
         self._ready.extend(held)
 
     def run(self, over: Callable[[], bool], watchdog: Watchdog) -> None:
-        """Runs calls until ``over()``. Raises DeadEnd when time stands still, and when there is nothing left to run.
+        """Runs calls until ``over()``. Raises DeadEnd when time does not move, and when there is no call left to run.
 
-        Raises Frozen after a callback that the watchdog has stopped; a task keeps that error to itself.
+        Raises Frozen after a callback that the watchdog has stopped, because a task would hide that error.
         """
         self._entered = None
         while not over():

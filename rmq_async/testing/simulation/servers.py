@@ -1,4 +1,4 @@
-"""Brokers and name servers as machines: what they keep on disk, and how brokers register."""
+"""Brokers and name servers as machines: their disks, and the registrations of brokers."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ MAX_MEMORY: Final = 1 << 30
 
 
 class Commit(NamedTuple):
-    """An offset that a broker was given for a group. ``before``: what it had, -1 for none. ``client_id``: of the member that
-    committed, ``holder``: of the one that has the queue's lock; None where the broker does not know."""
+    """A commit of a group's offset at a broker. ``before``: the previous offset, -1 for none. ``client_id``: id of the
+    member that committed, ``holder``: id of the one that has the queue's lock; None if the broker does not know it."""
 
     time: float
     group: str
@@ -65,7 +65,7 @@ class ServerMachine(Machine, ABC):
 
 
 class _RegisteringNameServer(NameServer):
-    """A name server with which brokers register over the network, and which forgets those whose connection has ended."""
+    """A name server with which brokers register over the network, and which removes those whose connection has ended."""
 
     def __init__(self, name: str, forgotten: Callable[[str], object]) -> None:
         self._forgotten = forgotten
@@ -102,7 +102,7 @@ class NameServerMachine(ServerMachine):
 
     @property
     def registrations(self) -> DoubtfulRegistrations:
-        """What the present process knows of brokers."""
+        """The registrations that the current process has received."""
         return self.server.registrations
 
     def lists(self, broker: BrokerMachine) -> bool:
@@ -125,11 +125,11 @@ class NameServerMachine(ServerMachine):
 class BrokerMachine(ServerMachine):
     """A broker and its disk.
 
-    ``name_servers``: their names. ``lost``: unique ids of messages that power losses and new masters took. ``deleted``: of those
-    that were deleted because they were old. ``taken``: of each queue that lost messages the highest of their offsets. ``commits``:
-    offsets that clients have committed. ``pop_requests``: what clients have asked for with popped messages. ``settings``: of each
-    process that starts. ``registered``: names of the name servers that have answered a registration of the present
-    process.
+    ``name_servers``: their names. ``lost``: unique ids of messages that power losses and new masters removed. ``deleted``:
+    unique ids of messages that were deleted because of their age. ``taken``: by queue, the highest offset of its lost
+    messages. ``commits``: offsets that clients have committed. ``pop_requests``: requests of clients about popped messages.
+    ``settings``: settings of each process that starts. ``registered``: names of the name servers that have answered a
+    registration of the present process.
     """
 
     broker: Broker
@@ -166,14 +166,14 @@ class BrokerMachine(ServerMachine):
         ]
 
     def truncate(self, count: int) -> int:
-        """Takes back the last ``count`` messages, as a replica that was behind does when it becomes the master; returns how many
-        there were."""
+        """Removes the last ``count`` messages, as happens when a replica with a lag becomes the master; returns their
+        number."""
         self._lose(self.log.place_of_last(count, self.name))
         return self.broker.truncate(count)
 
     @property
     def serves(self) -> bool:
-        """Whether its process runs and has begun to serve."""
+        """Returns whether its process runs and has begun to serve."""
         return self.running and not self.paused and self.broker.listener.running
 
     def queues(self, topic: str) -> list[MessageQueue]:
@@ -204,7 +204,8 @@ class BrokerMachine(ServerMachine):
         return max(table.find(group, queue.topic, queue.queue_id), 0)
 
     def in_flight(self, group: str) -> list[str]:
-        """Returns the unique ids of messages that a group has popped and not acknowledged, and that have not come back."""
+        """Returns the unique ids of messages that a group has popped and not acknowledged, and that were not delivered
+        again."""
         return [message.msg_id for message in self.broker.popping.in_flight(group)]
 
     def delayed(self, group: str) -> int:
@@ -212,7 +213,7 @@ class BrokerMachine(ServerMachine):
         return sum(message.queue_offset < 0 for message in self.broker.retries(group))
 
     def unique_ids(self, queue: MessageQueue, low: int, high: int) -> list[str]:
-        """Returns those of the messages from one offset of a queue to another, without those that are gone."""
+        """Returns those of the messages from one offset of a queue to another, without those that were deleted."""
         found = (self.held(queue, offset) for offset in range(low, high))
         return [message.msg_id for message in found if message is not None]
 
@@ -222,13 +223,13 @@ class BrokerMachine(ServerMachine):
         return (0, 0) if found is None else (found.oldest, found.max_offset)
 
     def held(self, queue: MessageQueue, offset: int) -> MessageExt | None:
-        """Returns the message at an offset; None where there is none."""
+        """Returns the message at an offset; None if there is none."""
         found = self.disk.topics.find_queue(queue.topic, queue.queue_id)
         record = None if found is None else found.record(offset)
         return decode_messages(record).messages[0] if record else None
 
     def expire(self, queue: MessageQueue, before: int, *, corrected: bool = False) -> int:
-        """Deletes the messages of a queue below an offset; returns how many there were. See ``EmbeddedRocketMQ.expire``."""
+        """Deletes the messages of a queue below an offset; returns their number. See ``EmbeddedRocketMQ.expire``."""
         found = self.disk.topics.find_queue(queue.topic, queue.queue_id)
         records = [] if found is None else [found.record(offset) for offset in range(found.oldest, before)]
         gone = [each for record in records if record for each in decode_messages(record).messages]

@@ -50,7 +50,7 @@ _KEPT: Final = ("monotonic", "time", "random", "entropy", "process_id", "executo
 class Simulation:
     """A simulated cluster of ``brokers`` brokers ("broker-a", ...) and ``name_servers`` name servers ("namesrv-0", ...).
 
-    ``seed``: decides everything that is drawn. ``faults``: what befalls the cluster; None means none. ``trace``: prints each frame.
+    ``seed``: decides everything that is drawn. ``faults``: the faults of the cluster; None for none. ``trace``: print frames.
 
     Raises SimulationError for values out of range.
     """
@@ -90,7 +90,7 @@ class Simulation:
 
     @property
     def namesrv(self) -> str:
-        """Addresses of all name servers: what clients are given as ``namesrv``."""
+        """The addresses of all name servers, to be passed to clients as ``namesrv``."""
         return ";".join(f"namesrv-{number}:{NAME_SERVER_PORT}" for number in range(self._numbers[1]))
 
     @property
@@ -120,7 +120,7 @@ class Simulation:
 
     @property
     def history(self) -> Sequence[Event]:
-        """All calls of producers, and what befell machines, in the order of their times."""
+        """All calls of producers, and the faults of machines, in the order of their times."""
         return self._history.events()
 
     @property
@@ -139,10 +139,10 @@ class Simulation:
         return len(self._history.calls)
 
     def run(self, main: Callable[[Simulation], Awaitable[T]]) -> T:
-        """Runs ``main(simulation)`` on a machine of its own until it ends; returns its result or raises its error.
+        """Runs ``main(simulation)`` on a separate machine until it ends; returns its result or raises its error.
 
-        Can be called once, outside of any event loop. Raises SimulationError, which names the seed, where the run cannot go on or
-        an error leaves the code of another machine.
+        Can be called once, outside of any event loop. Raises SimulationError, which names the seed, if the run cannot continue
+        or an error leaves the code of another machine.
         """
         if self._ran:
             raise SimulationError("this simulation has run; make a new one")
@@ -161,7 +161,7 @@ class Simulation:
                 setattr(library, name, value)
 
     def machine(self, name: str) -> Machine:
-        """Returns the machine of a name: a broker, a name server, or a client machine, which is made when first asked for.
+        """Returns the machine of a name: a broker, a name server, or a client machine, which is made at the first request.
 
         Raises SimulationError outside of ``run``, and for a server that the cluster does not have.
         """
@@ -186,7 +186,7 @@ class Simulation:
     def check(self) -> None:
         """Raises SimulationError with all violations that the end of the run has found in the history and on the brokers' disks.
 
-        Also raises it where the run has not come to its end: nothing was checked then.
+        Also raises it if the run has not ended, because then there was no check.
         """
         if not self._ran or self._running:
             raise SimulationError("check() is called after run()")
@@ -208,11 +208,11 @@ class Simulation:
         return next(broker.bounds(queue)[0] for broker in self.brokers if broker.name == queue.broker_name)
 
     def held(self, queue: MessageQueue, offset: int) -> MessageExt | None:
-        """Returns the message that a broker has at an offset; None where it has none."""
+        """Returns the message that a broker has at an offset; None if it has none."""
         return next(broker.held(queue, offset) for broker in self.brokers if broker.name == queue.broker_name)
 
     def taken(self, queue: MessageQueue) -> int:
-        """Returns the highest offset of a queue whose message was lost, and may be that of another one now; -1 for none."""
+        """Returns the highest offset of a queue whose message was lost, and which another message may have; -1: none."""
         return next(broker.taken.get(queue, -1) for broker in self.brokers if broker.name == queue.broker_name)
 
     def held_to(self, topic: str) -> dict[MessageQueue, int]:
@@ -224,13 +224,13 @@ class Simulation:
         return any(event.what == "move" and event.machine == machine for event in self._history.happened)
 
     def violation(self, text: str) -> None:
-        """Adds a violation, for checks of one's own; ``check`` raises it with the others."""
+        """Adds a violation, for checks of the user; ``check`` raises it with the others."""
         self._violations.append(f"{text} ({self._current.name}, {self.now:.6f} s)")
 
     # -- as scenarios use it
 
     async def calm(self, seconds: float) -> None:
-        """Ends all faults for good, where the first caller comes, and returns that many seconds after it came."""
+        """Ends all faults for good at the first call, and returns ``seconds`` after that."""
         if self._calm_from is None:
             if self._injector is not None:
                 self._injector.close()
@@ -248,7 +248,7 @@ class Simulation:
 
     @property
     def routed(self) -> bool:
-        """Whether all brokers serve, and each name server lists them: they register every 30 s with one that has lost them."""
+        """Returns whether all brokers serve, and each name server lists them: they register every 30 s."""
         return all(each.serves and server.lists(each) for each in self.brokers for server in self.name_servers)
 
     def _unlisted(self) -> set[str]:
@@ -385,7 +385,7 @@ class Simulation:
         return result
 
     def _check_history(self) -> None:
-        """Runs the checkers: not as a callback, since those of a long history take longer than one may."""
+        """Runs the checkers outside of a callback, because those of a long history take longer than a callback may."""
         self._violations += self._checked()
         self._ended = True
 
@@ -427,7 +427,7 @@ class Simulation:
         return group_violations(self.group, self._history.calls, stored, troubles, excused, taken, pops)
 
     def _report(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """Counts what a loop's exception handler gets as a violation: an error that no code has handled."""
+        """Adds a violation for an error that reached a loop's exception handler, because no code has handled it."""
         error = context.get("exception")
         if isinstance(error, CallbackError):
             return
@@ -440,11 +440,11 @@ def seeded_generator(seed: int, name: str) -> Random:
 
 
 def drawn_faults(seed: int, faults: Faults) -> Faults:
-    """Returns what a simulation of ``seed`` draws from ``faults``."""
+    """Returns the faults that a simulation of ``seed`` draws from ``faults``."""
     return faults.draw(seeded_generator(seed, "faults"))
 
 
 def drawn_pop_settings(seed: int) -> PopSettings:
-    """Returns how the brokers of a simulation of ``seed`` keep what was popped, and name the topics of its retries."""
+    """Returns the store of popped messages and the names of retry topics that the brokers of a simulation of ``seed`` use."""
     chance = seeded_generator(seed, "pop settings")
     return PopSettings("kv" if chance.random() < 0.3 else "log", chance.random() < 0.3)

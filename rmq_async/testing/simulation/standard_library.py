@@ -1,7 +1,8 @@
 """Clocks, random sources and refusals of the standard library while a simulation runs.
 
 Modules that have bound such a function or class under a name of their own (``from time import monotonic``) get the replacement
-too, except the standard library, whose threads wait for real time, and the test runner. All is as before after the run.
+too, except the standard library, whose threads wait for real time, and the test runner. After the run the originals are
+restored.
 """
 
 from __future__ import annotations
@@ -148,7 +149,7 @@ def _random_functions(clocks: Clocks) -> dict[tuple[Any, str], Callable[..., Any
 
 
 class _Standing(type):
-    """Of classes that stand for another one: objects and subclasses of that one are their own."""
+    """Metaclass of classes that replace another one: objects and subclasses of the replaced class count as theirs."""
 
     stands_for: type
 
@@ -160,8 +161,8 @@ class _Standing(type):
 
 
 def _datetime_classes(clocks: Clocks) -> tuple[type, type]:
-    """Returns what stands for ``datetime.date`` and ``datetime.datetime``: the current time is that of the process, objects are
-    ordinary ones."""
+    """Returns the replacements of ``datetime.date`` and ``datetime.datetime``: the current time is that of the process, and
+    objects are ordinary ones."""
     real_date: Any = datetime.date
     real: Any = datetime.datetime
 

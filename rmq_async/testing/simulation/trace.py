@@ -34,11 +34,12 @@ class Trace:
         self._print = print_frames
 
     def __len__(self) -> int:
-        """Number of streams that have begun and not ended, each direction by itself."""
+        """Returns the number of open streams, each direction counted separately."""
         return len(self._streams)
 
     def add(self, stream: str, time: int, data: bytes) -> None:
-        """Adds bytes that one direction of a stream has delivered; none at its end. Bytes that are no frames count as they are."""
+        """Adds bytes that one direction of a stream has delivered; none at its end. Bytes that are no frames are digested
+        unchanged."""
         if not data:
             self._end(stream)
             return

@@ -1,4 +1,4 @@
-"""Shows what tasks wait for, in the error of a simulation that cannot go on."""
+"""Describes the waits of tasks, for the error of a simulation that cannot continue."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def place_of(task: asyncio.Task[Any]) -> str:
 
 
 def waiting_tasks(loops: Iterable[asyncio.AbstractEventLoop]) -> list[str]:
-    """Returns a line for each unfinished task of the loops: its name, and where it waits."""
+    """Returns a line for each unfinished task of the loops: its name, and the place at which it waits."""
     return [
         f"{task.get_name()} waits at {place_of(task)}"
         for loop in loops
@@ -32,5 +32,5 @@ def waiting_tasks(loops: Iterable[asyncio.AbstractEventLoop]) -> list[str]:
 
 
 def _first(owner: object, *names: str) -> Any:
-    """Returns the first of the attributes that is there and not None."""
+    """Returns the first of the attributes that exists and is not None."""
     return next((found for name in names if (found := getattr(owner, name, None)) is not None), None)

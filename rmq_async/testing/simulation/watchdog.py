@@ -26,7 +26,8 @@ _start_thread = threading.Thread.start  # a simulation refuses it to everybody e
 
 
 class Watchdog:
-    """Watches the thread that enters it. ``beats``: any value that each callback changes; ``moves``: that each move of time does.
+    """Watches the thread that enters it. ``beats``: any value that each callback changes; ``moves``: a value that each move of
+    time changes.
 
     After ``limit`` seconds without a beat, or ``STANDING`` seconds of the processor without a move of the time, it keeps the stack
     of the thread in ``stack`` and raises Frozen there.
@@ -57,10 +58,10 @@ class Watchdog:
             self._take_pending()
 
     def _take_pending(self) -> None:
-        """Lets a last Frozen arrive here.
+        """Receives a last Frozen.
 
         A call with None would withdraw it, but CPython 3.11 keeps the flag of its evaluation loop then: each call looks at it,
-        and under ``sys.setprofile`` the loop never goes on.
+        and under ``sys.setprofile`` the loop never continues.
         """
         with suppress(Frozen):
             ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._watched), ctypes.py_object(Frozen))

@@ -1,4 +1,4 @@
-"""The kinds of faults: how each begins and ends, and how one sees that it was met."""
+"""The kinds of faults: the beginning and end of each, and the check whether it had an effect."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Faults of brokers that run: how, when and in which order they serve requests and answer them."""
+"""Faults of running brokers: in the content, time and order of their answers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def error(chance: Random, machine: BrokerMachine) -> Effect:
 
 
 def delay(chance: Random, machine: BrokerMachine) -> Effect:
-    """Answers come late."""
+    """Delays answers."""
     before, gate = machine.requests, machine.broker.listener.gate
     gate.set_delay(chance.choice((0.05, 0.5, 2.0)))
     return Done(lambda: gate.set_delay(0.0), lambda: machine.requests != before)
@@ -48,7 +48,7 @@ def jitter(chance: Random, machine: BrokerMachine) -> Effect:
 
 
 def slices(chance: Random, machine: BrokerMachine) -> Effect:
-    """Answers come in parts."""
+    """Splits answers into parts."""
     before, gate = machine.requests, machine.broker.listener.gate
     gate.slices = Random(chance.getrandbits(64))
 

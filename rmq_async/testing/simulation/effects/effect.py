@@ -1,4 +1,4 @@
-"""What all kinds of faults have in common: the cluster that they strike, how a target is drawn, and how a fault ends."""
+"""The common part of all kinds of faults: their cluster, the draw of a target, and the end of a fault."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class Cluster(Protocol):
-    """What faults can strike."""
+    """The parts of a cluster that faults can affect."""
 
     brokers: tuple[BrokerMachine, ...]
     name_servers: tuple[NameServerMachine, ...]
@@ -46,7 +46,7 @@ class Cluster(Protocol):
 
 
 class Done(Effect):
-    """A fault with a function that ends it and one that says whether it was met."""
+    """A fault with a function that ends it and one that returns whether it had an effect."""
 
     def __init__(self, end: Callable[[], object], met: Callable[[], bool]) -> None:
         self._end = end
@@ -94,5 +94,5 @@ def on_some(machines: Callable[[], Sequence[M]], strike: Callable[[Random, M], E
 
 
 def drawn(chance: Random, targets: Sequence[T]) -> T | None:
-    """Draws one of ``targets``; None where there is none."""
+    """Draws one of ``targets``; None if there are none."""
     return chance.choice(targets) if targets else None

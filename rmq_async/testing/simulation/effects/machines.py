@@ -47,7 +47,7 @@ def pause(chance: Random, machine: Machine) -> Effect:
 
 
 def slow(chance: Random, machine: Machine) -> Effect:
-    """Slows a machine: each turn of the event loop takes a moment, in which something may arrive."""
+    """Slows a machine: each iteration of the event loop takes some time, during which data may arrive."""
     loop = machine.loop
     before = loop.turns
     machine.slow(chance.choice(TURNS))
@@ -78,7 +78,7 @@ def clock_rate(chance: Random, machine: Machine) -> Effect:
 
 
 def move_server(cluster: Cluster, machine: ServerMachine) -> Effect:
-    """Moves a server: it ends and comes back with another address."""
+    """Moves a server: it ends and starts again with another address."""
     had = machine.traffic
     machine.crash()
 
@@ -90,7 +90,7 @@ def move_server(cluster: Cluster, machine: ServerMachine) -> Effect:
 
 
 def move_client(cluster: Cluster, machine: Machine) -> Effect:
-    """Moves a client: its address changes while it runs: its connections are silent, for both sides."""
+    """Moves a client: its address changes while it runs, and its connections become silent for both sides."""
     streams = machine.streams
     machine.move(cluster.free_address())
     return once(streams > 0)

@@ -1,4 +1,4 @@
-"""Faults of what brokers do with popped messages."""
+"""Faults of brokers in the handling of popped messages."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LATE: Final = (1.0, 10.0, 60.0)
 
 
 def empty(chance: Random, machine: BrokerMachine) -> Effect:
-    """Pops find nothing, and are not held."""
+    """Makes pops return at once without messages."""
     faults = machine.broker.popping.faults
     faults.empty = asked = chance.randint(1, MOST)
     left = asked
@@ -69,7 +69,7 @@ def lost_answers(chance: Random, machine: BrokerMachine) -> Effect:
 
 
 def late_revival(chance: Random, machine: BrokerMachine) -> Effect:
-    """Messages come back late."""
+    """Delays the redelivery of popped messages."""
     faults = machine.broker.popping.faults
     before = machine.broker.requests[RequestCode.POP_MESSAGE]
     faults.late_ms = round(1000 * chance.choice(LATE))  # the broker sets its own alarms, on its own loop
@@ -81,7 +81,7 @@ def late_revival(chance: Random, machine: BrokerMachine) -> Effect:
 
 
 def repeated_revival(chance: Random, machine: BrokerMachine) -> Effect:
-    """Makes each message that comes back do so twice."""
+    """Makes each popped message be redelivered twice."""
     faults = machine.broker.popping.faults
     before = machine.broker.popping.revived
     faults.copies = 2

@@ -1,4 +1,4 @@
-"""Faults of what brokers store, and of what name servers know about it."""
+"""Faults in the data that brokers store, and that name servers have about brokers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MOST_LATE: Final = 20
 
 
 def truncate(cluster: Cluster, chance: Random, machine: BrokerMachine) -> Effect:
-    """Makes a replica that was behind become the master: connections end, and the newest messages are gone."""
+    """Makes a replica that was behind become the master: connections end, and the newest messages are lost."""
     taken = machine.truncate(chance.choice(TAKEN_BACK))
     cluster.record(machine.name, "truncate", messages=taken)
     machine.broker.listener.drop_connections()
@@ -34,7 +34,8 @@ def truncate(cluster: Cluster, chance: Random, machine: BrokerMachine) -> Effect
 
 
 def expire(cluster: Cluster, topic: str | None, chance: Random, machine: BrokerMachine) -> Effect | None:
-    """Deletes the oldest messages of a queue; the queue says so at once, or later. ``topic``: None for any of users."""
+    """Deletes the oldest messages of a queue; the minimum offset follows at once, or later. ``topic``: None for any topic
+    of users."""
     topics = _topics(machine) if topic is None else [topic]
     queue = drawn(chance, [queue for name in topics for queue in _queues(machine, name)])
     if queue is None:
@@ -64,7 +65,8 @@ def resize(cluster: Cluster, chance: Random, machine: BrokerMachine) -> Effect |
 
 
 def slow_disk(chance: Random, machine: BrokerMachine) -> Effect:
-    """Flushes come late, so a power loss takes more; some sends are answered before they are flushed, and say so."""
+    """Delays flushes, so that a power loss removes more messages; some sends are answered before their flush, with that
+    status."""
     log, failures = machine.log, machine.broker.failures
     before = log.appended
     log.flush_interval = chance.choice(SLOW_FLUSHES)
@@ -81,7 +83,7 @@ def slow_disk(chance: Random, machine: BrokerMachine) -> Effect:
 
 
 def forget(cluster: Cluster, chance: Random, machine: NameServerMachine) -> Effect:
-    """Makes a name server forget a broker, and takes no registration of it."""
+    """Makes a name server remove a broker and ignore its registrations."""
     known, broker = machine.registrations, chance.choice(cluster.brokers).name
     before = known.differences
     known.forgotten[broker] = None
@@ -90,7 +92,7 @@ def forget(cluster: Cluster, chance: Random, machine: NameServerMachine) -> Effe
 
 
 def disagree(cluster: Cluster, chance: Random, machine: NameServerMachine) -> Effect:
-    """Makes a name server say that topics have more queues than they have, or fewer, as one does that has missed a change."""
+    """Makes a name server report more queues of topics than exist, or fewer, as one does that has missed a change."""
     known = machine.registrations
     before = known.differences
     known.more = chance.choice((-3, -1, 1, 4))
@@ -109,7 +111,7 @@ def _topics(machine: BrokerMachine) -> Sequence[str]:
 
 
 def _queues(machine: BrokerMachine, topic: str) -> Sequence[MessageQueue]:
-    """Queues of a topic that have messages; none of an unknown topic."""
+    """Returns the queues of a topic that have messages; none of an unknown topic."""
     found = machine.disk.topics.get(topic)
     queues = () if found is None else found.queues()
     return [MessageQueue(topic, machine.name, queue.queue_id) for queue in queues if queue.oldest < queue.max_offset]

@@ -1,4 +1,4 @@
-"""A network of simulated machines: streams as TCP gives them, and what can befall them."""
+"""A network of simulated machines: streams as TCP provides them, and their faults."""
 
 from __future__ import annotations
 

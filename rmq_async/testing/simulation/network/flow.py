@@ -42,13 +42,13 @@ class Sender(Protocol):
     attached: bool
 
     def writable(self) -> None:
-        """Hears that the kernel takes more bytes."""
+        """Runs when the kernel accepts more bytes."""
 
     def finished(self) -> None:
-        """Hears that the other kernel has every byte and the end of the stream."""
+        """Runs when the other kernel has received every byte and the end of the stream."""
 
     def fail(self, error: OSError) -> None:
-        """Hears that the stream is given up."""
+        """Runs when the kernel gives the stream up."""
 
 
 class Receiver(Protocol):
@@ -63,7 +63,7 @@ class Receiver(Protocol):
         """Answers a segment that has no stream any more."""
 
     def unanswered(self) -> None:
-        """Hears that a reset that was to end it is lost."""
+        """Runs when the reset that was to end it is lost."""
 
 
 class Flow:
@@ -140,18 +140,18 @@ class Flow:
         return size
 
     def finish(self) -> None:
-        """Ends the stream behind what was taken."""
+        """Ends the stream after the accepted bytes."""
         self._finishing = True
         self._transmit()
 
     def reset(self) -> None:
-        """Drops what was taken and not sent, and resets the other end."""
+        """Drops accepted bytes that were not sent, and resets the other end."""
         if not self._abandoned:
             self.abandon()
             self._carry(Segment.RESET, b"")
 
     def abandon(self) -> None:
-        """Sends nothing more, and nothing again. What is on its way may still arrive."""
+        """Stops sending and repeating. Segments in transit may still arrive."""
         self._gap = self._gap or bool(self._lost)
         self._abandoned = True
         self._finishing = False
@@ -163,7 +163,7 @@ class Flow:
             self._question = None
 
     def end(self) -> None:
-        """Drops also what is on its way."""
+        """Drops the segments in transit too."""
         self.abandon()
         self._over = True
         self._early.clear()
@@ -174,7 +174,7 @@ class Flow:
             self._stall()
 
     def heal(self) -> None:
-        """Repeats what was lost, at the next time at which a kernel would do so."""
+        """Sends lost segments again, at the next time at which a kernel would do so."""
         if self._stalled < 0 or self._repetition is not None:
             return
         at, interval = self._stalled + self._interval, self._interval
@@ -199,7 +199,7 @@ class Flow:
             self._question = self._scheduler.after(self._patience, self._ask)
 
     def _ask(self) -> None:
-        """Asks for room, in case that the segment which offers it was lost, or that there is no receiver any more."""
+        """Asks for room, in case the segment that offers it was lost, or there is no receiver any more."""
         self._question = None
         if self._outbox and self._sent == self._limit:
             self._patience = min(2 * self._patience, LONGEST_INTERVAL)
@@ -310,7 +310,7 @@ class Flow:
 
     @property
     def _awaited(self) -> bool:
-        """Whether the sender waits for an answer, or its kernel will do something when it has one."""
+        """Whether the sender waits for an answer, or its kernel acts on one."""
         return (
             self._abandoned
             or self._finishing

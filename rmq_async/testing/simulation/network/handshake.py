@@ -1,4 +1,4 @@
-"""One attempt to connect: requests that a kernel repeats until there is an answer, a refusal, or no more patience."""
+"""One attempt to connect: requests that a kernel repeats until an answer, a refusal, or the time limit."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class Target(Side, Protocol):
     off: bool
 
     def listener(self, place: Place) -> Listener | None:
-        """Returns what listens there."""
+        """Returns the listener at a place; None if there is none."""
 
 
 class Directory(Protocol):
-    """What a network knows of its machines."""
+    """The machines of a network, by address."""
 
     scheduler: Scheduler
     observe: Observer | None
@@ -61,7 +61,7 @@ class Attempt:
         self._request(0)
 
     def end(self) -> None:
-        """Gives the attempt up: what still comes for it is dropped."""
+        """Gives the attempt up: later answers to it are dropped."""
         self._over = True
         if self._timer is not None:
             self._timer.cancel()

@@ -123,7 +123,8 @@ class Host(Network):
         return SimulatedServer(loop, factory, (address, port), self.wakes, self.ports)
 
     async def resolve(self, loop: SimulatedLoop, host: str, port: int) -> list[tuple[Any, ...]]:
-        """Returns what ``getaddrinfo`` does: one address. Raises socket.gaierror for an unknown name, after a drawn delay."""
+        """Resolves a name to one address, as ``getaddrinfo`` does. Raises socket.gaierror for an unknown name, after a
+        drawn delay."""
         try:
             ip = ipaddress.ip_address(host.partition("%")[0])
         except ValueError:
@@ -140,7 +141,7 @@ class Host(Network):
     # -- as other machines see it
 
     def listener(self, place: Place) -> Listener | None:
-        """Returns what listens at an address and port of this machine."""
+        """Returns the listener at an address and port of this machine."""
         address, port = place
         return self.ports.get((ANY, port)) or self.ports.get((address, port))
 
@@ -157,7 +158,7 @@ class Host(Network):
                     end.close()
 
     def power_off(self) -> None:
-        """Ends the process and the kernel: nothing answers, and peers learn it by their own time-outs."""
+        """Ends the process and the kernel: the machine does not answer, and peers notice it by their time-outs."""
         self._end_process()
         self.off = True
         for end in list(self.ends.values()):
@@ -165,7 +166,7 @@ class Host(Network):
             self._dead.append(end)
 
     def power_on(self) -> None:
-        """Starts the kernel: it answers what comes for streams of before with a reset."""
+        """Starts the kernel: it answers segments of earlier streams with a reset."""
         self.off = False
         dead, self._dead = self._dead, []
         for end in dead:
@@ -177,7 +178,8 @@ class Host(Network):
         self.wakes.pause()
 
     def resume(self) -> None:
-        """Wakes the process for what has come meanwhile. Called before its timers run, as an event loop would do it."""
+        """Wakes the process for data that arrived during the pause. Called before its timers run, as an event loop would
+        do."""
         self.wakes.resume()
 
     def check_move(self, address: str) -> str:

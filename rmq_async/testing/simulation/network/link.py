@@ -1,4 +1,4 @@
-"""Links between machines: how long a segment takes in each direction, and what can befall it."""
+"""Links between machines: the latency of segments in each direction, and the faults."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ class Carried(Protocol):
     """One end of a stream, as the link that carries it sees it."""
 
     def fail(self, error: OSError) -> None:
-        """Ends the end with an error that its owner gets."""
+        """Closes the end with an error that its owner gets."""
 
     def heal(self) -> None:
-        """Sends again what was lost, at the next time at which a kernel would do so."""
+        """Sends lost segments again, at the next time at which a kernel would do so."""
 
 
 class Way:
@@ -71,7 +71,7 @@ class Way:
         return latency
 
     def send(self, size: int, arrive: Callable[..., None], *args: object) -> None:
-        """Calls ``arrive(*args)`` when a segment of ``size`` bytes has come to the other side."""
+        """Calls ``arrive(*args)`` when a segment of ``size`` bytes has arrived at the other side."""
         now = self._scheduler.now
         self.carried += 1
         self._busy_until = max(self._busy_until, now) + size * BYTE_TIME
@@ -93,7 +93,7 @@ class Way:
 
 
 class Link:
-    """What connects two machines (or a machine to itself). ``a``, ``b``: names of the machines."""
+    """The connection between two machines (or of a machine to itself). ``a``, ``b``: names of the machines."""
 
     def __init__(self, a: str, b: str, scheduler: Scheduler, generator: Callable[[str], Random]) -> None:
         self.a, self.b = a, b
@@ -132,23 +132,24 @@ class Link:
         return way
 
     def cut(self, *, one_way: str | None = None) -> None:
-        """Delivers nothing any more. ``one_way``: the name of the machine whose segments are lost; those to it still arrive.
+        """Loses all segments from now on. ``one_way``: the name of the machine whose segments are lost; those to it still
+        arrive.
 
-        Kernels send again what was lost, until ``heal``; after about 924 s without an answer they give a stream up (ETIMEDOUT).
-        Connects give up after 127 s.
+        Kernels send lost segments again, until ``heal``; after about 924 s without an answer they give a stream up
+        (ETIMEDOUT). Connects give up after 127 s.
         """
         for way in self._ways.values() if one_way is None else (self.way(one_way),):
             way.cut = True
 
     def heal(self) -> None:
-        """Ends a cut. What was lost arrives when the kernels send it for the next time, as long after as the cut was at most."""
+        """Ends a cut. Lost segments arrive when the kernels send them again, at most as long after it as the cut lasted."""
         for way in self._ways.values():
             way.cut = False
         for end in list(self.ends.values()):
             end.heal()
 
     def slow(self, seconds: float) -> None:
-        """Adds latency to both directions; 0 takes it away. Raises SimulationError for a number below 0."""
+        """Adds latency to both directions; 0 removes it. Raises SimulationError for a number below 0."""
         if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < float("inf"):
             raise SimulationError(f"a link is slowed by a number of seconds from 0 on, not {seconds!r}")
         for way in self._ways.values():
@@ -163,7 +164,7 @@ class Link:
         return streams
 
     def hang(self, on: bool = True) -> None:
-        """Loses the requests for new connections, as a firewall does; streams go on."""
+        """Loses the requests for new connections, as a firewall does; existing streams continue."""
         self.hanging = on
 
     def refuse(self, on: bool = True) -> None:
@@ -171,7 +172,8 @@ class Link:
         self.refusing = on
 
     def close_early(self, on: bool = True) -> None:
-        """Ends new connections as soon as they are accepted, as a balancer without a backend does; streams go on."""
+        """Ends new connections as soon as they are accepted, as a balancer without a backend does; existing streams
+        continue."""
         self.closing = on
 
 

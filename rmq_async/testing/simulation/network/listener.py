@@ -1,4 +1,4 @@
-"""Listening: what a kernel keeps of connections that were not accepted yet, and the server that accepts them."""
+"""Listening: the connections of a kernel that were not accepted yet, and the server that accepts them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Listener:
         return self.place[0] in ("0.0.0.0", address)  # noqa: S104 - an address to compare with
 
     def accepted(self, end: End) -> None:
-        """Takes an end whose handshake is over."""
+        """Accepts an end whose handshake is complete."""
         if self.closed or len(self.waiting) >= MOST_WAITING:
             end.reset()
         else:

@@ -1,4 +1,4 @@
-"""What transports and servers show as their socket."""
+"""The socket objects of transports and servers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["SimulatedSocket"]
 
 
 class SimulatedSocket:
-    """Addresses and options of a stream or a listener. ``fileno`` is -1: no call of the system takes it."""
+    """The addresses and options of a stream or a listener. ``fileno`` is -1: no call of the system takes it."""
 
     family = AF_INET
     type = SOCK_STREAM

@@ -1,4 +1,4 @@
-"""Streams as the kernels of two machines keep them: an end each, which a process may own."""
+"""Streams between the kernels of two machines: each has an end, which a process may own."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ when the receiver's kernel drops the stream."""
 
 
 class Owner(Protocol):
-    """What reads and writes an end: a transport of a process."""
+    """The reader and writer of an end: a transport of a process."""
 
     def readable(self) -> None:
-        """Hears that there are bytes, the end of the stream, or an error."""
+        """Runs when there are bytes, the end of the stream, or an error to read."""
 
     def writable(self) -> None:
-        """Hears that the kernel takes more bytes."""
+        """Runs when the kernel accepts more bytes."""
 
 
 class Wakes:
@@ -140,7 +140,7 @@ class End:
         return self.out.take(data)
 
     def finish(self) -> None:
-        """Ends what this end sends."""
+        """Ends the sending of this end."""
         if not self.gone:
             self.out.finish()
 
@@ -238,7 +238,7 @@ class End:
             self.peer._reset()
 
     def _reset(self) -> None:
-        """Fails as Linux does: with another error where the other end had ended its side before."""
+        """Fails as Linux does: with another error if the other end had closed its side before."""
         self.fail(system_error(EPIPE if self.eof else ECONNRESET))
 
     def _wake(self) -> None:

@@ -25,12 +25,12 @@ class Streams:
         self.transports: dict[int, SimulatedTransport] = {}
 
     def lost(self, number: int) -> None:
-        """Hears that a stream is over."""
+        """Runs when a stream has ended."""
         self.transports.pop(number, None)
 
 
 class SimulatedTransport(asyncio.Transport):
-    """Bytes that the kernel does not take wait here, and pause the protocol above a limit.
+    """The transport of a stream. It buffers bytes that the kernel does not accept, and pauses the protocol above a limit.
 
     ``made``: gets None when the protocol has its connection.
     """
@@ -80,7 +80,8 @@ class SimulatedTransport(asyncio.Transport):
             self._end.owner = self
 
     def _begin_reading(self) -> None:
-        """Begins behind ``connection_made`` and behind what waits for it, as asyncio's loops look at a socket after both."""
+        """Begins after ``connection_made`` and after the calls that wait for it, as asyncio's loops read a socket after
+        both."""
         if not self._closing:
             self._reading = True
             self.readable()
@@ -120,7 +121,7 @@ class SimulatedTransport(asyncio.Transport):
             self.readable()
 
     def readable(self) -> None:
-        """Hears from the kernel that there is something to read."""
+        """Reads, because the kernel has bytes, the end of the stream or an error."""
         if self._reading and not self._read_paused and not self._reads and self._end.ready:
             self._reads = True
             self._loop.call_soon(self._read, context=self._context)
@@ -207,7 +208,7 @@ class SimulatedTransport(asyncio.Transport):
                 self._end.finish()
 
     def writable(self) -> None:
-        """Hears from the kernel that it takes more bytes."""
+        """Writes, because the kernel accepts more bytes."""
         if self._buffer and not self._writes:
             self._writes = True
             self._loop.call_soon(self._write, context=self._context)
@@ -259,9 +260,10 @@ class SimulatedTransport(asyncio.Transport):
                 self._lose(None)
 
     def abort(self) -> None:
-        """Drops what the kernel has not taken, and closes at once: the other end gets the rest and the end of the stream.
+        """Drops bytes that the kernel has not accepted, and closes at once: the other end gets the rest and the end of the
+        stream.
 
-        It gets a reset instead where bytes have come for this end that were not read, or come later; as with real sockets.
+        It gets a reset instead if bytes for this end were not read, or arrive later, as with real sockets.
         """
         self._force_close(None)
 
@@ -302,7 +304,7 @@ def _resolve(future: asyncio.Future[None]) -> None:
 
 
 def _fill(protocol: asyncio.BufferedProtocol, data: bytes) -> None:
-    """Hands bytes to a protocol that has a buffer of its own. Raises RuntimeError for one without room."""
+    """Passes bytes to a protocol that has its own buffer. Raises RuntimeError for one without room."""
     left = memoryview(data)
     while left:
         buffer = memoryview(protocol.get_buffer(len(left)))

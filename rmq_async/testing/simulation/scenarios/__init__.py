@@ -1,4 +1,4 @@
-"""Scenarios of the library: which services run on which cluster, and for how long."""
+"""Scenarios of the library: their services, clusters and durations."""
 
 from __future__ import annotations
 

@@ -30,13 +30,14 @@ CAUGHT_UP_WITHIN: Final = 60.0
 
 
 class Listening(Stocked, Staffed, Protocol):
-    """A simulation with machines of members whose brokers can be looked into."""
+    """The part of a simulation for members of broadcasts, with access to the messages on brokers."""
 
 
 class _Listener:
-    """One member, from the first of its lives to the last one, and its store of positions.
+    """One member over all of its runs, and its store of positions.
 
-    ``handled``: by place and unique id, what this life has handled with success; ``over``: places that a life has settled.
+    ``handled``: by place and unique id, the messages that this run has handled with success; ``over``: places that a run has
+    settled.
     """
 
     def __init__(self, cluster: Listening, name: str, until: float) -> None:
@@ -101,7 +102,7 @@ class _Listener:
             self._cluster.violation(f"repeated: {self._name} has handled {message.msg_id} of {message.queue} twice in one life")
 
     async def _catch_up(self) -> None:
-        """Waits until nothing is left, and reports what is."""
+        """Waits until no message is left, and reports those that are."""
         end = self._cluster.now + CAUGHT_UP_WITHIN
         while (left := self._left()) and self._cluster.now < end:  # noqa: ASYNC110 - simulated time
             await asyncio.sleep(AGAIN)

@@ -1,6 +1,6 @@
 """Members of a consumer group under faults: they join, stop in order and are killed while messages are sent to their topics.
 
-What they did is in the simulation's ``group``, which ``group_checkers`` looks at when the run is over.
+The simulation's ``group`` records their actions, which ``group_checkers`` checks after the run.
 """
 
 from __future__ import annotations
@@ -217,11 +217,12 @@ class Crew:
             await asyncio.sleep(LOOK_EVERY)
 
     def look_at_rest(self) -> None:
-        """Looks at the group when all faults are over and the brokers can be found."""
+        """Records the backlog of the group when all faults have ended and the brokers can be found."""
         self.log.look(resting=True)
 
     async def _drained(self) -> None:
-        """Waits until all is handled; a broker that lists a member that is gone gets more time: its queues wait until then."""
+        """Waits until all messages are handled; it waits longer for a broker that lists a member that has left, because its
+        queues wait until then."""
         end = self.cluster.now + LONGEST_DRAIN
         while self.cluster.now < end:
             backlog = self.log.backlogs[-1]

@@ -279,7 +279,8 @@ async def _again(cluster: Cluster, until: float, read: Any, consumer: PullConsum
 
 
 def _step(cluster: Cluster, ends: dict[MessageQueue, int], queue: MessageQueue, offset: int) -> None:
-    """Compares the offset of a message with the one behind the message before. Queues that came later begin where they can."""
+    """Compares the offset of a message with the one behind the message before. Queues that were added later may begin at
+    any offset."""
     if queue not in ends:
         return
     if offset > ends[queue]:
@@ -288,7 +289,7 @@ def _step(cluster: Cluster, ends: dict[MessageQueue, int], queue: MessageQueue, 
 
 
 class Disturbed(Cluster, Protocol):
-    """A simulation, as a service uses it that is its own fault."""
+    """The part of a simulation for a service that causes faults itself."""
 
     def machine(self, name: str) -> Any:
         """Returns the machine of a name."""

@@ -24,13 +24,14 @@ RESUMED: Final = 0.4
 
 
 class Stocked(Cluster, Protocol):
-    """A simulation whose brokers can be looked into."""
+    """The part of a simulation for readings, with access to the messages on brokers."""
 
     def held(self, queue: MessageQueue, offset: int) -> MessageExt | None:
-        """Returns the message that a broker has at an offset; None where it has none."""
+        """Returns the message that a broker has at an offset; None if it has none."""
 
     def taken(self, queue: MessageQueue) -> int:
-        """Returns the highest offset of a queue whose message was lost, and may be that of another one now; -1 for none."""
+        """Returns the highest offset of a queue whose message was lost, and which another message may have now; -1 for
+        none."""
 
     def held_to(self, topic: str) -> dict[MessageQueue, int]:
         """Returns the offset behind the newest message of each queue that can be read."""
@@ -40,10 +41,10 @@ class Stocked(Cluster, Protocol):
 
 
 class Reading:
-    """One reading of a topic, as far as it has come.
+    """The progress of one reading of a topic.
 
-    ``tag``: the tag that it asked for; None for all messages. ``start``: offsets at which it began; None for the first messages.
-    With offsets, a queue of a broker that was away at the start begins at a time, so where it begins is not checked.
+    ``tag``: its tag; None for all messages. ``start``: offsets at which it began; None for the first messages. With offsets, a
+    queue of a broker that was away at the start begins at a time, so its first offset is not checked.
     """
 
     def __init__(self, cluster: Stocked, tag: str | None, start: Mapping[MessageQueue, int] | None = None) -> None:
@@ -56,7 +57,7 @@ class Reading:
         self._tag = tag
 
     def got(self, message: MessageExt) -> None:
-        """Compares a message with those before it, and with what its broker holds."""
+        """Compares a message with those before it, and with the messages of its broker."""
         queue, offset = message.queue, message.queue_offset
         following = self.next.get(queue)
         if following is not None and offset < following:
@@ -72,12 +73,13 @@ class Reading:
         self.next[queue], self._last[queue] = offset + 1, (offset, message.msg_id)
 
     def over(self, ends: Mapping[MessageQueue, int]) -> None:
-        """Compares a reading that has come to its end with the offsets that were acknowledged before its beginning."""
+        """Compares a finished reading with the offsets that were acknowledged before its beginning."""
         for queue, end in ends.items():
             self._passed(queue, end)
 
     def _last_is_there(self, queue: MessageQueue, offset: int) -> None:
-        """Reports a message that was read and lost, and whose offset is another one's, where the reader went on behind it."""
+        """Reports a message that was read and lost, and whose offset another message has, if the reader continued behind
+        it."""
         before, msg_id = self._last.get(queue, (0, ""))
         there = self._cluster.held(queue, before)
         if msg_id and there is not None and there.msg_id != msg_id:
@@ -87,7 +89,7 @@ class Reading:
             )
 
     def _passed(self, queue: MessageQueue, end: int) -> None:
-        """Reports offsets below ``end`` that were passed over, and whose messages the broker has."""
+        """Reports offsets below ``end`` that the reading left out although the broker has their messages."""
         first = self.next.get(queue, end if self._anywhere else 0)
         for offset in range(max(first, self._cluster.oldest(queue), self._cluster.taken(queue) + 1), end):
             message = self._cluster.held(queue, offset)

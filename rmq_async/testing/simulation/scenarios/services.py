@@ -1,4 +1,4 @@
-"""What the services of all scenarios share: how they live with errors, and what they must do when all faults are over."""
+"""The common part of the services of all scenarios: the handling of errors, and the final checks after the last fault."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Cluster(Protocol):
         """Adds a violation to those of the checkers."""
 
     async def calm(self, seconds: float) -> None:
-        """Ends all faults for good, where the first caller comes; returns that many seconds later."""
+        """Ends all faults for good at the first call; returns ``seconds`` after that."""
 
     def holders(self, topic: str) -> set[str]:
         """Returns the names of the brokers that have a topic."""
@@ -75,9 +75,10 @@ async def serve(
     work: Callable[[Any], Awaitable[None]],
     afterwards: Callable[[Any], Awaitable[None]] | None = None,
 ) -> None:
-    """Does ``work`` with a started client, and again with a new one after each error of the library, until the time is over.
+    """Does ``work`` with a started client, and again with a new one after each error of the library, until the end of its
+    time.
 
-    ``afterwards``: what the same client must be able to do when the cluster has been healthy again for ``CALM`` seconds.
+    ``afterwards``: the work that must succeed with the same client when the cluster has been healthy for ``CALM`` seconds.
     """
     while cluster.now < until:
         try:
@@ -143,7 +144,7 @@ async def turns(cluster: Cluster, chance: Random, until: float) -> AsyncIterator
 
 
 async def every(calls: list[Any]) -> None:
-    """Awaits all calls. Raises the first error that is none of the library's."""
+    """Awaits all calls. Raises the first error that is not one of the library."""
     for result in await asyncio.gather(*calls, return_exceptions=True):
         if isinstance(result, BaseException) and not isinstance(result, RocketMQError):
             raise result

@@ -1,7 +1,7 @@
-"""What client machines do in the library's scenarios: each workload is one service that runs until a virtual time.
+"""The workloads of client machines in the library's scenarios: each is one service that runs until a virtual time.
 
-A workload meets faults as a service does: it goes on after every error of the library. What it did is in the history; an error of
-another kind ends the run.
+A workload handles faults as a service does: it continues after every error of the library. The history records its calls; an
+error of another kind ends the run.
 """
 
 from __future__ import annotations
