@@ -90,7 +90,7 @@ class WaitTable(Generic[T]):
     def resolve(self, result: T) -> None:
         """Gives ``result`` to every future in the table, in their order, ``RESOLVED_PER_TURN`` of them in one turn of the loop.
 
-        None of them times out any more. The turns between let their callers, and everything else on the loop, go on.
+        None of them times out any more. In the iterations between, their callers and all other calls of the loop run.
         """
         self._clear()
         for future in [*islice(self._waiting, RESOLVED_PER_TURN)]:

@@ -307,7 +307,7 @@ def _check_zstd_frames(data: bytes) -> None:
 
 
 def _zstd_frame_end(data: bytes, position: int) -> int:
-    """Where the frame whose header descriptor is at ``position`` ends, maybe beyond the data."""
+    """Returns the end of the frame whose header descriptor is at ``position``; it may lie beyond the data."""
     end = len(data)
     descriptor = data[position]
     single_segment = descriptor >> 5 & 1

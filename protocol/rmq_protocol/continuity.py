@@ -1,8 +1,8 @@
-"""Which offsets an answer to a pull leaves out.
+"""The offsets that an answer to a pull leaves out.
 
-A queue numbers its messages without a gap, and a pull without a tag filter gives all of them from the offset asked for up to the
-one where the next pull goes on. What is missing in between was deleted, unless something else accounts for it: a record that
-cannot be read, a compacted topic, the change of a static topic's queue from one broker to another (``gaps_of_mapping``).
+A queue numbers its messages without a gap, and a pull without a tag filter gives all of them from the offset asked for up to
+the one where the next pull goes on. Missing ones were deleted, unless there is another cause: a record that cannot be read, a
+compacted topic, the change of a static topic's queue from one broker to another (``gaps_of_mapping``).
 """
 
 from __future__ import annotations

@@ -53,7 +53,8 @@ class RocketMQError(Exception):
     def __reduce__(
         self,
     ) -> tuple[Callable[..., RocketMQError], tuple[type[RocketMQError], tuple[object, ...], dict[str, object]]]:
-        """Copies, also into other processes, are made of what the error holds: constructors differ in what they ask for."""
+        """Returns the parts of a copy, also for another process: the attributes of the error, because constructors have
+        different arguments."""
         return _copy, (type(self), self.args, self.__dict__)
 
 

@@ -1,9 +1,9 @@
-"""What of a received message goes on when it is sent again.
+"""The parts of a received message that a copy of it keeps.
 
-Brokers and clients put names of their own among a message's properties, and move messages between topics: one that waits lies in a
-topic of the broker, one that is tried again or was given up in a topic of its group. The properties that name where it came from
-are those that real brokers write (5.5.0 and 4.9.7): REAL_TOPIC on one that waits, RETRY_TOPIC on a retry and on a dead letter.
-After a pop that is the retry topic of group and topic, with ORIGIN_GROUP.
+Brokers and clients add system names to a message's properties, and move messages between topics: a delayed message is in a
+topic of the broker, a retried or given up message in a topic of its group. These properties name its original topic (5.5.0 and
+4.9.7): REAL_TOPIC on a delayed message, RETRY_TOPIC on a retry and on a dead letter. After a pop that is the retry topic of
+group and topic, with ORIGIN_GROUP.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Reads the JSON that RocketMQ's servers write where it is not JSON.
+"""Parses the JSON of RocketMQ's servers, also where it deviates from the standard.
 
 Brokers and name servers serialise maps as their library (fastjson) does by default, so that two forms come in which no
 strict parser takes:

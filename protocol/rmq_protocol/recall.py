@@ -1,4 +1,4 @@
-"""Recall handles: what the send of a delayed message answers, and takes to call the message back (``RecallMessageHandle``)."""
+"""Recall handles: a send of a delayed message returns one, and a recall of the message needs it (``RecallMessageHandle``)."""
 
 from __future__ import annotations
 

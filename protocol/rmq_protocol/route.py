@@ -1,9 +1,9 @@
 """Routes: which brokers hold the queues of a topic (``TopicRouteData``, response body of GET_ROUTEINFO_BY_TOPIC).
 
-A route comes from a name server, which may be old, wrong or hostile: ``decode_route`` takes every form servers are known to
-write and bounds what it says, and the functions that turn a route into queues are pure, so that they can be asked again
-at any time. They follow ``MQClientInstance.topicRouteData2TopicPublishInfo`` and ``...SubscribeInfo``, quirks included:
-an ``orderTopicConf`` wins over permissions and masters, static topics live on a pseudo broker. Beyond Java they leave out
+A route comes from a name server, which may be old, wrong or hostile: ``decode_route`` accepts every form that servers are
+known to write and limits its size, and the functions that turn a route into queues are pure, so that they can be called again
+at any time. They follow ``MQClientInstance.topicRouteData2TopicPublishInfo`` and ``...SubscribeInfo``, special cases included:
+an ``orderTopicConf`` replaces permissions and masters, and static topics have a pseudo broker. Beyond Java they leave out
 brokers whose master address cannot be connected to.
 """
 

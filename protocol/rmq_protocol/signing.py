@@ -47,7 +47,7 @@ class SessionCredentials(msgspec.Struct, frozen=True):
         return f"SessionCredentials({self.access_key!r})"
 
     def __rich_repr__(self) -> list[tuple[str, Any]]:
-        """What rich's tracebacks and printers show; a Struct's own would give everything."""
+        """Returns the fields that rich's tracebacks and printers show; the method of a Struct would return the secrets too."""
         return [("access_key", self.access_key)]
 
 

@@ -112,7 +112,8 @@ class RecordBlock(ABC):
 
     @abstractmethod
     def _keep(self, fields: Fields, topic: str, body: bytes, properties: dict[str, str]) -> None:
-        """Keeps a sound message. ``fields``: those of a record of its own, even if it lay compressed or in an inner batch."""
+        """Keeps a valid message. ``fields``: those of a separate record, even if the message was compressed or in an inner
+        batch."""
 
     def _topic(self, encoded: bytes) -> str:
         topic = self._topics.get(encoded)
@@ -226,7 +227,7 @@ class RecordBlock(ABC):
         return plain
 
     def _keep_inner(self, inner: list[BatchRecord], fields: Fields, topic: str, wait_store: bool) -> None:
-        """Keeps the messages of an inner batch: each has an offset of its own, and 0 for what only a record has."""
+        """Keeps the messages of an inner batch: each has its own offset, and 0 for the fields that only a record has."""
         wait = "true" if wait_store else "false"
         keep = self._keep
         (
@@ -264,7 +265,8 @@ class RecordBlock(ABC):
         return self._end
 
     def _lost(self, position: int, total: int, reason: str, fields: Fields | None = None) -> int:
-        """Reports a record whose fields cannot be read; goes on by TOTALSIZE if a record begins there, else not at all."""
+        """Reports a record whose fields cannot be read; continues after TOTALSIZE bytes if a record begins there, else
+        stops."""
         if self._begins_at(position + total, total):
             self._report(position, reason, fields)
             return position + total

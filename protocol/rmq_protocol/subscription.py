@@ -1,4 +1,4 @@
-"""Subscriptions: what a consumer wants of a topic, as heartbeats and pulls carry it (``FilterAPI``)."""
+"""Subscriptions: the filter of a consumer for a topic, as heartbeats and pulls contain it (``FilterAPI``)."""
 
 from __future__ import annotations
 

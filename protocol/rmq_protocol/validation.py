@@ -1,4 +1,4 @@
-"""What clients refuse before sending (``Validators``) and what brokers refuse on arrival (``TopicValidator``).
+"""The checks of clients before sending (``Validators``) and of brokers on arrival (``TopicValidator``).
 
 ``check_message`` runs for every send: a topic that passed once is remembered, so it costs a type test, a length test and a
 look-up. Limits of names are counted in UTF-16 units by Java; names that pass are ASCII, so characters, units and bytes agree.

@@ -25,7 +25,7 @@ _NO_SUCH_PRODUCERS: Final = "not exist"
 
 
 async def stats(instance: ClientInstance, topic: str, deadline: float) -> TopicStats:
-    """See ``Admin.topic_stats``."""
+    """Implements ``Admin.topic_stats``."""
     route = (await instance.routes.fetch(topic, max(deadline - machine.monotonic(), 0.0))).data
     brokers = brokers_of(route)
     code = RequestCode.GET_TOPIC_STATS_INFO
@@ -58,7 +58,7 @@ async def _stats_of(instance: ClientInstance, queue: MessageQueue, deadline: flo
 
 
 async def producers(instance: ClientInstance, group: str, deadline: float) -> tuple[ClientConnection, ...]:
-    """See ``Admin.producer_connections``."""
+    """Implements ``Admin.producer_connections``."""
     brokers = masters_of(await cluster_info(instance, deadline))
     code = RequestCode.GET_PRODUCER_CONNECTION_LIST
     command = RemotingCommand(code=code, ext_fields={"producerGroup": group})
@@ -72,7 +72,7 @@ async def producers(instance: ClientInstance, group: str, deadline: float) -> tu
 
 
 async def consumers(instance: ClientInstance, group: str, deadline: float) -> ConsumerConnections:
-    """See ``Admin.consumer_connections``."""
+    """Implements ``Admin.consumer_connections``."""
     brokers = masters_of(await cluster_info(instance, deadline))
     code = RequestCode.GET_CONSUMER_CONNECTION_LIST
     command = RemotingCommand(code=code, ext_fields={"consumerGroup": group})

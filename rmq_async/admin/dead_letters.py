@@ -46,7 +46,7 @@ _PULLED: Final = frozenset(
 
 
 async def read(instance: ClientInstance, group: str, limit: int, deadline: float) -> tuple[MessageExt, ...]:
-    """See ``Admin.dead_letters``."""
+    """Implements ``Admin.dead_letters``."""
     found: list[MessageExt] = []
     for queue in await _queues(instance, group, deadline):
         offset: int | None = await _begin(instance, queue)
@@ -57,7 +57,7 @@ async def read(instance: ClientInstance, group: str, limit: int, deadline: float
 
 
 async def resend(instance: ClientInstance, group: str, limit: int | None, timeout: float) -> int:
-    """See ``Admin.resend_dead_letters``. ``timeout``: seconds for each message."""
+    """Implements ``Admin.resend_dead_letters``. ``timeout``: seconds for each message."""
     sent = 0
     for queue in await _queues(instance, group, machine.monotonic() + timeout):
         offset: int | None = await _begin(instance, queue)

@@ -55,7 +55,7 @@ _AT_ONCE: Final = 16
 
 
 async def lag(instance: ClientInstance, group: str, topic: str | None, deadline: float) -> GroupLag:
-    """See ``Admin.group_lag``."""
+    """Implements ``Admin.group_lag``."""
     brokers = masters_of(await cluster_info(instance, deadline))
     code, retry_topic = RequestCode.GET_CONSUME_STATS, RETRY_TOPIC_PREFIX + group
     asked = [None] if topic is None else [topic, retry_topic]
@@ -87,7 +87,7 @@ async def lag(instance: ClientInstance, group: str, topic: str | None, deadline:
 async def reset(
     instance: ClientInstance, group: str, topic: str, to: Target, deadline: float, *, dry_run: bool
 ) -> tuple[OffsetChange, ...]:
-    """See ``Admin.reset_offsets``."""
+    """Implements ``Admin.reset_offsets``."""
     queues = await _queues(instance, topic, to, deadline)
     after = await for_each(queues, lambda queue: _target(instance, queue, to), at_once=_AT_ONCE)
     before = await for_each(queues, lambda queue: committed_offset(instance, group, queue), at_once=_AT_ONCE)
@@ -238,7 +238,7 @@ async def _resets_by_server(instance: ClientInstance, broker: str, address: str,
 
 
 async def clone(instance: ClientInstance, source: str, target: str, topic: str, deadline: float) -> tuple[OffsetChange, ...]:
-    """See ``Admin.clone_offsets``."""
+    """Implements ``Admin.clone_offsets``."""
     await check_offline(instance, target, "their commits would overwrite the offsets", deadline)
     route = await instance.routes.fetch(topic, max(deadline - machine.monotonic(), 0.0))
     changes = []

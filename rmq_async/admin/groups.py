@@ -66,7 +66,7 @@ class GroupSettings(TypedDict, total=False):
 
 
 async def list_groups(instance: ClientInstance, deadline: float) -> tuple[str, ...]:
-    """See ``Admin.groups``."""
+    """Implements ``Admin.groups``."""
     found: set[str] = set()
     brokers = masters_of(await cluster_info(instance, deadline))
     code = RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG
@@ -94,7 +94,7 @@ def group_config(group: str, settings: GroupSettings) -> SubscriptionGroupConfig
 async def create(
     instance: ClientInstance, config: SubscriptionGroupConfig, cluster: str | None, broker: str | None, deadline: float
 ) -> None:
-    """See ``Admin.create_group``."""
+    """Implements ``Admin.create_group``."""
     brokers = masters_of(await cluster_info(instance, deadline), cluster, broker, any_cluster=False)
     code = RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP
     command = RemotingCommand(code=code, body=encode_body(config))
@@ -103,7 +103,7 @@ async def create(
 
 
 async def delete(instance: ClientInstance, group: str, deadline: float) -> None:
-    """See ``Admin.delete_group``."""
+    """Implements ``Admin.delete_group``."""
     await check_offline(instance, group, "they would create it again", deadline)
     brokers = masters_of(await cluster_info(instance, deadline))
     code = RequestCode.DELETE_SUBSCRIPTIONGROUP
@@ -120,7 +120,7 @@ async def delete(instance: ClientInstance, group: str, deadline: float) -> None:
 
 
 async def members(instance: ClientInstance, group: str, deadline: float) -> tuple[GroupMember, ...]:
-    """See ``Admin.group_members``."""
+    """Implements ``Admin.group_members``."""
     found = await consumers(instance, group, deadline)
     merged: dict[str, GroupMember] = {}
     for each in found.connections:
@@ -153,7 +153,7 @@ async def is_online(instance: ClientInstance, group: str) -> bool:
 
 
 async def running_info(instance: ClientInstance, group: str, client_id: str, deadline: float) -> ConsumerRunningInfo:
-    """See ``Admin.consumer_status``."""
+    """Implements ``Admin.consumer_status``."""
     broker, address = await _broker_of_member(instance, group, client_id, deadline)
     code = RequestCode.GET_CONSUMER_RUNNING_INFO
     header = GetConsumerRunningInfoRequestHeader(consumerGroup=group, clientId=client_id)
@@ -166,7 +166,7 @@ async def running_info(instance: ClientInstance, group: str, client_id: str, dea
 async def consume_directly(
     instance: ClientInstance, group: str, client_id: str, message: MessageExt, deadline: float
 ) -> ConsumeMessageDirectlyResult:
-    """See ``Admin.consume_directly``."""
+    """Implements ``Admin.consume_directly``."""
     masters = masters_of(await cluster_info(instance, deadline))
     queue = instance.names.wire_queue(message.queue)
     stored_at = [name for name, address in masters.items() if address == message.store_host]

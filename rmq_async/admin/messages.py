@@ -50,7 +50,7 @@ _MAGIC: Final = frozenset(code.to_bytes(4, "big", signed=True) for code in (MAGI
 
 
 async def view(instance: ClientInstance, topic: str, msg_id: str, deadline: float) -> MessageExt:
-    """See ``Admin.view_message``."""
+    """Implements ``Admin.view_message``."""
     route = (await instance.routes.fetch(topic, max(deadline - machine.monotonic(), 0.0))).data
     place: OffsetId | None = None
     with suppress(LocalProtocolError):
@@ -80,7 +80,7 @@ async def view(instance: ClientInstance, topic: str, msg_id: str, deadline: floa
 async def by_key(
     instance: ClientInstance, topic: str, key: str, max_num: int, begin_ms: int | None, end_ms: int | None, deadline: float
 ) -> tuple[MessageExt, ...]:
-    """See ``Admin.query_message``."""
+    """Implements ``Admin.query_message``."""
     brokers = brokers_of((await instance.routes.fetch(topic, max(deadline - machine.monotonic(), 0.0))).data)
     await for_each(brokers, lambda name: until_readable(instance, name, topic))
     begin, end = begin_ms or 0, FOR_EVER if end_ms is None else end_ms

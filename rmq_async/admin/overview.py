@@ -66,7 +66,7 @@ class _Found(msgspec.Struct):
 
 
 async def overview(instance: ClientInstance, wanted: Wanted, timeout: float) -> Overview:
-    """See ``Admin.overview``. ``timeout``: seconds for each request."""
+    """Implements ``Admin.overview``. ``timeout``: seconds for each request."""
     info = await cluster_info(instance, machine.monotonic() + timeout)
     clusters = {broker: cluster for cluster, names in info.cluster_addr_table.items() for broker in names}
     asked = [_Asked(instance, name, clusters.get(name, ""), wanted, timeout) for name in sorted(info.broker_addr_table)]

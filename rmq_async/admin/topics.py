@@ -77,7 +77,7 @@ def check_new_topic(topic: str) -> None:
 async def create(
     instance: ClientInstance, header: CreateTopicRequestHeader, cluster: str | None, broker: str | None, deadline: float
 ) -> None:
-    """See ``Admin.create_topic``."""
+    """Implements ``Admin.create_topic``."""
     masters = masters_of(await cluster_info(instance, deadline), cluster, broker, any_cluster=False)
     await _create_at(instance, header, masters, deadline)
     if header.order:
@@ -86,7 +86,7 @@ async def create(
 
 
 async def delete(instance: ClientInstance, topic: str, cluster: str | None, deadline: float) -> None:
-    """See ``Admin.delete_topic``."""
+    """Implements ``Admin.delete_topic``."""
     await instance.routes.fetch(topic, max(deadline - machine.monotonic(), 0.0))
     masters = masters_of(await cluster_info(instance, deadline), cluster)
     code = RequestCode.DELETE_TOPIC_IN_BROKER
@@ -189,7 +189,7 @@ class _Settings(TopicConfigSerializeWrapper, frozen=True, rename="camel"):
 async def sync(
     instance: ClientInstance, from_broker: str, to_broker: str, patterns: Collection[str], *, dry_run: bool, timeout: float
 ) -> tuple[SyncedTopic, ...]:
-    """See ``Admin.sync_topics``."""
+    """Implements ``Admin.sync_topics``."""
     info = await cluster_info(instance, machine.monotonic() + timeout)
     brokers = {name: masters_of(info, broker=name)[name] for name in (from_broker, to_broker)}
     if from_broker == to_broker:

@@ -54,10 +54,10 @@ class ClientUser(LifeCycle):
             self._scopes.discard(scope)
 
     def _join(self, instance: ClientInstance) -> None:
-        """Called once, when the instance runs."""
+        """Joins the instance; called once, when it runs."""
 
     async def _leave(self, instance: ClientInstance, timeout: float) -> None:
-        """Called once, before the instance is released; takes at most ``timeout`` seconds."""
+        """Leaves the instance within ``timeout`` seconds; called once, before its release."""
 
     async def _open(self, instance: ClientInstance) -> None:
         self._join(instance)

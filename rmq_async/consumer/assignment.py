@@ -282,7 +282,7 @@ class Assignment:
         return True
 
     def _forget(self, held: HeldQueue) -> None:
-        """Called when a queue has left this member."""
+        """Removes the state of a queue that has left this member."""
         self.leaving.pop(held, None)
         self._abandoned.pop(held, None)
         self._intake.marks.given_up(held.queue, held.committed)

@@ -279,7 +279,7 @@ class Dispatcher:
         return False
 
     def ended(self, subscription: Subscription, taken: tuple[Waiting, ...]) -> None:
-        """Takes the slot of a call back, lets the lines of its messages go on, and starts the next one. ``taken``: its messages."""
+        """Frees the slot of a call, releases the lines of its messages, and starts the next call. ``taken``: its messages."""
         backlog = self._backlogs[subscription]
         backlog.running -= 1
         self.running -= 1

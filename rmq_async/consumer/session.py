@@ -206,7 +206,7 @@ class Session:
             raise
 
     def quiesce(self) -> None:
-        """Begins to stop: pulls end, and what has not begun is dropped."""
+        """Begins to stop: ends the pulls, and drops messages without a call."""
         if self.by_hand is not None:
             self.by_hand.quiesce()
         self.assignment.quiesce()
@@ -225,7 +225,7 @@ class Session:
             await self._abandon(end)
 
     def members_changed(self) -> None:
-        """Hears NOTIFY_CONSUMER_IDS_CHANGED (40)."""
+        """Handles NOTIFY_CONSUMER_IDS_CHANGED (40)."""
         self.rebalance.trigger()
 
     def serve(self, command: RemotingCommand) -> RemotingCommand | Awaitable[RemotingCommand | None] | None:
@@ -270,7 +270,7 @@ class Session:
         await self.member.joined()
 
     def _lost_route(self, held: HeldQueue) -> None:
-        """Called when a broker says that it does not have a queue."""
+        """Handles an answer of a broker that it does not have a queue."""
         self.intake.marks.doubt([held.queue])
         self.rebalance.trigger()
 
@@ -333,7 +333,7 @@ class Session:
         self._progressed(item.held)
 
     def _progressed(self, held: HeldQueue) -> None:
-        """Called when messages of a queue have their outcomes."""
+        """Runs when messages of a queue have their outcomes."""
         if held.squeezed and not self.dispatcher.has_ready(held):
             held.squeezed = False
         held.settled_at = machine.monotonic()
@@ -345,7 +345,7 @@ class Session:
             self._progressed(held)
 
     def _make_room(self) -> None:
-        """Called when a queue waits for room: batches are not filled at its cost."""
+        """Starts incomplete batches, because a queue waits for room."""
         self.dispatcher.hasten()
         self.intake.make_room()
 

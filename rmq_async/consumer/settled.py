@@ -32,9 +32,9 @@ class Settled(msgspec.Struct, frozen=True):
 
 
 class SettledLog:
-    """Keeps the first MAX_KEPT messages that no wait has returned, with up to MAX_KEPT_SIZE bytes of bodies. What ends while the
-    log is full is counted only: the newest messages, kept, would stay in memory long after the caches of the processor have lost
-    them, which cost an eighth of all that a message takes.
+    """Keeps the first MAX_KEPT messages that no wait has returned, with up to MAX_KEPT_SIZE bytes of bodies. Messages that end
+    while the log is full are only counted: to keep the newest ones would cost an eighth of the time of a message, because
+    of misses of the processor's caches.
 
     ``handled``, ``failed``: messages whose calls returned, or raised, since the start.
     """

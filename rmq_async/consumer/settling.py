@@ -38,9 +38,9 @@ Decided = dict[Waiting, tuple[Decision, BaseException]]
 class Settling:
     """The settling of messages whose calls have ended.
 
-    ``retry``: of subscriptions without their own. ``ended``: called with each message that has its outcome. ``again``: takes a
-    message that this member handles again, and the seconds until then. ``all_done``: called with messages that are done, and
-    their queues.
+    ``retry``: the Retry of subscriptions without their own. ``ended``: called with each message that has its outcome.
+    ``again``: called with a message that this member handles again, and the seconds until then. ``all_done``: called with
+    messages that are done, and their queues.
     """
 
     def __init__(

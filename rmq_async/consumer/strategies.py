@@ -1,6 +1,6 @@
 """Strategies by which the members of a group share the queues of a topic. All members of a group must use the same one.
 
-Each is what a class of Java's client computes, so that members of both kinds may share a group.
+Each computes the same as a class of Java's client, so that members of both kinds may share a group.
 """
 
 from __future__ import annotations

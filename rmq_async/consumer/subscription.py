@@ -241,4 +241,4 @@ def _checked_rate(rate: object) -> float | None:
 
 
 def _nothing() -> None:
-    """The consumer does not run."""
+    """Does nothing: the consumer does not run."""

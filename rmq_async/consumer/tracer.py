@@ -29,7 +29,7 @@ MOST_COST: Final = 0x7FFFFFFF
 
 
 class ContextCode(IntEnum):
-    """How a call ended (``ConsumeReturnType``)."""
+    """The result of a call (``ConsumeReturnType``)."""
 
     SUCCESS = 0
     TIME_OUT = 1

@@ -180,7 +180,8 @@ def _queue_problem(session: Session, held: HeldQueue) -> Problem | None:
 
 
 def _order_problems(session: Session) -> list[Problem]:
-    """Returns the problems of ordered subscriptions: what is held, and queues whose locks other clients have."""
+    """Returns the problems of ordered subscriptions: messages that block their key or queue, and queues whose locks other
+    clients have."""
     now, found = machine.monotonic(), list[Problem]()
     for line in session.dispatcher.held_lines():
         first, shown = line.first, line.held.shown

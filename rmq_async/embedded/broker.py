@@ -188,27 +188,27 @@ class Broker(BaseService):
         return stored_messages(self.state.log, topic, self.name)
 
     def progress(self, group: str) -> dict[MessageQueue, int]:
-        """See ``EmbeddedRocketMQ.progress``."""
+        """Implements ``EmbeddedRocketMQ.progress``."""
         offsets = self.state.offsets.of_group(group)
         return {MessageQueue(topic, self.name, queue_id): offset for (topic, queue_id), offset in offsets.items()}
 
     def retries(self, group: str) -> list[MessageExt]:
-        """See ``EmbeddedRocketMQ.retries``."""
+        """Implements ``EmbeddedRocketMQ.retries``."""
         topic = RETRY_TOPIC_PREFIX + group
         popped = (message for name in self.popping.retry_topics(group) for message in self.messages(name))
         return [*self.messages(topic), *popped, *self._schedule.waiting(topic)]
 
     def lose_offsets(self) -> None:
-        """See ``EmbeddedRocketMQ.lose_offsets``."""
+        """Implements ``EmbeddedRocketMQ.lose_offsets``."""
         self.state.offsets.restore(self.state.disk.offsets)
         self.state.pop_offsets.restore(self.state.disk.pop_offsets)
 
     def rebalance(self, group: str) -> None:
-        """See ``EmbeddedRocketMQ.rebalance``."""
+        """Implements ``EmbeddedRocketMQ.rebalance``."""
         self._clients.notify_members(group)
 
     def list_members(self, group: str, client_ids: Sequence[str] | None) -> None:
-        """See ``EmbeddedRocketMQ.list_members``."""
+        """Implements ``EmbeddedRocketMQ.list_members``."""
         if client_ids is None:
             self._clients.listed.pop(group, None)
         else:
@@ -220,11 +220,11 @@ class Broker(BaseService):
         return 0 if self._throttled is None else self._throttled.refused
 
     def throttle(self, rate: float | None) -> None:
-        """See ``EmbeddedRocketMQ.throttle``."""
+        """Implements ``EmbeddedRocketMQ.throttle``."""
         self._queue = self._throttled = None if rate is None else SendQueue(rate)
 
     def resize(self, topic: str, queues: int) -> None:
-        """See ``EmbeddedRocketMQ.resize``."""
+        """Implements ``EmbeddedRocketMQ.resize``."""
         check_whole("queues", queues)
         found = self.state.topics.get(topic)
         if found is None:
@@ -237,7 +237,7 @@ class Broker(BaseService):
             raise ValueError(refusal.remark) from None
 
     def truncate(self, count: int) -> int:
-        """See ``EmbeddedRocketMQ.truncate``."""
+        """Implements ``EmbeddedRocketMQ.truncate``."""
         check_whole("count", count)
         if count < 0:
             raise ValueError(f"count must not be negative, it is {count}")
@@ -250,7 +250,7 @@ class Broker(BaseService):
         return taken
 
     def expire(self, queue: MessageQueue, before: int, *, corrected: bool = False) -> None:
-        """See ``EmbeddedRocketMQ.expire``."""
+        """Implements ``EmbeddedRocketMQ.expire``."""
         check_queue(queue)
         check_whole("before", before)
         found = self.state.topics.find_queue(queue.topic, queue.queue_id)
@@ -263,7 +263,7 @@ class Broker(BaseService):
             found.correct()
 
     async def start(self, host: str, port: int) -> None:
-        """See ``Listener.start``; brokers have a second port."""
+        """Starts as ``Listener.start`` does, with a second port."""
         await self.listener.start(host, port, second=True)
         self.state.address = self.listener.address()
         self._sends.listening()

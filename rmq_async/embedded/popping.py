@@ -78,7 +78,7 @@ class Popping:
             self._revival.stop()
 
     def delay_revival(self, seconds: float) -> None:
-        """See ``EmbeddedRocketMQ.delay_revival``."""
+        """Implements ``EmbeddedRocketMQ.delay_revival``."""
         self.faults.late_ms = round(seconds * _MS)
         if self._revival is not None:
             self._revival.arm()
@@ -90,7 +90,7 @@ class Popping:
         self._ordered.forget(lambda queue: queue.topic == topic)
 
     def in_flight(self, group: str) -> list[MessageExt]:
-        """See ``EmbeddedRocketMQ.in_flight``."""
+        """Implements ``EmbeddedRocketMQ.in_flight``."""
         found: list[MessageExt] = []
         for handle, offset in self._state.check_points.of_group(group):
             queue = self._state.topics.find_queue(handle.topic, handle.queue_id)

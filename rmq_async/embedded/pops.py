@@ -110,7 +110,7 @@ class PopProcessor:
         return response
 
     def _topic(self, pop: Pop) -> Topic:
-        """The topic of a pop that may go on. Raises Refused (17, 16, 29, 26)."""
+        """Returns the topic of a valid pop. Raises Refused (17, 16, 29, 26)."""
         name, group, queue_id = pop.key
         topic = self._state.topics.get(name)
         if topic is None:

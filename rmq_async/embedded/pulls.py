@@ -101,8 +101,8 @@ class _Pull:
 
 
 class HeldPulls:
-    """Pulls that wait for messages. ``reply`` writes a response to a connection. ``judge`` returns the response to a pull that
-    may not go on as it was."""
+    """Pulls that wait for messages. ``reply`` writes a response to a connection. ``judge`` returns the response to a pull
+    that must end."""
 
     def __init__(self, reply: Callable[[Connection, RemotingCommand, RemotingCommand], None]) -> None:
         self._reply = reply

@@ -113,11 +113,11 @@ class BaseService:
         self.listener.crash()
 
     def delay(self, seconds: float, jitter: float = 0.0, seed: int = 0) -> None:
-        """See ``EmbeddedRocketMQ.delay``."""
+        """Implements ``EmbeddedRocketMQ.delay``."""
         self.listener.gate.set_delay(seconds, jitter, random.Random(f"{seed} delay {self.name}"))
 
     def slice(self, seed: int | None) -> None:
-        """See ``EmbeddedRocketMQ.slice``."""
+        """Implements ``EmbeddedRocketMQ.slice``."""
         self.listener.gate.slices = None if seed is None else random.Random(f"{seed} slice {self.name}")
 
     def serve(self, connection: Connection, frame: Frame) -> Parts | None:

@@ -26,8 +26,8 @@ _LATEST: Final = datetime(9999, 12, 31, tzinfo=UTC).timestamp()
 class StuckMessage(msgspec.Struct, frozen=True):
     """A message that has not been sent for a long time, or that cannot be sent at all (``state`` FAILED).
 
-    ``id``: of the row. ``age``: seconds since it was added. ``attempts``: number of failed sends; ``last_error``: the error of the
-    last one, None without one.
+    ``id``: id of the row. ``age``: seconds since it was added. ``attempts``: number of failed sends; ``last_error``: the error
+    of the last one, None without one.
     """
 
     id: int

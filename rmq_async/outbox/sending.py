@@ -1,6 +1,6 @@
 """Sends rows: a task for each batch and each sharding key; outcomes are collected and written together.
 
-A send begins only if the lease lasts longer than the send may, so that no other process sends the row meanwhile.
+A send begins only if the lease lasts longer than the send may, so that no other process sends the row during that time.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The queries of an outbox, each method one transaction of its own.
+"""The queries of an outbox, each method in a separate transaction.
 
 Errors of the database pass unchanged (``DATABASE_ERRORS``). Queries of a relay's loops raise TimeoutError after ``patience``
 seconds; queries of users have no time limit.

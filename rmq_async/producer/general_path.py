@@ -32,7 +32,7 @@ __all__ = [
 
 
 class SendArguments(msgspec.Struct):
-    """What a caller gave to ``send``, ``send_async`` or ``send_oneway``."""
+    """The arguments of a call of ``send``, ``send_async`` or ``send_oneway``."""
 
     message: Message
     queue: MessageQueue | None

@@ -1,7 +1,7 @@
 """The short path of ``send`` for messages that hooks or message traces watch, and that need nothing else.
 
-It does what the general path does while the first attempt succeeds. What has to wait, has a choice of queue or needs another form
-of request goes to the general path at once, and a first attempt that fails goes on in a RetryLoop.
+It does what the general path does while the first attempt succeeds. Calls that must wait, choose a queue or need another form
+of request use the general path at once, and a failed first attempt continues in a RetryLoop.
 """
 
 from __future__ import annotations

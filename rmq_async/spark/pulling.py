@@ -381,7 +381,7 @@ class Puller:
                 self._size = min(self._size * 2, self._options.pull_size)
 
     async def _nothing(self, chunk: _Chunk, pulled: PulledBody, waited: float) -> bool:
-        """Handles ``waited`` seconds without messages; returns whether to go on without the rest of the chunk."""
+        """Handles ``waited`` seconds without messages; returns whether to continue without the rest of the chunk."""
         whole, there = chunk.whole, (pulled.min_offset, pulled.max_offset)
         if pulled.status is PullStatus.OFFSET_ILLEGAL and waited > ILLEGAL_PATIENCE:
             await self._believe(whole)

@@ -28,7 +28,7 @@ class Receiver(Protocol):
 
 
 class Sendable(Protocol):
-    """What the frame of a single message takes from the message, or from its encoded form."""
+    """The values that the frame of a single message needs, from the message or from its encoded form."""
 
     @property
     def body(self) -> bytes: ...

@@ -35,7 +35,7 @@ _SEND: Final = int(RequestCode.SEND_MESSAGE_V2)
 
 
 class Remainder(NamedTuple):
-    """What a closed table leaves: requests without an answer, and callbacks of one-way frames that were held."""
+    """The remaining entries of a closed table: requests without an answer, and callbacks of one-way frames that were held."""
 
     requests: list[Pending]
     oneways: list[OnewayCallback]

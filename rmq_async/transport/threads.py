@@ -115,7 +115,7 @@ class Threads:
                 job.cancel()
 
     def _ended(self, future: asyncio.Future[bool | None]) -> None:
-        """Called in the thread, or by the cancellation of a job."""
+        """Handles the end of a job, in the thread or after a cancellation."""
         with suppress(RuntimeError):  # the loop is closed, so no call waits
             self._loop.call_soon_threadsafe(_wake, future)
 

@@ -1,4 +1,4 @@
-"""What a broker says about itself."""
+"""Bodies with the state and the counters that a broker reports."""
 
 from __future__ import annotations
 

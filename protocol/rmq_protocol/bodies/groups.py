@@ -1,4 +1,4 @@
-"""Subscription groups: their settings on one broker, and checks of what they subscribe to."""
+"""Bodies about subscription groups: their settings on one broker, and checks of their subscriptions."""
 
 from __future__ import annotations
 

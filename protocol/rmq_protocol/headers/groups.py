@@ -1,4 +1,4 @@
-"""Subscription groups on a broker, and what they have consumed."""
+"""Headers about subscription groups on a broker and their progress."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Offsets: what a queue holds, and how far a group has come."""
+"""Headers about offsets: those of a queue, and the progress of a group."""
 
 from __future__ import annotations
 

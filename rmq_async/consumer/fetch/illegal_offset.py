@@ -31,7 +31,7 @@ class Cause(Enum):
 
 
 class Move(NamedTuple):
-    """The way out of an offset that the broker refused. ``offset``: where to go on."""
+    """The decision about an offset that the broker refused. ``offset``: the offset to continue at."""
 
     cause: Cause
     offset: int
@@ -45,10 +45,11 @@ async def find_move(
     patience: float,
     made_anew: Callable[[], Awaitable[bool]],
 ) -> Move:
-    """Returns where to go on after an offset that the broker refused.
+    """Returns the decision about an offset that the broker refused.
 
-    ``offset``: of the pull. ``proposed``: the next offset in the answer. ``patience``: seconds over which an end below
-    ``offset`` is confirmed. ``made_anew``: asks whether the queue was. Asks masters only; raises the errors of the requests.
+    ``offset``: the offset of the pull. ``proposed``: the next offset in the answer. ``patience``: seconds over which an end
+    below ``offset`` is confirmed. ``made_anew``: returns whether the queue was created again. It asks masters only; raises the
+    errors of the requests.
     """
     for confirmation in range(CONFIRMATIONS):
         low = await min_offset(instance, queue, any_replica=False)

@@ -1,7 +1,7 @@
 """The offset at which a group starts in a queue.
 
-A committed offset holds. A group without any committed offset for a topic starts where ``start_from`` says, which is looked up
-before the first heartbeat and stored at once: what is sent after ``start()`` has returned is delivered. In a topic for which the
+A committed offset holds. A group without any committed offset for a topic starts at ``start_from``, which is looked up before
+the first heartbeat and stored at once: messages sent after ``start()`` has returned are delivered. In a topic for which the
 group has offsets, a queue without one is new and starts at its first message; so does the retry topic.
 
 A start that fails half-way leaves some positions stored, and the next one must not take the other queues for new ones, or it would

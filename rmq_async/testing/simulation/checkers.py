@@ -1,4 +1,4 @@
-"""Checks a history against what the brokers have stored. Each function returns a line for each violation.
+"""Checks a history against the messages that the brokers have stored. Each function returns a line for each violation.
 
 They are pure: a run passes them its calls, the messages on the brokers' disks, and the excused ones.
 """

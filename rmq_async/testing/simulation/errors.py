@@ -13,14 +13,14 @@ class SimulationError(RuntimeError):
 
 
 class CallbackError(asyncio.CancelledError):
-    """Raised by callbacks of a scenario, and reported by the library. It is no ``Exception``: it represents errors that end
-    a program, and still the loop continues."""
+    """An error that callbacks of a scenario raise, and that the library reports. It is no ``Exception``: it represents
+    errors that end a program, and still the loop continues."""
 
 
 class Frozen(BaseException):
-    """Raised inside a callback that does not end. It is no ``Exception``, so that code which catches those does not
-    continue."""
+    """The error that the watchdog raises inside a callback that does not end. It is no ``Exception``, so that code which
+    catches those does not continue."""
 
 
 class DeadEnd(Exception):  # noqa: N818 - becomes a SimulationError that names the tasks
-    """Raised by the scheduler when time does not move, or no call is left to run."""
+    """Time does not move, or no call is left to run; the scheduler raises it."""

@@ -168,7 +168,7 @@ class Link:
         self.hanging = on
 
     def refuse(self, on: bool = True) -> None:
-        """Answers requests for new connections with a reset (ECONNREFUSED); streams go on."""
+        """Answers requests for new connections with a reset (ECONNREFUSED); existing streams continue."""
         self.refusing = on
 
     def close_early(self, on: bool = True) -> None:

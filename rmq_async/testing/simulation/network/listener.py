@@ -96,7 +96,7 @@ class SimulatedServer(asyncio.AbstractServer):
             self.close()
 
     def close(self) -> None:
-        """Stops listening. Connections that were accepted go on."""
+        """Stops listening. Accepted connections continue."""
         if not self._listener.closed and not self._loop.dead:
             self._ports.pop(self._listener.place, None)
             self._listener.close()

@@ -1,4 +1,5 @@
-"""Broadcast members: each handles all messages of a topic, goes on where it was when it starts again, and shares nothing."""
+"""Broadcast members: each handles all messages of a topic, continues at its position when it starts again, and shares no
+queue."""
 
 from __future__ import annotations
 

@@ -186,7 +186,7 @@ class Crew:
         self.dead.clear()
 
     async def _rest(self) -> None:
-        """Ends all faults and kills now and then, long enough for the group to go on."""
+        """Ends all faults and kills now and then, long enough for the group to continue."""
         cluster = self.cluster
         while True:
             await asyncio.sleep(self.chance.uniform(30.0, 80.0))

@@ -1,4 +1,4 @@
-"""Services that read a topic while it is written, and hold what they get against what the brokers have at that moment."""
+"""Services that read a topic during sends, and compare the messages with those of the brokers at that moment."""
 
 from __future__ import annotations
 
