@@ -6,7 +6,7 @@ from rmq_protocol.constants import ResponseCode
 
 from .errors import AuthenticationError, BrokerError, PermissionDeniedError, QueueNotExistError
 
-__all__ = ["broker_error"]
+__all__ = ["broker_error", "is_unreplicated"]
 
 
 def _subclasses(cls: type[BrokerError]) -> list[type[BrokerError]]:
@@ -24,6 +24,9 @@ _NO_QUEUE_REMARK = "request queueId["
 _AUTHENTICATION_REMARKS = ("check signature failed", "is not found.", "is disabled.", "username cannot be null")
 _ACL_EXCEPTION = "AclException"
 """In the remark of a 4.x broker, which responds with code 1 where one of 5.x responds with 16."""
+_UNREPLICATED_REMARKS = ("in-sync replicas not enough", "[PC_SYNCHRONIZED]", "OS page cache busy")
+"""Of brokers of 5.x, and of 4.9 to a send and to a commit, that replicate by DLedger (``WAIT_QUORUM_ACK_TIMEOUT``); others send
+them before they store."""
 _ACL_RIGHTS = ("No default permission", "Need admin permission")
 
 
@@ -43,3 +46,8 @@ def broker_error(
     elif code == ResponseCode.SYSTEM_ERROR and _ACL_EXCEPTION in text:
         cls = PermissionDeniedError if any(part in text for part in _ACL_RIGHTS) else AuthenticationError
     return cls(text, code=code, request=request, broker=broker, address=address)
+
+
+def is_unreplicated(code: int | None, remark: str | None) -> bool:
+    """Returns whether a broker refuses a message that it may have stored: its replicas did not confirm in time, and still may."""
+    return code == ResponseCode.SYSTEM_ERROR and (remark or "").startswith(_UNREPLICATED_REMARKS)

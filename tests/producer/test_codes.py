@@ -123,6 +123,22 @@ class Made(NamedTuple):
     elapsed: float = 0.0
 
 
+UNREPLICATED = ["in-sync replicas not enough", "[PC_SYNCHRONIZED]broker busy, start flow control for a while"]
+
+
+@pytest.mark.parametrize("remark", UNREPLICATED)
+async def test_answer_of_a_broker_without_its_replicas_leaves_open_what_is_stored(remark: str, pair: Cluster) -> None:
+    """DLedgerCommitLog gives it for WAIT_QUORUM_ACK_TIMEOUT: the leader has the message, and its followers may have it."""
+    pair.answer(refuse(1, remark))
+    async with producer(pair, retries=0) as single, producer(pair, "other") as several:
+        (error,) = await outcomes(single.send(message()))
+        assert (type(error), error.code, error.maybe_stored) == (errors.BrokerSystemError, 1, True)
+        (error,) = await outcomes(several.send(message(), timeout=0.5))
+        assert (type(error), error.made, error.maybe_stored) == (SendError, 3, True)
+        pair.answer(each(refuse(1, remark), refuse(1, remark), stored))
+        assert (await several.send(message())).attempts == 3
+
+
 async def test_retry_codes_are_the_listed_ones_and_may_be_more_or_fewer(pair: Cluster) -> None:
     assert {row.code for row in LISTED if row.retried} == RETRY_CODES
     extended = RETRY_CODES | {13, 215}

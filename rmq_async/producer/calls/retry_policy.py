@@ -17,6 +17,7 @@ from collections.abc import Collection
 from enum import Enum
 from typing import Any, Final, NamedTuple
 
+from ...broker_answers import is_unreplicated
 from ...errors import BrokerError, GoAwayError, RocketMQError
 from .attempts import Attempts, uses_retry
 
@@ -173,7 +174,7 @@ def _refused_but_stored(error: BaseException | None) -> bool:
 
     Another broker may have a connection to that client; the same one would only store the reply again.
     """
-    return isinstance(error, BrokerError) and error.maybe_stored
+    return isinstance(error, BrokerError) and error.maybe_stored and not is_unreplicated(error.code, error.remark)
 
 
 def goes_on_after(error: BaseException, rules: Rules) -> bool:

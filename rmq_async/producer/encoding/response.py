@@ -9,7 +9,7 @@ from rmq_protocol.errors import RemoteProtocolError
 from rmq_protocol.message import MessageQueue
 from rmq_protocol.send_codec import SendReply
 
-from ...broker_answers import broker_error
+from ...broker_answers import broker_error, is_unreplicated
 from ...errors import RocketMQError
 from ...results import BatchSendResult, SendResult, SendStatus
 from ..routing import Target
@@ -79,8 +79,9 @@ def stored_batch(reply: SendReply, outgoing: Outgoing, target: Target, attempts:
 def reply_error(reply: SendReply, target: Target) -> RocketMQError:
     """Returns the error for a reply without a result.
 
-    ``maybe_stored`` if its code says "stored" but fields are missing, or if it refuses and gives the id of a stored message: a
-    broker stores the reply to a request also when it cannot push it to the client that asked.
+    ``maybe_stored`` if its code says "stored" but fields are missing, if its replicas have not confirmed the message, or if it
+    refuses and gives the id of a stored message: a broker stores the reply to a request also when it cannot push it to the client
+    that asked.
     """
     if reply.code in _STATUS:
         error: RocketMQError = RemoteProtocolError(
@@ -91,6 +92,6 @@ def reply_error(reply: SendReply, target: Target) -> RocketMQError:
         error.maybe_stored = True
         return error
     error = broker_error(reply.code, reply.remark, request="send", broker=target.broker, address=target.address)
-    if reply.extFields is not None and reply.extFields.msgId is not None:
+    if is_unreplicated(reply.code, reply.remark) or (reply.extFields is not None and reply.extFields.msgId is not None):
         error.maybe_stored = True
     return error

@@ -22,7 +22,7 @@ from rmq_protocol.message import Message
 from ... import machine
 from ..._asyncio import wait_until
 from ..._text import printable
-from ...broker_answers import broker_error
+from ...broker_answers import broker_error, is_unreplicated
 from ...client import ClientInstance, first_port, vip_address
 from ...config import ClientConfig
 from ...errors import ClientStateError, ConfigError, ConnectError, RequestTimeoutError, TransactionError
@@ -198,7 +198,8 @@ class TransactionProducer(Producer):
             why = broker_error(
                 response.code, response.remark, request="END_TRANSACTION", broker=half.queue.broker_name, address=address
             )
-            code, remark, maybe_ended = response.code, printable(response.remark or "", 1000), False
+            code, remark = response.code, printable(response.remark or "", 1000)
+            maybe_ended = is_unreplicated(code, response.remark)
             outcome = f"was refused: {why}"
         raise TransactionError(
             f"{status.value} of transaction {half.msg_id} {outcome}; "

@@ -37,6 +37,16 @@ async def test_an_end_that_is_refused_is_reported_with_the_brokers_words_and_not
         assert (await producer.send_in_transaction(Message("T", b"half"), COMMIT)).local_status is COMMIT
 
 
+@pytest.mark.parametrize("remark", ["in-sync replicas not enough", "OS page cache busy, please try another machine"])
+async def test_end_that_replicas_have_not_confirmed_may_have_been_carried_out(remark: str, cluster: Cluster) -> None:
+    ends = Ends(cluster.a)
+    ends.answer = lambda link, command: link.reply(command, 1, remark)
+    async with transactions(cluster) as producer:
+        with pytest.raises(TransactionError, match="was refused") as failed:
+            await producer.send_in_transaction(Message("T", b"half"), COMMIT)
+        assert (failed.value.code, failed.value.maybe_ended, failed.value.maybe_stored) == (1, True, True)
+
+
 async def test_an_end_whose_answer_is_lost_may_have_been_carried_out(cluster: Cluster) -> None:
     ends = Ends(cluster.a)
     async with transactions(cluster, request_timeout=0.2) as producer:
