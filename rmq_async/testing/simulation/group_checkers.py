@@ -199,16 +199,16 @@ def stalled(log: GroupLog, troubles: Troubles) -> list[str]:
         for queue, waiting in _waiting(backlog, begun)
         if not _locked(queue, log.backlogs, backlog.time, backlog.time + RESUMED)
         if not any(begun.get((queue, offset), inf) <= backlog.time + RESUMED for offset in waiting)
-        and not _spanned(log, troubles, queue, waiting[0], backlog.time)
+        and not _spanned(log, troubles, queue, waiting[0], backlog.time, backlog.time + RESUMED)
     ]
 
 
-def _spanned(log: GroupLog, troubles: Troubles, queue: MessageQueue, offset: int, time: float) -> bool:
-    """Returns whether a call of a queue runs, from before a time to the end of the check, that keeps ``offset`` from being read."""
+def _spanned(log: GroupLog, troubles: Troubles, queue: MessageQueue, offset: int, first: float, last: float) -> bool:
+    """Returns whether a call of a queue runs, from the one time to the other, that keeps ``offset`` from being read."""
     return any(
-        each.queue == queue and each.began <= time and offset - each.offset >= log.max_span
+        each.queue == queue and each.began <= first and offset - each.offset >= log.max_span
         for each in log.deliveries
-        if min(_end(each), troubles.killed(log.lives[each.life], each.began)) > time + RESUMED
+        if min(_end(each), troubles.killed(log.lives[each.life], each.began)) > last
     )
 
 
@@ -217,8 +217,8 @@ def unnamed(log: GroupLog, troubles: Troubles) -> list[str]:
 
     Times in which a member's process ended or was stopped are left out, and those in which a broker lists a member that has
     left: the others cannot know that. So are messages that their broker lost or deleted before the end of the time: the broker
-    is the cause. A queue that is removed from its topic during that time must have been in routes for ``SEEN`` seconds before:
-    a member without such a route cannot know of it.
+    is the cause. So are those ``max_span`` behind a message that is handled meanwhile. A queue that is removed from its topic
+    during that time must have been in routes for ``SEEN`` seconds before: a member without such a route cannot know of it.
     """
     begun = _begun(log.deliveries)
     members = {life.member for life in log.lives}
@@ -237,7 +237,7 @@ def unnamed(log: GroupLog, troubles: Troubles) -> list[str]:
             continue
         for queue, offsets in _waiting(backlog, begun):
             offset = _unread(queue, offsets, log, begun, first)
-            if offset is not None:
+            if offset is not None and not _spanned(log, troubles, queue, offset, first, last):
                 found.setdefault(
                     queue,
                     f"unnamed: no message of {queue} was begun from {first:.6f} s on, where offset {offset} comes next, and "

@@ -131,6 +131,9 @@ def test_unnamed_problem_is_found_while_a_queue_is_not_read() -> None:
     assert unnamed(log(backlogs=waiting, samples=samples(10.0, 45.0)), killed(12.0, "member-1")) == []
     assert unnamed(log(delivery(1, began=44.0), backlogs=waiting, samples=samples(10.0, 45.0)), QUIET) == []
     lost = [*waiting, Backlog(12.0, {}), Backlog(14.0, {QUEUE: (0, 1)}), Backlog(16.0, {QUEUE: (1, 2)})]
+    handled = delivery(0, 9.0, 40.0)
+    assert unnamed(log(handled, backlogs=waiting, samples=samples(10.0, 45.0), max_span=1), QUIET) == []
+    assert len(unnamed(log(handled, backlogs=waiting, samples=samples(10.0, 45.0), max_span=2), QUIET)) == 1
     assert len(unnamed(log(backlogs=[*waiting, Backlog(12.0, {})], samples=samples(10.0, 45.0)), QUIET)) == 1
     assert unnamed(log(backlogs=lost, samples=samples(10.0, 45.0)), QUIET) == []
 
