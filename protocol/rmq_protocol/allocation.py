@@ -1,4 +1,5 @@
-"""Sharing the queues of a topic out among the members of a group: every member computes it alone, from the same lists."""
+"""Strategies that share the queues of a topic among the members of a group: every member computes its share alone, from the
+same lists."""
 
 from __future__ import annotations
 

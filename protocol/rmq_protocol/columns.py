@@ -374,5 +374,5 @@ class _ColumnBlock(RecordBlock):
 
 @lru_cache(maxsize=64)
 def _of_31_bits(count: int) -> int:
-    """A mask for so many numbers of 32 bits."""
+    """Returns a mask for ``count`` numbers of 32 bits."""
     return int.from_bytes(b"\x7f\xff\xff\xff" * count, "big")

@@ -1,4 +1,4 @@
-"""Body compression: zlib (always), lz4 and zstd where the extra ``compression`` is installed; isal stands in for zlib there.
+"""Body compression: zlib (always), lz4 and zstd where the extra ``compression`` is installed; isal replaces zlib there.
 
 Decompression must be bounded for any input, and must not cost more memory than its result. Output is read in steps. One step
 of 1 MiB is enough for nearly every body. A larger body is first counted, discarding each step, and only when the count fits is
@@ -31,7 +31,7 @@ def _optional(name: str) -> Any:
 
 
 class _OnDemand:
-    """A module that is loaded when something of it is asked for."""
+    """A module that is loaded at the first access to one of its attributes."""
 
     __slots__ = ("_name",)
 
@@ -43,7 +43,8 @@ class _OnDemand:
 
 
 def _installed(name: str) -> Any:
-    """The module on demand, or None without its package: zstandard takes 15 ms to load, which few programs need."""
+    """Returns the module, to be loaded on demand, or None without its package: zstandard takes 15 ms to load, which few
+    programs need."""
     return _OnDemand(name) if find_spec(name.partition(".")[0]) is not None else None
 
 
@@ -183,7 +184,7 @@ def decompress(data: bytes, kind: CompressionType, max_size: int = MAX_DECOMPRES
 class UnreadableBodyError(CorruptMessageError):
     """The error of a body that cannot be decompressed.
 
-    ``produced``: bytes decompressed before that was known, at most. ``too_large``: nothing else was wrong so far.
+    ``produced``: maximum of the bytes decompressed before the error. ``too_large``: True if the size is the only error so far.
     """
 
     def __init__(self, message: str, produced: int, *, too_large: bool = False) -> None:
@@ -203,7 +204,8 @@ def _read_exactly(reader: _Reader, size: int) -> bytes:
 
 
 class _Reader(Protocol):
-    """``read(n)`` gives n bytes, fewer at the end, none after it; it raises ``_Truncated`` where the end is missing."""
+    """A reader of a compressed body: ``read(n)`` returns n bytes, fewer at the end, none after it; it raises ``_Truncated``
+    if the end is missing."""
 
     def read(self, size: int, /) -> bytes: ...
 
@@ -213,7 +215,7 @@ class _Truncated(Exception):  # noqa: N818 - caught before it leaves this module
 
 
 class _ZlibReader:
-    """Bytes after the stream's end are ignored, as ``InflaterInputStream`` does."""
+    """The reader of zlib. It ignores bytes after the stream's end, as ``InflaterInputStream`` does."""
 
     __slots__ = ("_rest", "_stream")
 
@@ -231,7 +233,7 @@ class _ZlibReader:
 
 
 class _Lz4Reader:
-    """Frames one after the other are one body (``LZ4FrameInputStream``), 64 at most: each one copies the rest."""
+    """The reader of lz4. Consecutive frames are one body (``LZ4FrameInputStream``), 64 at most: each one copies the rest."""
 
     __slots__ = ("_frames", "_rest", "_stream")
 
@@ -339,7 +341,7 @@ _DAMAGED: Final[tuple[type[Exception], ...]] = (
 
 
 def _damaged() -> tuple[type[Exception], ...]:
-    """zstandard's error only where zstandard is loaded: nothing else raises it."""
+    """Returns the exceptions of damaged input; that of zstandard only if it is loaded, because no other code raises it."""
     return (*_DAMAGED, zstandard.ZstdError) if sys.modules.get("zstandard") is not None and zstandard is not None else _DAMAGED
 
 

@@ -1,8 +1,8 @@
 """The offsets that an answer to a pull leaves out.
 
-A queue numbers its messages without a gap, and a pull without a tag filter gives all of them from the offset asked for up to
-the one where the next pull goes on. Missing ones were deleted, unless there is another cause: a record that cannot be read, a
-compacted topic, the change of a static topic's queue from one broker to another (``gaps_of_mapping``).
+A queue numbers its messages without a gap, and a pull without a tag filter gives all of them from the requested offset up to
+that of the next pull. Missing ones were deleted, unless there is another cause: a record that cannot be read, a compacted
+topic, the change of a static topic's queue from one broker to another (``gaps_of_mapping``).
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def without_ranges(ranges: Iterable[range], others: Iterable[range]) -> tuple[ra
 
 
 def _merged(ranges: Iterable[range]) -> list[range]:
-    """The same offsets in ranges that rise and do not touch."""
+    """Returns the same offsets in ascending ranges that do not touch."""
     merged: list[range] = []
     for each in sorted([each for each in ranges if each], key=lambda each: each.start):
         if merged and each.start <= merged[-1].stop:

@@ -67,8 +67,7 @@ def shown(value: object) -> str:
 
 
 def printable(text: object, limit: int = 200) -> str:
-    """Returns ``text`` on one line and at most about ``limit`` characters, for text that peers chose on its way into logs and
-    errors.
+    """Returns ``text`` on one line and at most about ``limit`` characters, for logs and errors that contain texts of peers.
 
     Line breaks and tabs become blanks, other control characters are escaped, the rest is cut off.
     """
@@ -109,10 +108,10 @@ class InvalidMessageError(RocketMQError, ValueError):
 
 
 class CorruptMessageError(RocketMQError):
-    """One stored record cannot be trusted or read; the records around it are not affected.
+    """One stored record is damaged or cannot be decoded; the records around it are not affected.
 
-    ``position``: byte offset of the record inside the block it came in. ``msg_id``: unique or offset id where readable.
-    ``queue_offset``: offset of the record in its queue where readable.
+    ``position``: byte offset of the record in its block. ``msg_id``: unique or offset id if readable. ``queue_offset``: offset
+    of the record in its queue if readable.
     """
 
     def __init__(

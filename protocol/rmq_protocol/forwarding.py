@@ -82,7 +82,8 @@ def _earlier(topic: str, properties: Mapping[str, str]) -> str | None:
 
 
 def _popped_topic(topic: str, properties: Mapping[str, str]) -> str | None:
-    """Of the retry topic of a group and a topic, ``%RETRY%group_topic`` or ``%RETRY%group+topic``; None for another one."""
+    """Returns the topic in a retry topic of a group and a topic, ``%RETRY%group_topic`` or ``%RETRY%group+topic``; None for
+    another one."""
     if not topic.startswith(RETRY_TOPIC_PREFIX):
         return None
     name = topic.removeprefix(RETRY_TOPIC_PREFIX)

@@ -5,10 +5,10 @@
     n  header
     m  body
 
-Must survive any cut of the stream and any peer. A length is judged as soon as its four bytes are there, before anything
-is kept for it; what is kept is what has arrived, never what was announced. A read that ends on a frame boundary (nearly
-all do on a send connection) is sliced in place; otherwise bytes gather in one bytearray, so that a frame which dribbles in
-byte by byte costs linear time. Bodies are copied once per decode, twice when their frame came in several reads.
+It must handle any cut of the stream and any bytes of a peer. A length is checked once its four bytes have arrived, before
+memory is allocated; memory is used only for bytes that have arrived. A read that ends on a frame boundary (nearly all do on a
+send connection) is sliced in place; otherwise bytes gather in one bytearray, so that a frame which dribbles in byte by byte
+costs linear time. Bodies are copied once per decode, twice when their frame came in several reads.
 """
 
 from __future__ import annotations

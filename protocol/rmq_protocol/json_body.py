@@ -85,7 +85,7 @@ def _reader(cls: type[Any]) -> tuple[msgspec.json.Decoder[Any], Change | None]:
 
 
 def _without_nulls(value: Any) -> Any:
-    """As deep as ``lenient_json`` and our own Structs go."""
+    """Returns the value without nulls, to the depth that ``lenient_json`` and the Structs allow."""
     if isinstance(value, dict):
         return {key: _without_nulls(item) for key, item in value.items() if item is not None}
     if isinstance(value, list | tuple):
@@ -94,7 +94,7 @@ def _without_nulls(value: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """``value`` with queues in it, as ``lenient_json.dumps`` takes it."""
+    """Returns ``value`` with its queues in the form that ``lenient_json.dumps`` accepts."""
     if isinstance(value, msgspec.Struct):
         pairs = zip(value.__struct_encode_fields__, value.__struct_fields__, strict=True)
         items = ((name, getattr(value, field)) for name, field in pairs)

@@ -233,7 +233,7 @@ def _int(text: str, at: int, digits: str) -> int:
 
 
 def _string(text: str, at: int) -> tuple[str, int]:
-    """``text[at]`` is a quote. Control characters are let through, as fastjson does."""
+    """Reads the string whose quote is ``text[at]``. Control characters are allowed, as in fastjson."""
     value: str
     try:
         value, end = _raw_decode(text, at)

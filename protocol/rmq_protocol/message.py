@@ -42,8 +42,8 @@ BLANKS: Final = "".join(map(chr, range(33)))
 
 
 class Keys(tuple[str, ...]):
-    """The keys of a message that has none, and has something else to write into its properties: never NO_KEYS. Keys that there
-    are are a plain tuple.
+    """The empty keys of a message that has other entries for its properties; it is never NO_KEYS. Keys that are not empty are
+    a plain tuple.
 
     Messages for a producer's general path have a subclass.
     """
@@ -251,7 +251,7 @@ class MessageExt(Struct, frozen=True, gc=False):
 
 
 def is_blank(text: str) -> bool:
-    """Returns whether nothing is left by Java's ``String.trim``."""
+    """Returns whether Java's ``String.trim`` would return an empty text."""
     return not text.strip(BLANKS)
 
 
@@ -332,7 +332,8 @@ def _check_fields(message: Message) -> None:
 
 
 def check_properties(properties: Mapping[str, str]) -> dict[str, str]:
-    """A copy of user properties, checked as Java's ``Message.putUserProperty`` does, and for control characters besides.
+    """Returns a copy of user properties, checked as Java's ``Message.putUserProperty`` does, and for control characters
+    besides.
 
     Raises ``InvalidMessageError`` (13) naming the property.
     """
@@ -352,7 +353,8 @@ def check_properties(properties: Mapping[str, str]) -> dict[str, str]:
 
 
 def _checked_properties(message: Message) -> dict[str, str]:
-    """``check_properties``, but for the two counters that a message of a retry topic may carry (``sendMessageBack``)."""
+    """Does as ``check_properties`` does, except for the two counters that a message of a retry topic may carry
+    (``sendMessageBack``)."""
     given: Any = message.properties
     if not isinstance(given, Mapping) or not isinstance(message.topic, str) or not message.topic.startswith(RETRY_TOPIC_PREFIX):
         return check_properties(given)
@@ -364,7 +366,7 @@ def _checked_properties(message: Message) -> dict[str, str]:
 
 
 def _checked_text(what: str, text: object) -> str:
-    """The text itself; of a subclass of str, such as an Enum of texts, the plain text, which formatting would not give."""
+    """Returns the text; for a subclass of str, such as an Enum of texts, the plain text, which formatting would not give."""
     if not isinstance(text, str):
         raise InvalidMessageError(f"{what} must be a str, not {type(text).__name__}")
     if "\x01" in text or "\x02" in text or "\x00" in text:

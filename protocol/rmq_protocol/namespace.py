@@ -1,7 +1,7 @@
 """Namespaces of the first kind (``NamespaceUtil``): a prefix ``namespace%`` of topics and groups.
 
-It goes behind ``%RETRY%`` and ``%DLQ%``; the brokers' own topics and groups have none. (Namespaces of the second kind change
-no name: requests carry them in the extFields ``ns`` and ``nsd``.)
+It follows ``%RETRY%`` and ``%DLQ%``; the brokers' own topics and groups have none. (Namespaces of the second kind change no
+name: requests carry them in the extFields ``ns`` and ``nsd``.)
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Texts that go with popped messages (``ExtraInfoUtil``), and the topics of their retries (``KeyBuilder``).
+"""Texts of popped messages (``ExtraInfoUtil``), and the topics of their retries (``KeyBuilder``).
 
-A popped message is named by where its pop began and where it is itself; POP_CK carries that, and acks return it. The
-infos of a pop's response are lists of ``retry item value`` joined by ``;``, where ``retry`` says which topic the messages are
-from: 0 the topic itself, 1 and 2 the group's retry topic in its old and new form. They are read into maps keyed ``retry@item``.
+A popped message is identified by the offset at which its pop began and its own offset; POP_CK contains both, and acks return
+it. The infos of a pop's response are lists of ``retry item value`` joined by ``;``, where ``retry`` is the kind of their
+topic: 0 the topic itself, 1 and 2 the group's retry topic in its old and new form. They are read into maps keyed
+``retry@item``.
 """
 
 from __future__ import annotations

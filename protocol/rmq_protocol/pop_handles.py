@@ -1,9 +1,10 @@
 """Handles of popped messages: found in a pop's response, renewed by a change of the invisible time, gathered into acks.
 
-A handle is the ``ExtraInfo`` of one message, with its queue offset. It is valid for the broker that was asked, until the message is
-acknowledged or its invisible time is changed. A broker that has rewritten the topic of a retried message puts the handle into
-property POP_CK: its topic and queue then name a queue it does not lie in, and the infos of the response must not be asked. Numbers
-of the peer are checked here: what has no valid handle has none, and comes back after its invisible time.
+A handle is the ``ExtraInfo`` of one message, with its queue offset. It is valid for the broker that was asked, until the
+message is acknowledged or its invisible time is changed. A broker that has rewritten the topic of a retried message puts the
+handle into property POP_CK: its topic and queue then name another queue, and the infos of the response must not be used.
+Numbers of the peer are checked here: a message with an invalid handle gets none, and is delivered again after its invisible
+time.
 """
 
 from __future__ import annotations
@@ -101,7 +102,8 @@ def left_handles(answer: PopMessageResponseHeader, found: Iterable[ExtraInfo | N
 
 
 def _own_handle(answer: PopMessageResponseHeader, message: MessageExt, broker_name: str) -> ExtraInfo | None:
-    """Returns the handle in the message's property; None for none, and for one of another pop, which a sender has copied."""
+    """Returns the handle in the message's property; None if there is none, and for one of another pop, which a sender has
+    copied."""
     text = message.properties.get(PropertyName.POP_CK)
     if text is None:
         return None

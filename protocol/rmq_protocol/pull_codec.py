@@ -1,7 +1,7 @@
 """The hot path of pulls: request frames from templates, answers that bring messages into one typed Struct.
 
-A reader asks the same queue again and again; only opaque, offset and number of messages change. A stock broker gives 32 messages a
-pull, so what a pull costs is paid for each 32. Measured on one core: request by typed header, dict and msgspec 9 us, by
+A reader asks the same queue again and again; only opaque, offset and number of messages change. A stock broker returns 32
+messages per pull, so each 32 messages cost one pull. Measured on one core: request by typed header, dict and msgspec 9 us, by
 template 0.6 us; answer by dict and typed header 6 us, by typed Struct 0.7 us. ``headers.PullMessageRequestHeader`` and
 ``headers.PullMessageResponseHeader`` are the general forms; a test holds both against each other.
 """

@@ -1,4 +1,4 @@
-"""Replies of request-reply: how a message that asks is answered (``MessageUtil``)."""
+"""Replies of request-reply: the properties of the answer to a request message (``MessageUtil``)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Routes: which brokers hold the queues of a topic (``TopicRouteData``, response body of GET_ROUTEINFO_BY_TOPIC).
+"""Routes: the brokers that hold the queues of a topic (``TopicRouteData``, response body of GET_ROUTEINFO_BY_TOPIC).
 
 A route comes from a name server, which may be old, wrong or hostile: ``decode_route`` accepts every form that servers are
 known to write and limits its size, and the functions that turn a route into queues are pure, so that they can be called again

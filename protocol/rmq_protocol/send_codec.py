@@ -242,7 +242,7 @@ class SendTemplate:
         self._base = len(self._tail) + BORN_DIGITS
 
     def _binary(self, opaque: int, born_ms: bytes, properties: bytes, size: int, tail: bytes, entries: bytes) -> bytes:
-        """``entries``: further ones that differ from frame to frame, encoded."""
+        """Returns the frame in the binary form. ``entries``: further encoded entries, which differ between frames."""
         varying = b"".join((entries, b"\x00\x01i", _INT(len(properties)), properties))
         ext = self._base + len(varying)
         length = 21 + ext

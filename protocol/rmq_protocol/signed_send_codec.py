@@ -1,4 +1,4 @@
-"""Frames of signed sends from templates: what ``signing.sign`` does for one request, prepared per queue.
+"""Frames of signed sends from templates: the work of ``signing.sign``, prepared per queue.
 
 A signature is an HMAC-SHA1 of all values in the order of their names, and of the body (``AclSigner``). Values that stay the same
 are prepared: those whose names come first are hashed into a keyed state, which is copied for each frame, the others are a suffix.
@@ -83,7 +83,7 @@ class SignedSendTemplate(SendTemplate):
         return head if joined else [head, body]
 
     def _with_key(self, fixed: dict[str, str]) -> dict[str, str]:
-        """Adds the fields of the credentials, and hashes what all frames have in common."""
+        """Adds the fields of the credentials, and hashes the common part of all frames."""
         credentials = self._credentials
         del self._credentials
         fields = fixed | {ACCESS_KEY: credentials.access_key}

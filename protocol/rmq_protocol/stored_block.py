@@ -1,9 +1,9 @@
 """Reads stored records one at a time, with all the checks: the general path of ``stored`` and ``columns``.
 
-One bad record must not hide the good ones around it, and no bytes may make this slow. The step to the next record follows from the
-fields; if they cannot be read, from TOTALSIZE, provided that a magic code stands there; else reading stops. If both can be read but
-disagree, the record is corrupt, and its body CRC decides which of the two is right. Work that could be repeated on the same bytes
-(that CRC, decompression) has a budget, so a block of 4 MiB takes seconds at most (the worst one known: 2 s).
+A damaged record must not hide the records around it, and no input may make this slow. The step to the next record follows from
+the fields; if they cannot be read, from TOTALSIZE, provided that a magic code stands there; else reading stops. If both can be
+read but disagree, the record is corrupt, and its body CRC decides which of the two is right. Work that could be repeated on
+the same bytes (that CRC, decompression) has a budget, so a block of 4 MiB takes seconds at most (the worst one known: 2 s).
 
 Memory: the decompressed bodies of one block together stay within ``max_decompressed_size``, because many small bombs cost as much
 as a large one. A body that does not fit is left for another call (``allow_partial``) or reported.

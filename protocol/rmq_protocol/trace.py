@@ -1,4 +1,4 @@
-"""Message traces (``TraceDataEncoder``): what clients report of their sends and consumption, as bodies of trace messages.
+"""Message traces (``TraceDataEncoder``): reports of clients about sends and consumption, in trace messages.
 
 A trace is records one after the other: fields joined by \\x01, each record ended by \\x02, the first field its kind. Fields that
 are null are the text ``null``. Nothing is escaped, so texts with one of the two characters are refused here.

@@ -23,8 +23,8 @@ _Key = tuple[str, str, int, int, int]
 
 
 class Handle(NamedTuple):
-    """The pop, or change of the invisible time, by which a client has a message. ``start``: queue offset at which it began to read.
-    Times in epoch ms and ms."""
+    """The handle of a popped message, which identifies its pop or the last change of its invisible time. ``start``: queue
+    offset at which the pop began to read. Points in time are in epoch ms, durations in ms."""
 
     group: str
     topic: str

@@ -69,7 +69,7 @@ class Extents(NamedTuple):
 
 
 def may_pass(error: RocketMQError) -> bool:
-    """Returns whether the same request may succeed later: because the broker or the connection failed, and the request was
+    """Returns whether the same request may succeed later, because the broker or the connection failed and the request was
     not refused."""
     if isinstance(error, NoPermissionError):
         return False

@@ -305,7 +305,7 @@ class _Reading:
         return instead
 
     def _delays(self) -> set[int] | None:
-        """Rows that are delivered later, each of which travels alone."""
+        """Returns the rows with a delayed delivery, each of which is sent alone."""
         levels, column = self._numbers("delayLevel", range(MAX_DELAY_LEVEL + 1)), self._columns.get("deliverTimestamp")
         texts = [f"DELAY\x01{level}\x02" if level else "" for level in levels] if levels is not None else [""] * self._count
         if column is not None:

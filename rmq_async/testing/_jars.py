@@ -144,7 +144,9 @@ def _fetch(version: str, directory: Path) -> list[str]:
         shutil.rmtree(directory, ignore_errors=True)
         work.rename(directory)
     except OSError as error:
-        raise ClusterError(f"the jars of RocketMQ {version} cannot be kept in {directory}: {error}") from error
+        raise ClusterError(
+            f"the jars of RocketMQ {version} cannot be kept in {directory}: {error}; make it writable"
+        ) from error
     finally:
         shutil.rmtree(work, ignore_errors=True)
     return _cached(directory)

@@ -1,8 +1,8 @@
 """JSON bodies of requests and responses, named as the Java classes; ``ClusterInfo``, ``HeartbeatData``, ``TopicRouteData`` and
 ``TopicConfig`` have modules of their own beside this package.
 
-Both directions for all of them: ``decode_body(TopicStatsTable, body)`` raises RemoteProtocolError for a body that is none,
-``encode_body(table, standard=False)`` writes what the official servers write, ``encode_body(request)`` standard JSON.
+All of them can be decoded and encoded: ``decode_body(TopicStatsTable, body)`` raises RemoteProtocolError for another body,
+``encode_body(table, standard=False)`` writes the form of the official servers, ``encode_body(request)`` standard JSON.
 """
 
 from __future__ import annotations

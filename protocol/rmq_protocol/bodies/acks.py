@@ -1,4 +1,4 @@
-"""Acknowledging many popped messages at once (BATCH_ACK_MESSAGE): names of one letter, offsets as bits."""
+"""The body that acknowledges many popped messages at once (BATCH_ACK_MESSAGE): names of one letter, offsets as bits."""
 
 from __future__ import annotations
 

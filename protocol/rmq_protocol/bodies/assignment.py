@@ -1,4 +1,4 @@
-"""Which queues a consumer gets where the broker allocates them, and whether it pulls or pops."""
+"""Bodies about queues that the broker allocates to a consumer, and about the mode, pull or pop."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Custom headers: one Struct per request and response, between typed fields and the texts of extFields.
 
-The machine is in ``base``, the headers by subject in the modules beside it, which goes with which code in ``tables``.
+The conversion is in ``base``, the headers by subject in the other modules, the header of each request code in ``tables``.
 """
 
 from __future__ import annotations

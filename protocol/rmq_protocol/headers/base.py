@@ -72,7 +72,7 @@ class _Field(NamedTuple):
 
 @cache
 def _fields(cls: type[Header]) -> tuple[_Field, ...]:
-    """The fields as Java goes over them: those of the class itself first, then those of its parents, nearest first."""
+    """Returns the fields in Java's order: those of the class itself first, then those of its parents, nearest first."""
     infos = {info.name: info for info in msgspec.structs.fields(cls)}
     bases = [base for base in cls.__mro__ if issubclass(base, Header)]
     names = [name for base in bases for name in base.__annotations__ if name in infos]

@@ -1,4 +1,4 @@
-"""A broker itself: its settings, counters and store."""
+"""Headers about a broker: its settings, counters and store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pulls, and what else a consumer of a group asks its broker or is asked by it."""
+"""Headers of pulls, and of the other requests between a consumer of a group and its broker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Single messages and the entries of a queue, by what names them."""
+"""Headers about single messages and the entries of a queue."""
 
 from __future__ import annotations
 

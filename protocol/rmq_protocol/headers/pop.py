@@ -1,4 +1,5 @@
-"""Popping: the broker hands out messages, and each is acknowledged or comes back after its invisible time."""
+"""Headers about pops: the broker gives messages to a member, and each is acknowledged or delivered again after its
+invisible time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Sends (10 and 324 with long names; 310, 320 and 325 one letter per field), recalls, and replies on their way to who asked."""
+"""Sends (10 and 324 with long names; 310, 320 and 325 one letter per field), recalls, and replies to requests between
+clients."""
 
 from __future__ import annotations
 

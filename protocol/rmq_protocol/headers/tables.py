@@ -1,4 +1,4 @@
-"""Which header goes with which request code."""
+"""The header of each request code."""
 
 from __future__ import annotations
 

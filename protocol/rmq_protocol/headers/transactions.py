@@ -1,4 +1,4 @@
-"""Transactions: how a half message ends, and how a broker asks for its outcome."""
+"""Headers about transactions: the end of a half message, and the broker's check of its outcome."""
 
 from __future__ import annotations
 

@@ -182,7 +182,7 @@ def not_between(node: Node, low: Node, high: Node) -> Node:
 def member(node: Node, texts: frozenset[str], *, outside: bool) -> Node:
     """Makes IN, or NOT IN."""
     if node.shape is not Shape.PROPERTY:
-        raise ConditionError(f"IN wants a property, not {node.shape.value}")
+        raise ConditionError(f"IN must follow a property, not {node.shape.value}")
     inner = node.evaluate
 
     def evaluate(properties: Properties) -> Value:

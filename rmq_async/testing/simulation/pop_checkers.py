@@ -157,7 +157,7 @@ def _felt(log: GroupLog, troubles: Troubles, first: float, last: float) -> bool:
 
 
 def _members(log: GroupLog, time: float) -> bool:
-    """Returns whether a member lived for as long as a check takes."""
+    """Returns whether a member ran for as long as a check takes."""
     return any(
         sample.life == other.life
         for sample in log.samples
