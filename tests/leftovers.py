@@ -64,9 +64,9 @@ async def nothing_is_left() -> AsyncIterator[None]:
 async def start_twice_at_once(server: EmbeddedRocketMQ | FaultProxy, address: Callable[[], str], refused: str) -> None:
     """Fails where the second start is not ``refused`` in these words, or the port is still open after the stop."""
     outcomes = await asyncio.gather(server.start(), server.start(), return_exceptions=True)
-    assert outcomes[0] is None
-    assert repr(outcomes[1]) == f"RuntimeError('{refused}')"
     host, _, port = address().partition(":")
     await server.stop()
+    assert outcomes[0] is None
+    assert repr(outcomes[1]) == f"RuntimeError('{refused}')"
     with pytest.raises(ConnectionRefusedError):
         await asyncio.open_connection(host, int(port))
