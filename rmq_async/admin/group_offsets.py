@@ -72,10 +72,7 @@ async def lag(instance: ClientInstance, group: str, topic: str | None, deadline:
     if not found:
         where, name = ", ".join(brokers), instance.names.display_name(group)
         of_topic = "" if topic is None else f" for topic {instance.names.display_name(topic)}"
-        raise SubscriptionGroupNotExistError(
-            f"group {name} has no offsets{of_topic} on {where}; check the names, or start a consumer of the group first",
-            request=code.name,
-        )
+        raise SubscriptionGroupNotExistError(f"group {name} has no offsets{of_topic} on {where}", request=code.name)
     queues = {instance.names.shown_queue(queue): found[queue] for queue in sorted(found) if queue.topic != retry_topic}
     retries = {instance.names.shown_queue(queue): found[queue] for queue in sorted(found) if queue.topic == retry_topic}
     return GroupLag(queues, retries)
@@ -105,9 +102,7 @@ async def _queues(instance: ClientInstance, topic: str, to: Target, deadline: fl
     chosen = [await known_queue(instance, queue) for queue in to]
     for queue in chosen:
         if queue.topic != topic:
-            raise ConfigError(
-                f"queue {shown(tuple(instance.names.shown_queue(queue)))} is not of the topic to reset; leave it out"
-            )
+            raise ConfigError(f"queue {shown(tuple(instance.names.shown_queue(queue)))} is not of the topic to reset")
     return sorted(chosen)
 
 
@@ -253,6 +248,6 @@ async def clone(instance: ClientInstance, source: str, target: str, topic: str, 
     if not changes:
         name, of_topic = instance.names.display_name(source), instance.names.display_name(topic)
         raise SubscriptionGroupNotExistError(
-            f"group {name} has no offsets for topic {of_topic}; check both names", request="QUERY_CONSUMER_OFFSET"
+            f"group {name} has no offsets for topic {of_topic}", request="QUERY_CONSUMER_OFFSET"
         )
     return tuple(changes)

@@ -67,9 +67,7 @@ def query(options: _QueryOptions) -> int:
                 output.line()
             _print(output, each)
         if not found:
-            raise click.ClickException(
-                f"no message of topic {topic} has key {key}; check both, and that the message is not deleted"
-            )
+            raise click.ClickException(f"no message of topic {topic} has key {key}")
 
     return with_admin(client_config(options.namesrv, options.timeout), work)
 

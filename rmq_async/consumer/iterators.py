@@ -80,13 +80,13 @@ class _Iterator(AsyncGenerator[T, None], Generic[T]):
             self._loop, self._thread, self._generation = asyncio.get_running_loop(), threading.get_ident(), generation()
         room.check()
         if asyncio.get_running_loop() is not self._loop:
-            raise WrongLoopError("this iterator was begun on another event loop; make one on this loop")
+            raise WrongLoopError("this iterator was begun on another event loop")
         return room
 
     async def asend(self, value: None, /) -> T:
         """Returns the next item, as ``anext`` does: no value can be sent to the iterator."""
         if value is not None:
-            raise TypeError(f"an iterator of messages takes no values, but {value!r} was sent; use anext()")
+            raise TypeError("an iterator of messages takes no values")
         return await self.__anext__()
 
     async def athrow(

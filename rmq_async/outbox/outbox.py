@@ -208,7 +208,7 @@ class Outbox(Startable):
         Raises ClientStateError if the producer does not run, and the errors of the database.
         """
         if self._producer.state is not ProducerState.RUNNING:
-            raise ClientStateError(f"producer {self._producer.group} is {self._producer.state.value}; start it first")
+            raise ClientStateError(f"producer {self._producer.group} is {self._producer.state.value}")
         sent = await relay_once(self._store, self._producer, self._settings)
         self._sent_before += sent
         return sent

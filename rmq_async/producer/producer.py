@@ -159,6 +159,4 @@ class Producer(SendMethods):
         accepted = [*sender.credits.so_far(), *sender.oneway_credits.so_far()]
         if not await finished(accepted, deadline):
             unfinished = sender.credits.taken + sender.oneway_credits.taken
-            raise RequestTimeoutError(
-                f"flush: {unfinished} messages are unfinished after {timeout} s; call it again, or allow more time"
-            )
+            raise RequestTimeoutError(f"flush: {unfinished} messages are unfinished after {timeout} s")

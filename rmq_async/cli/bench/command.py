@@ -49,13 +49,9 @@ class _BenchOptions(ClientOptions):
         if self.seconds is not None and self.messages is not None:
             raise click.UsageError("give --seconds or --messages, not both")
         if self.mode == "batch" and batch * (body + MESSAGE_OVERHEAD) > limit:
-            raise click.UsageError(
-                f"a batch of {batch} bodies of {body} bytes is larger than {limit} bytes; lower --batch or --size"
-            )
+            raise click.UsageError(f"a batch of {batch} bodies of {body} bytes is larger than {limit} bytes")
         if self.messages is not None and self.messages < self.processes:
-            raise click.UsageError(
-                f"{self.messages} messages are too few for {self.processes} processes; give one or more for each"
-            )
+            raise click.UsageError(f"{self.messages} messages are too few for {self.processes} processes")
 
     def load(self) -> LoadSettings:
         return LoadSettings(

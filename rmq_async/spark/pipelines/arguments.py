@@ -81,8 +81,7 @@ async def check_masters(admin: Admin, topic: str) -> None:
     for data in route.broker_datas:
         if data.broker_name not in known or MASTER_ID not in known[data.broker_name].broker_addrs:
             raise BrokerNotFoundError(
-                f"broker {printable(data.broker_name)} of topic {topic} has no master now, and its replicas may lack messages; "
-                "run again when it has one",
+                f"broker {printable(data.broker_name)} of topic {topic} has no master now, and its replicas may lack messages",
                 broker=data.broker_name,
             )
 
@@ -93,7 +92,7 @@ def window(since: datetime | None, until: datetime | None) -> dict[str, str]:
     Raises ConfigError for a time without a zone, and for an empty window.
     """
     if since is not None and until is not None and since >= until:
-        raise ConfigError(f"no time is from {since.isoformat()} to {until.isoformat()}; give a later end")
+        raise ConfigError(f"nothing is from {since.isoformat()} to {until.isoformat()}")
     bounds = {}
     if since is not None:
         bounds = {"startingTimestamp": _epoch_ms(since), "startingOffsetsByTimestampStrategy": "latest"}
@@ -104,7 +103,7 @@ def window(since: datetime | None, until: datetime | None) -> dict[str, str]:
 
 def _epoch_ms(when: datetime) -> str:
     if when.tzinfo is None:
-        raise ConfigError(f"{when.isoformat()} has no time zone; give an aware datetime")
+        raise ConfigError(f"{when.isoformat()} has no time zone")
     return str(round(when.timestamp() * 1000))
 
 
