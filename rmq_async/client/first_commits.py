@@ -13,21 +13,22 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from .. import machine
+from .._asyncio import wait_until
 from ..errors import RequestTimeoutError
 
 __all__ = ["FirstCommits"]
 
 
 class _Table:
-    """A table of offsets, while commits to it are under way. ``exists``: one of them was answered."""
+    """A table of offsets, while commits to it are under way. ``exists``: one of them was answered. ``turn``: done when the commit
+    that goes alone has ended; None where none does."""
 
     __slots__ = ("commits", "exists", "turn")
 
     def __init__(self) -> None:
         self.commits = 0
         self.exists = False
-        self.turn = asyncio.Lock()
+        self.turn: asyncio.Future[None] | None = None
 
 
 class FirstCommits:
@@ -47,26 +48,28 @@ class FirstCommits:
         table = self._tables.setdefault(key, _Table())
         table.commits += 1
         try:
-            if not table.exists:
-                await _acquire(table.turn, key[2], deadline)
-                try:
-                    if not table.exists:
-                        await send()
-                        table.exists = True
-                        return
-                finally:
-                    table.turn.release()
-            await send()
+            while table.turn is not None and not table.exists:
+                if not await wait_until(table.turn, deadline):
+                    raise RequestTimeoutError(
+                        f"UPDATE_CONSUMER_OFFSET to {key[2]}: not written by its deadline, because an earlier one was not answered",
+                        maybe_stored=False,
+                        broker=key[2],
+                    )
+            if table.exists:
+                await send()
+            else:
+                await _send_alone(table, send)
         finally:
             table.commits -= 1
             if not table.commits:
                 del self._tables[key]
 
 
-async def _acquire(turn: asyncio.Lock, broker: str, deadline: float) -> None:
+async def _send_alone(table: _Table, send: Callable[[], Awaitable[None]]) -> None:
+    turn = table.turn = asyncio.get_running_loop().create_future()
     try:
-        async with asyncio.timeout(max(deadline - machine.monotonic(), 0.0)):
-            await turn.acquire()
-    except TimeoutError:
-        text = f"UPDATE_CONSUMER_OFFSET to {broker}: not written by its deadline, because an earlier one was not answered"
-        raise RequestTimeoutError(text, maybe_stored=False, broker=broker) from None
+        await send()
+        table.exists = True
+    finally:
+        table.turn = None
+        turn.set_result(None)
