@@ -53,7 +53,7 @@ async def test_a_hung_handler_holds_up_its_own_queue_alone(cluster: RealCluster)
     assert hung.others > 0.95
     assert hung.ahead == 49
     assert hung.named_after is not None
-    assert 3.0 <= hung.cancelled_after < 4.0
+    assert 2.9 <= hung.cancelled_after < 4.0  # the timeout runs from before the handler's first step
     assert hung.again_after >= hung.cancelled_after + 0.9
     assert (hung.calls, hung.at_a_time) == (2, 1)
     assert (hung.lost, hung.repeated) == (0, 0)
