@@ -139,12 +139,8 @@ class Admin(ClientUser):
             timeout = instance.config.request_timeout
             return await topic_settings.sync(instance, from_broker, to_broker, patterns, dry_run=dry_run, timeout=timeout)
 
-    async def topics(self, *, system: bool = True) -> tuple[str, ...]:
-        """Returns the names of all topics that a name server knows, sorted; with ``namespace``, of those in it.
-
-        ``system``: True includes the topics that servers create: of the system, of brokers and clusters, of retries and dead
-        letters.
-        """
+    async def topics(self) -> tuple[str, ...]:
+        """Returns the names of all topics that a name server knows, sorted; with ``namespace``, of those in it."""
         code = RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER
 
         def read(response: RemotingCommand, address: str) -> tuple[str, ...]:
@@ -156,11 +152,7 @@ class Admin(ClientUser):
 
         async with self._call() as instance:
             found, _ = await instance.name_servers.ask(RemotingCommand(code=code), instance.config.request_timeout, read)
-            if system:
-                return found
-            info = await cluster_info(instance, self._deadline())
-        own = {*info.broker_addr_table, *info.cluster_addr_table}
-        return tuple(name for name in found if topic_settings.is_wanted(name, name, "*", own))
+        return found
 
     async def topic_route(self, topic: str) -> TopicRouteData:
         """Returns the current route of ``topic`` from a name server. Raises TopicNotFoundError if none knows it,

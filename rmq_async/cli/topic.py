@@ -10,6 +10,7 @@ import click
 from rich.table import Table
 
 from rmq_async import Admin, ClientConfig
+from rmq_async.admin.topics import is_wanted
 from rmq_protocol.route import BrokerData
 
 from .options import PROPERTY, ClientOptions, client_config, client_options, needs_command, pass_options, run
@@ -45,7 +46,12 @@ def list_topics(system: bool, namesrv: str | None, timeout: float, as_json: bool
     output = Output(as_json=as_json)
 
     async def work(admin: Admin) -> None:
-        for name in await admin.topics(system=system):
+        names = await admin.topics()
+        if not system:
+            info = await admin.cluster_info()
+            own = {*info.broker_addr_table, *info.cluster_addr_table}
+            names = tuple(name for name in names if is_wanted(name, name, "*", own))
+        for name in names:
             output.record({"topic": name})
             output.line(name)
 
