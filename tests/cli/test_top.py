@@ -124,7 +124,19 @@ def test_what_a_busy_broker_does_not_say_is_unknown() -> None:
 
 def test_a_filter_shows_groups_of_its_topics() -> None:
     found = seen({queue("orders", 0): 1}, {queue("orders", 0): 0})
-    for text, shown in (("ORD", 1), ("g", 1), ("or*", 1), ("OR*", 0), ("x", 0), ("", 1), ("!", 0), ("-", 0)):
+    for text, shown in (
+        ("ORD", 1),
+        ("g", 1),
+        ("or*", 1),
+        ("OR*", 0),
+        ("x", 0),
+        ("", 1),
+        ("!", 0),
+        ("!o", 0),
+        ("[o]", 0),
+        ("]", 0),
+        ("-", 0),
+    ):
         figures = Watch().figures(found, 1.0, 1, Controls(filter=text).patterns)
         assert len(figures.groups) == shown, text
 

@@ -83,7 +83,7 @@ class Controls:
         text = self.filter
         if not text or "*" in text or "?" in text:
             return (text or "*",)
-        either = [f"[{each.lower()}{each.upper()}]" if each.isalpha() else f"[{each}]" for each in text]
+        either = [f"[{each.lower()}{each.upper()}]" if each.isalpha() else "[[]" if each == "[" else each for each in text]
         return (f"*{''.join(either)}*",)
 
     def press(self, key: str) -> None:
