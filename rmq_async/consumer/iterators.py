@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from abc import abstractmethod
 from collections.abc import AsyncGenerator, Callable
 from types import TracebackType
 from typing import Generic, Self, TypeVar
@@ -46,8 +47,9 @@ class _Iterator(AsyncGenerator[T, None], Generic[T]):
         state = "closed" if self._closed else "begun" if self._room is not None else "new"
         return f"<{type(self).__name__} {state}>"
 
+    @abstractmethod
     def _given(self, hand: InHand) -> T:
-        raise NotImplementedError
+        """Returns what a step gives to its caller."""
 
     def __aiter__(self) -> Self:
         return self
