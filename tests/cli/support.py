@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
+import subprocess
 import sys
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from time import monotonic, sleep
 from typing import Any, NamedTuple
 
 START = [sys.executable, "-W", "error", "-m", "rmq_async.cli"]
@@ -82,3 +85,24 @@ def members(group: int) -> list[int]:
             if int(number) == group and state != "Z":
                 found.append(int(each.parent.name))
     return found
+
+
+@contextmanager
+def group_of(command: list[str], **options: Any) -> Iterator[subprocess.Popen[bytes]]:
+    """Starts a process that leads a group, all of which is killed in the end."""
+    with subprocess.Popen(command, env=environment(), start_new_session=True, **options) as process:
+        try:
+            yield process
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+def left_after_kill(process: subprocess.Popen[bytes], seconds: float) -> list[int]:
+    """Kills the process that leads a group; returns which others of it run ``seconds`` later."""
+    process.kill()
+    process.wait(10)
+    deadline = monotonic() + seconds
+    while (left := members(process.pid)) and monotonic() < deadline:
+        sleep(0.05)
+    return left

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import math
-import os
 import signal
 import subprocess
 import threading
-from contextlib import suppress
-from time import monotonic, sleep
 from typing import Any
 
 import pytest
@@ -18,7 +15,7 @@ from rmq_async.cli.bench.figures import Histogram, Part, failed, merged, percent
 from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_protocol.constants import RequestCode
 
-from .support import START, Ended, Rmq, end, environment, members, one_line, rmq, start
+from .support import START, Ended, Rmq, end, group_of, left_after_kill, one_line, rmq, start
 
 TOPIC = "Bench"
 
@@ -169,16 +166,7 @@ async def test_a_signal_ends_it_with_the_figures_so_far(
 def test_processes_end_with_a_parent_that_is_killed(server: EmbeddedRocketMQ) -> None:
     arguments = ("--topic", "Orphans", "--create", "--in-flight", "4", "--processes", "2", "--json", "--seconds", "20")
     command = [*START, "bench", *arguments, "--namesrv", server.namesrv]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment(), start_new_session=True) as process:
+    with group_of(command, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
-        try:
-            assert b"progress" in process.stdout.readline()
-            process.kill()
-            process.wait(10)
-            deadline = monotonic() + 8
-            while members(process.pid) and monotonic() < deadline:
-                sleep(0.05)
-            assert members(process.pid) == []
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+        assert b"progress" in process.stdout.readline()
+        assert left_after_kill(process, 8.0) == []

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 import subprocess
 import time
 from collections.abc import Callable
@@ -19,7 +17,7 @@ from rmq_async.cli.app import run_command
 from rmq_async.testing.simulation import SCENARIOS, Faults, Simulation, campaign
 from rmq_async.testing.simulation.scenarios import Scenario
 
-from .support import START, Ended, environment, members, one_line, rmq
+from .support import START, Ended, group_of, left_after_kill, members, one_line, rmq
 
 Simulate = Callable[..., Ended]
 
@@ -162,18 +160,9 @@ def test_a_violation_is_printed_with_the_line_that_repeats_it(simulate: Simulate
 
 def test_processes_end_with_a_parent_that_is_killed() -> None:
     command = [*START, "simulate", "--jobs", "2", "--for", "60s", "--scenario", "mixed"]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, env=environment(), start_new_session=True) as process:
-        try:
-            deadline = monotonic() + 30
-            while len(members(process.pid)) < 4 and monotonic() < deadline:  # a process of multiprocessing is among them
-                sleep(0.05)
-            sleep(1.0)  # they begin their work
-            process.kill()
-            process.wait(10)
-            deadline = monotonic() + 10
-            while members(process.pid) and monotonic() < deadline:
-                sleep(0.05)
-            assert members(process.pid) == []
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+    with group_of(command, stdout=subprocess.DEVNULL) as process:
+        deadline = monotonic() + 30
+        while len(members(process.pid)) < 4 and monotonic() < deadline:  # a process of multiprocessing is among them
+            sleep(0.05)
+        sleep(1.0)  # they begin their work
+        assert left_after_kill(process, 10.0) == []
