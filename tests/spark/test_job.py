@@ -26,7 +26,6 @@ from pyspark.errors import PySparkException
 from rmq_async import MessageQueue
 from rmq_async.errors import ConfigError, TopicNotFoundError
 from rmq_async.spark.pipelines import archive, dlq_replay, job, load, outgoing, publish, reconcile, replay
-from rmq_async.spark.pipelines.silence import silent_start
 from rmq_async.testing.threaded import ThreadedRocketMQ
 
 from .conftest import QUICK, Topics
@@ -244,21 +243,6 @@ def test_archive_that_cannot_be_compacted_is_refused_before_it_is_written(monkey
         archive.archive(spark, "T", "archive", compacting=True)
 
 
-def test_start_of_spark_is_silent_unless_it_fails(capfd: pytest.CaptureFixture[str]) -> None:
-    """The JVM is a child that inherits stderr."""
-    shout = [sys.executable, "-c", "import sys; print('WARN of a JVM', file=sys.stderr)"]
-    with silent_start(True):
-        subprocess.run(shout, check=True)
-    assert capfd.readouterr().err == ""
-    with silent_start(False):
-        subprocess.run(shout, check=True)
-    assert capfd.readouterr().err == "WARN of a JVM\n"
-    with pytest.raises(OSError, match="no Java"), silent_start(True):
-        subprocess.run(shout, check=True)
-        raise OSError("no Java")
-    assert capfd.readouterr().err == "WARN of a JVM\n"
-
-
 @pytest.mark.parametrize("event", ["progress", "summary"])
 def test_reader_that_goes_away_ends_a_program_quietly(event: str) -> None:
     """As given to spark-submit, without ``rmq`` around it."""
@@ -292,27 +276,6 @@ raise SystemExit(job.run_job("fake", Job(), ["--json"]))
         process.stdout.close()
         process.stdin.close()
         assert (process.wait(30), process.stderr.read()) == (1, b"")
-
-
-def test_what_a_jvm_says_is_bounded(capfd: pytest.CaptureFixture[str]) -> None:
-    shout = [
-        sys.executable,
-        "-c",
-        "import os; [os.write(2, b'x' * 65536) for _ in range(64)]; os.write(1, b'!'); os.read(0, 1)",
-    ]
-    with silent_start(True):
-        process = subprocess.Popen(shout, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    with process:
-        assert process.stdout is not None
-        assert process.stdout.read(1) == b"!"
-        assert os.stat(f"/proc/{process.pid}/fd/2").st_size <= 65536
-    with pytest.raises(OSError, match="no Java"), silent_start(True):
-        subprocess.run(shout, check=True, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
-        raise OSError("no Java")
-    said = capfd.readouterr().err
-    assert said.startswith("xxx")
-    assert said.endswith(f"\n... and {63 * 65536} bytes more\n")
-    assert len(said) < 66_000
 
 
 # -- archive: whether path and checkpoint belong together
