@@ -1,0 +1,91 @@
+"""What members of a group rely on, on real brokers: ids of two clients in a process, and dead letters that brokers make."""
+
+from __future__ import annotations
+
+import uuid
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from rmq_async import Admin, ClientConfig, Consumer, Message, MessageExt, Producer
+from rmq_async.testing.cluster import OLD_VERSION, RealCluster
+
+from ..consumer.group.support import until
+
+
+async def test_members_with_other_configs_in_a_process_share_the_queues(each_cluster: RealCluster) -> None:
+    topic = group = f"Ids_{uuid.uuid4().hex}"
+    handled: Counter[bytes] = Counter()
+    config = ClientConfig(namesrv=each_cluster.namesrv)
+    members = [Consumer(group, client=each, start_from="latest") for each in (config, replace(config, request_timeout=5.0))]
+    for member in members:
+
+        @member.handler(topic)
+        async def count(message: MessageExt) -> None:
+            handled[message.body] += 1
+
+    async with Admin(client=config) as admin, Producer("p", client=config) as producer:
+        await admin.create_topic(topic, queues=4)
+        async with members[0], members[1]:
+            await until(lambda: [_queues(member, topic) for member in members] == [2, 2], 60.0)
+            for number in range(40):
+                await producer.send(Message(topic, b"%d" % number))
+            await until(lambda: len(handled) == 40, 30.0)
+        assert set(handled.values()) == {1}
+
+
+def _queues(member: Consumer, topic: str) -> int:
+    return sum(queue.topic == topic for queue in member.assignment)
+
+
+async def test_dead_letter_that_a_broker_makes_is_counted_and_logged(
+    each_cluster: RealCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By brokers of 5.x, which say when they give a message up; those of 4.9 answer no request for one group's settings."""
+    says = each_cluster.version != OLD_VERSION
+    topic = group = f"Dead_{uuid.uuid4().hex}"
+    async with Admin(namesrv=each_cluster.namesrv) as admin, Producer("p", namesrv=each_cluster.namesrv) as producer:
+        await admin.create_topic(topic, queues=1)
+        await admin.create_group(group, retry_max_times=0)
+        consumer = Consumer(group, namesrv=each_cluster.namesrv, start_from="earliest")
+
+        @consumer.handler(topic)
+        async def handle(message: MessageExt) -> None:
+            raise ValueError("no such order")
+
+        async with consumer:
+            await producer.send(Message(topic, b"x"))
+            await until(lambda: consumer.stats().dead_lettered + consumer.stats().retried == 1, 30.0)
+            stats = consumer.stats()
+        assert (stats.dead_lettered, stats.retried) == ((1, 0) if says else (0, 1))
+        assert [message.body for message in await admin.dead_letters(group)] == [b"x"]
+    lines = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert [line.startswith("dead-lettered: ") and line.endswith("ValueError('no such order')") for line in lines] == [
+        True
+    ] * says
+
+
+async def test_dead_letter_with_a_sharding_key_is_sent_again_to_the_queue_of_its_key(each_cluster: RealCluster) -> None:
+    topic = group = f"Again_{uuid.uuid4().hex}"
+    async with Admin(namesrv=each_cluster.namesrv) as admin, Producer("p", namesrv=each_cluster.namesrv) as producer:
+        await admin.create_topic(topic, queues=8)
+        await admin.create_group(group, retry_max_times=0)
+        keys = [f"key-{number}" for number in range(6)]
+        sent = {key: (await producer.send(Message(topic, b"first", sharding_key=key))).queue for key in keys}
+        assert len(set(sent.values())) > 1
+        failing = Consumer(group, namesrv=each_cluster.namesrv, start_from="earliest")
+        came: list[MessageExt] = []
+
+        @failing.handler(topic)
+        async def handle(message: MessageExt) -> None:
+            came.append(message)
+            if len(came) <= len(keys):
+                raise ValueError("fails at first")
+
+        async with failing:
+            await until(lambda: len(came) == len(keys), 30.0)
+            await until(lambda: failing.stats().dead_lettered + failing.stats().retried == len(keys), 30.0)
+            assert await admin.resend_dead_letters(group) == len(keys)
+            await until(lambda: len(came) == 2 * len(keys), 30.0)
+        assert {str(message.sharding_key): message.queue for message in came[len(keys) :]} == sent
