@@ -20,7 +20,7 @@ from .._turns import Turns
 from ..client import UniqueIds
 from ..config import check_seconds
 from ..errors import ClientStateError, ConfigError
-from ..producer import Producer, ProducerState
+from ..producer import Producer, ProducerState, check_here
 from .handover import Additions
 from .relay import Relay, is_owned, relay_once
 from .rows import StuckMessage, as_added, row_of
@@ -149,12 +149,13 @@ class Outbox(Startable):
     async def start(self) -> None:
         """Starts the relay. A second start has no effect.
 
-        Raises ConfigError for a missing table, the errors of the database, WrongLoopError if it runs on another loop, ForkedError
-        if it ran in the parent process.
+        Raises ConfigError for a missing table, the errors of the database, WrongLoopError if it or its producer runs on another
+        loop, ForkedError if one of them ran in the parent process.
         """
         async with self._turn():
             if self._relay is not None and self._relay.is_here():
                 return
+            check_here(self._producer)
             await self._store.probe()
             relay = Relay(
                 self._store,
@@ -205,10 +206,12 @@ class Outbox(Startable):
     async def relay_once(self) -> int:
         """Sends up to ``batch_size`` due rows and returns how many were stored. The producer must run, the outbox need not.
 
-        Raises ClientStateError if the producer does not run, and the errors of the database.
+        Raises ClientStateError if the producer does not run, WrongLoopError if it runs on another loop, ForkedError if it runs in
+        the parent process, and the errors of the database.
         """
         if self._producer.state is not ProducerState.RUNNING:
             raise ClientStateError(f"producer {self._producer.group} is {self._producer.state.value}")
+        check_here(self._producer)
         sent = await relay_once(self._store, self._producer, self._settings)
         self._sent_before += sent
         return sent

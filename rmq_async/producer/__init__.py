@@ -1,6 +1,6 @@
 """The producer, its settings, hooks and queue selectors.
 
-``__all__`` lists the public names; the others are for the Spark sink.
+``__all__`` lists the public names; the others are for the outbox and the Spark sink.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 from ..hooks import Hook, SendContext
 from .config import Batching, ProducerConfig
 from .health import ProducerHealth, ProducerState
+from .life import check_here as check_here
 from .prepared import PreparedSend as PreparedSend
 from .prepared import compress_prepared as compress_prepared
 from .prepared import prepare as prepare

@@ -20,7 +20,7 @@ from .config import ProducerConfig, ProducerOptions, split_options
 from .core import ProducerCore
 from .health import ProducerHealth, ProducerState, health_of
 
-__all__ = ["ProducerLife"]
+__all__ = ["ProducerLife", "check_here"]
 
 
 class ProducerLife(LifeCycle):
@@ -139,6 +139,12 @@ class ProducerLife(LifeCycle):
         if self._state not in (LifeState.NEW, LifeState.STOPPED):
             return ""
         return f": send inside `async with {type(self).__name__}(...)`, or await its start() first"
+
+
+def check_here(producer: ProducerLife) -> None:
+    """Raises ForkedError for a producer that runs in the parent process, WrongLoopError for one that runs on another loop."""
+    if producer.state is ProducerState.RUNNING:
+        producer._running_instance()
 
 
 def _never() -> bool:

@@ -230,6 +230,33 @@ def test_a_child_process_is_refused(tmp_path: Path) -> None:
 # -- the producer
 
 
+async def test_producer_that_runs_elsewhere_is_refused(tmp_path: Path) -> None:
+    """On another loop and in a forked child: no row counts an attempt that could not be made."""
+    engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path}/service.db", poolclass=NullPool)
+
+    async def refused(producer: Producer, error: type[Exception]) -> None:
+        outbox = Outbox(engine, producer)
+        await outbox.create_table()
+        async with engine.begin() as connection:
+            await outbox.add(connection, Message("T", b"x"))
+        for call in (outbox.start, outbox.relay_once):
+            with pytest.raises(error):
+                await call()
+        assert {row["attempts"] for row in await rows(engine, "rmq_outbox")} == {0}
+
+    async with EmbeddedRocketMQ() as server, Producer("orders", namesrv=server.namesrv) as producer:
+        await asyncio.to_thread(asyncio.run, refused(producer, WrongLoopError))
+        child = os.fork()
+        if child == 0:
+            try:
+                asyncio.run(refused(producer, ForkedError))
+                os._exit(17)
+            finally:
+                os._exit(1)
+        _, status = await asyncio.to_thread(os.waitpid, child, 0)
+        assert os.waitstatus_to_exitcode(status) == 17
+
+
 @on_sqlite
 async def test_a_producer_that_is_new_is_started_and_stopped_with_the_outbox(
     engine: AsyncEngine, table: str, server: EmbeddedRocketMQ, sessions: Sessions
