@@ -1,6 +1,6 @@
 """Administration of topics, offsets, messages, clients and groups, for operators and tests.
 
-``__all__`` are the public names; ``cluster_info`` is for the Spark source.
+``__all__`` are the public names; ``cluster_info`` is for the Spark source, ``is_wanted`` for the command line.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from .results import (
     SyncedTopic,
     TopicStats,
 )
+from .topics import is_wanted as is_wanted
 
 __all__ = [
     "Admin",

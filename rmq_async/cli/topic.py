@@ -10,7 +10,7 @@ import click
 from rich.table import Table
 
 from rmq_async import Admin, ClientConfig
-from rmq_async.admin.topics import is_wanted
+from rmq_async.admin import is_wanted
 from rmq_protocol.route import BrokerData
 
 from .options import PROPERTY, ClientOptions, client_config, client_options, needs_command, pass_options, run
