@@ -34,7 +34,6 @@ __all__ = [
     "Interrupted",
     "client_config",
     "client_options",
-    "interrupted_by",
     "json_option",
     "moment_help",
     "namesrv_option",
@@ -138,8 +137,7 @@ class Terminated(Interrupted):
         click.ClickException.__init__(self, "terminated")
 
 
-def interrupted_by(number: int) -> Interrupted:
-    """Returns the error of a command that a signal has ended."""
+def _interrupted_by(number: int) -> Interrupted:
     return Terminated() if number == signal.SIGTERM else Interrupted()
 
 
@@ -166,7 +164,7 @@ async def _until_signal(work: Coroutine[Any, Any, T], signalled: bool) -> T:
             return await work
         except asyncio.CancelledError:
             if received:
-                raise interrupted_by(received[0]) from None
+                raise _interrupted_by(received[0]) from None
             raise
 
 

@@ -41,7 +41,7 @@ Rmq = Callable[..., Ended]
 
 
 def environment() -> dict[str, str]:
-    dropped = ("NAMESRV_ADDR", "RMQ_TRACEBACK", "RMQ_OUTBOX_DATABASE")
+    dropped = ("NAMESRV_ADDR", "PYTHONUNBUFFERED", "RMQ_TRACEBACK", "RMQ_OUTBOX_DATABASE")
     kept = {name: value for name, value in os.environ.items() if name not in dropped}
     return {**kept, "COLUMNS": "100", "PYTHONSAFEPATH": "1"}
 

@@ -19,8 +19,8 @@ from typing import Any
 import rmq_async
 from rmq_async import ClientConfig, RocketMQError
 
-from ..options import FAILED, interrupted_by, run
-from ..signals import signals_handled
+from ..options import FAILED, run
+from ..signals import end_at_once, signals_handled
 from .figures import Part
 from .load import Ending, LoadSettings, Report, run_load
 
@@ -29,7 +29,7 @@ __all__ = ["run_processes"]
 
 def run_processes(settings: LoadSettings, client: ClientConfig, number: int, report: Report, ending: Ending) -> list[Part]:
     """Shares ``settings.messages`` among the processes and returns their counts. Raises RocketMQError as soon as one of them
-    cannot send at all, Interrupted for a second signal."""
+    cannot send at all. A second signal ends the children and this process at once."""
     if number == 1:
         return [run(run_load(settings, client, report, ending))]
     context = multiprocessing.get_context("fork")
@@ -53,7 +53,8 @@ def run_processes(settings: LoadSettings, client: ClientConfig, number: int, rep
 
 
 def _ended_by_signal(children: Iterable[Any], ending: Ending) -> AbstractContextManager[None]:
-    """Passes a first signal on to the children. Raises Interrupted at a second one."""
+    """Passes a first signal on to the children. A second one ends them and this process, without the flush of stdout at the end
+    of an interpreter: that would wait for a reader of the output."""
 
     def first(number: int) -> None:
         ending.number = number
@@ -62,7 +63,9 @@ def _ended_by_signal(children: Iterable[Any], ending: Ending) -> AbstractContext
                 os.kill(child.pid, signal.SIGTERM)
 
     def again(number: int) -> None:
-        raise interrupted_by(number)
+        for child in children:
+            child.kill()
+        end_at_once(number)
 
     return signals_handled(first, again)
 
