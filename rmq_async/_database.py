@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from sqlalchemy import DateTime, Dialect, Float, TypeDecorator
-from sqlalchemy.ext.asyncio import AsyncEngine
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.expression import FunctionElement
 
@@ -18,7 +18,16 @@ from rmq_protocol.errors import shown
 
 from .errors import ConfigError
 
-__all__ = ["DIALECTS", "UtcDateTime", "check_dialect", "check_engine", "seconds_from_now", "seconds_since", "split_table_name"]
+__all__ = [
+    "DIALECTS",
+    "UtcDateTime",
+    "check_dialect",
+    "check_engine",
+    "check_transactional",
+    "seconds_from_now",
+    "seconds_since",
+    "split_table_name",
+]
 
 DIALECTS: Final = ("postgresql", "sqlite")
 _LONGEST_NAME: Final = 40
@@ -46,6 +55,25 @@ def check_dialect(name: str, owner: str) -> None:
     """Raises ConfigError for a kind of database that is not supported. ``owner``: "an outbox", for the error."""
     if name not in DIALECTS:
         raise ConfigError(f"{owner} needs PostgreSQL or SQLite, not {shown(name)}")
+
+
+def check_transactional(session: AsyncSession | AsyncConnection, owner: str) -> None:
+    """Checks that statements of the session are committed together. Raises ConfigError for the isolation level AUTOCOMMIT of its
+    engine or connection: each statement would be committed by itself, and stay after a rollback.
+
+    A level that a session gives to one transaction, ``session.connection(execution_options=...)``, is not seen.
+    """
+    bind = session.get_bind() if isinstance(session, AsyncSession) else session.sync_connection
+    if bind is None:  # of a connection that is not started, which raises at its first statement
+        return
+    level = bind.get_execution_options().get("isolation_level")
+    if level is None:
+        # create_engine(isolation_level=...): SQLAlchemy shows it nowhere else without a query
+        level = getattr(bind.dialect, "_on_connect_isolation_level", None)
+    if level == "AUTOCOMMIT":
+        raise ConfigError(
+            f"{owner} needs a transaction, and the session's isolation level is AUTOCOMMIT; use an engine with the default level"
+        )
 
 
 class UtcDateTime(TypeDecorator[datetime]):

@@ -42,7 +42,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, a
 from rmq_protocol.errors import shown
 from rmq_protocol.message import MessageExt
 
-from ._database import check_dialect, check_engine, seconds_from_now, split_table_name
+from ._database import check_dialect, check_engine, check_transactional, seconds_from_now, split_table_name
 from .config import check_group, check_seconds
 from .errors import ConfigError, InvalidMessageError
 
@@ -98,13 +98,15 @@ class Inbox:
         The session's pending changes are flushed first.
 
         Raises InvalidMessageError for a key that is empty, longer than 255 characters, or not a text; the errors of ``key``;
-        ConfigError for a session of another database; and the errors of the database, among them those of serialization at
-        isolation levels above READ COMMITTED: let them leave the handler, and the message is delivered again.
+        ConfigError for a session of another database or at the isolation level AUTOCOMMIT; and the errors of the database,
+        among them those of serialization at isolation levels above READ COMMITTED: let them leave the handler, and the message
+        is delivered again.
         """
         target, dialect = _target(session)
         statement = self._first.get(dialect)
         if statement is None:
             check_dialect(dialect, "an inbox")
+        check_transactional(target, "an inbox")
         values = {"consumer_group": self.group, "message_key": self._checked_key(message)}
         result = await target.execute(cast("Any", statement), values)
         return cast("CursorResult[Any]", result).rowcount == 1

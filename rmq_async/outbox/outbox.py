@@ -16,6 +16,7 @@ from rmq_protocol.message import Message
 
 from .. import machine
 from .._asyncio import Startable
+from .._database import check_transactional
 from .._turns import Turns
 from ..client import UniqueIds
 from ..config import check_seconds
@@ -119,8 +120,8 @@ class Outbox(Startable):
         does. ``delay`` counts from now. A message with a sharding key is sent after those of its key and topic that were added
         before it. All copies have the row's ``unique_id``: the message's own if it has one.
 
-        Raises InvalidMessageError for a message that ``Producer.send`` would refuse, ConfigError for a missing table, and the
-        errors of the database.
+        Raises InvalidMessageError for a message that ``Producer.send`` would refuse, ConfigError for a missing table or a session
+        at the isolation level AUTOCOMMIT, and the errors of the database.
         """
         try:
             return await self._add(session, message)
@@ -136,8 +137,9 @@ class Outbox(Startable):
         now = machine.time()
         values = row_of(message, self._ids.next(), now, self._producer.config.max_message_size)
         statements = self._store.statements
+        check_transactional(_checked(session), "an outbox")
         if relay is None or not isinstance(session, AsyncSession) or not relay.takes(message.topic, session):
-            return _id_of(await _checked(session).execute(statements.add_pending, values))
+            return _id_of(await session.execute(statements.add_pending, values))
         values |= {"owner": self._me, "lease_seconds": self._settings.lease}
         row = _id_of(await session.execute(statements.add_sending, values))
         sync = session.sync_session

@@ -124,12 +124,18 @@ class Relay:
             if self.sending.in_hand:
                 logger.warning("the outbox was stopped before it could write what became of %d messages", self.sending.in_hand)
         finally:
-            await _ended([*self._tasks, *self._recorder], 0.0)
-            await self.sending.finished(0.0)
-            if self._own_producer:
-                _owners[self._producer] -= 1
-                if not _owners[self._producer]:
-                    await self._producer.stop(max(0.0, deadline - machine.monotonic()))
+            try:
+                await _ended([*self._tasks, *self._recorder], 0.0)
+                await self.sending.finished(0.0)
+            finally:  # also where a stop is cancelled while the database keeps the loops waiting
+                await self._leave_producer(deadline)
+
+    async def _leave_producer(self, deadline: float) -> None:
+        """Stops the producer if this relay was the last one that had started it."""
+        if self._own_producer:
+            _owners[self._producer] -= 1
+            if not _owners[self._producer]:
+                await self._producer.stop(max(0.0, deadline - machine.monotonic()))
 
     # -- in
 

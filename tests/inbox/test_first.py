@@ -54,6 +54,26 @@ async def test_first_after_a_rollback_is_true_again(inbox: Inbox, sessions: Sess
         assert await inbox.first(session, received())
 
 
+async def test_first_at_autocommit_is_refused(inbox: Inbox, engine: AsyncEngine, sessions: Sessions, table: str) -> None:
+    """The row would stay where the effect is rolled back, and the message would count as handled."""
+    made = create_async_engine(engine.url, isolation_level="AUTOCOMMIT")
+    for loose in (made, engine.execution_options(isolation_level="AUTOCOMMIT")):
+        async with AsyncSession(loose) as session:
+            with pytest.raises(ConfigError, match=r"^an inbox needs a transaction, .* is AUTOCOMMIT; use an engine"):
+                await inbox.first(session, received())
+    await made.dispose()
+    async with engine.connect() as connection:
+        await connection.execution_options(isolation_level="AUTOCOMMIT")
+        with pytest.raises(ConfigError, match="AUTOCOMMIT"):
+            await inbox.first(connection, received())
+        async with AsyncSession(connection) as session:
+            with pytest.raises(ConfigError, match="AUTOCOMMIT"):
+                await inbox.first(session, received())
+    assert await keys(engine, table) == []
+    async with AsyncSession(engine.execution_options(isolation_level="SERIALIZABLE")) as session, session.begin():
+        assert await inbox.first(session, received())
+
+
 async def test_first_of_other_groups_and_messages_is_true(
     inbox: Inbox, engine: AsyncEngine, sessions: Sessions, table: str
 ) -> None:

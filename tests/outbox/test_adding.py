@@ -13,7 +13,7 @@ from sqlalchemy import text
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_scoped_session
 
-from rmq_async import InvalidMessageError, Message, Producer
+from rmq_async import ConfigError, InvalidMessageError, Message, Producer
 from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_async.outbox import Outbox
 from rmq_async.outbox.handover import Additions
@@ -226,6 +226,15 @@ async def test_what_is_no_session_and_no_message_is_a_type_error(outbox: Outbox,
     async with sessions() as session:
         with pytest.raises(TypeError, match="message must be a Message, not bytes"):
             await outbox.add(session, b"x")  # type: ignore[arg-type]
+
+
+@on_sqlite
+async def test_a_session_at_autocommit_is_refused(outbox: Outbox, engine: AsyncEngine) -> None:
+    """The message would be sent where the transaction is rolled back."""
+    async with AsyncSession(engine.execution_options(isolation_level="AUTOCOMMIT")) as session:
+        with pytest.raises(ConfigError, match=r"^an outbox needs a transaction, .* is AUTOCOMMIT; use an engine"):
+            await outbox.add(session, Message("T", b"x"))
+    assert (await outbox.status()).pending == 0
 
 
 async def test_ids_of_rows_are_returned_and_grow(outbox: Outbox, sessions: Sessions) -> None:

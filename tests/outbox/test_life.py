@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from sqlalchemy.pool import NullPool
 from rmq_async import ClientStateError, ConfigError, ForkedError, Message, Producer, WrongLoopError
 from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_async.outbox import Outbox
+from rmq_async.outbox.relay import is_owned
 from rmq_async.outbox.store import Store
 from rmq_async.producer import ProducerState
 
@@ -152,6 +154,38 @@ async def test_a_stop_that_is_cancelled_leaves_no_task(outbox: Outbox, sessions:
     assert not [task.get_name() for task in asyncio.all_tasks() & before if task.get_name().startswith("rmq_async outbox")]
     server.resume("broker-a")
     server.resume("broker-b")
+
+
+@on_sqlite
+async def test_a_stop_that_is_cancelled_while_the_database_keeps_it_waiting_stops_the_producer(
+    engine: AsyncEngine, server: EmbeddedRocketMQ, table: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = asyncio.Event()
+
+    async def never(*_: Any, **__: Any) -> Any:
+        asked.set()
+        try:
+            await asyncio.sleep(30)
+        finally:
+            for _ in range(3):  # a driver that ends its transaction, cancelled or not
+                with suppress(asyncio.CancelledError):
+                    await asyncio.sleep(0.2)
+
+    producer = Producer("orders", namesrv=server.namesrv)
+    outbox = Outbox(engine, producer, table=table, poll_interval=0.02)
+    await outbox.create_table()
+    monkeypatch.setattr(Store, "claim", never)
+    await outbox.start()
+    await asked.wait()
+    stopping = asyncio.create_task(outbox.stop(0.0))
+    for _ in range(2):  # the second one at the wait for the loops that the first one has not stopped
+        await asyncio.sleep(0.05)
+        stopping.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await stopping
+    assert producer.state is ProducerState.STOPPED
+    assert not is_owned(producer)
+    await until(lambda: not [task for task in asyncio.all_tasks() if task.get_name().startswith("rmq_async outbox")])
 
 
 # -- loops and processes
