@@ -296,9 +296,10 @@ class Admin(ClientUser):
             await group_settings.create(instance, config, cluster, broker, self._deadline())
 
     async def delete_group(self, group: str) -> None:
-        """Deletes a consumer group on all brokers: its settings, its offsets, its retry topic and **its dead letters**.
+        """Deletes a consumer group on all brokers: its settings, its offsets, its retry topics and **its dead letters**.
 
-        Raises ClientStateError while it has members, whose next heartbeats would create it again.
+        Raises ClientStateError while it has members, whose next heartbeats would create it again, and
+        SubscriptionGroupNotExistError when there is nothing to delete.
         """
         async with self._call() as instance:
             await group_settings.delete(instance, self._wire_group(group), self._deadline())
@@ -310,10 +311,10 @@ class Admin(ClientUser):
 
     async def group_lag(self, group: str, topic: str | None = None) -> GroupLag:
         """Returns the offsets and the lag of ``group`` in each queue of ``topic``, or of all topics that it has offsets for
-        (while members are connected, of the topics they subscribe to), and in its retry topic, as ``mqadmin
+        (while members are connected, of the topics they subscribe to), and in its retry topics, as ``mqadmin
         consumerProgress`` shows them.
 
-        Raises SubscriptionGroupNotExistError for a group without any offset.
+        Raises SubscriptionGroupNotExistError for a group that does not exist, and without ``topic`` for one without any offset.
         """
         async with self._call() as instance:
             wire = None if topic is None else self._wire(topic)

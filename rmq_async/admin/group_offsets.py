@@ -20,6 +20,7 @@ from rmq_protocol.errors import shown
 from rmq_protocol.headers import GetConsumeStatsRequestHeader, ResetOffsetRequestHeader, to_ext
 from rmq_protocol.json_body import decode_body
 from rmq_protocol.message import MessageQueue
+from rmq_protocol.pop import pop_retry_topic, pop_retry_topic_v1
 
 from .. import machine
 from .._asyncio import for_each
@@ -34,7 +35,7 @@ from ..client import (
     search_offset,
 )
 from ..errors import ConfigError, SubscriptionGroupNotExistError
-from .groups import check_offline, is_online
+from .groups import check_exists, check_offline, is_online
 from .requests import ask_at, brokers_of, check, cluster_info, everywhere, masters_of
 from .results import GroupLag, OffsetChange, QueueLag
 
@@ -57,8 +58,8 @@ _AT_ONCE: Final = 16
 async def lag(instance: ClientInstance, group: str, topic: str | None, deadline: float) -> GroupLag:
     """Implements ``Admin.group_lag``."""
     brokers = masters_of(await cluster_info(instance, deadline))
-    code, retry_topic = RequestCode.GET_CONSUME_STATS, RETRY_TOPIC_PREFIX + group
-    asked = [None] if topic is None else [topic, retry_topic]
+    code = RequestCode.GET_CONSUME_STATS
+    asked = [None] if topic is None else [topic, RETRY_TOPIC_PREFIX + group, *_of_pops(topic, group)]
     found: dict[MessageQueue, QueueLag] = {}
     for each in asked:
         header = GetConsumeStatsRequestHeader(consumerGroup=group, topic=each)
@@ -73,9 +74,19 @@ async def lag(instance: ClientInstance, group: str, topic: str | None, deadline:
         where, name = ", ".join(brokers), instance.names.display_name(group)
         of_topic = "" if topic is None else f" for topic {instance.names.display_name(topic)}"
         raise SubscriptionGroupNotExistError(f"group {name} has no offsets{of_topic} on {where}", request=code.name)
-    queues = {instance.names.shown_queue(queue): found[queue] for queue in sorted(found) if queue.topic != retry_topic}
-    retries = {instance.names.shown_queue(queue): found[queue] for queue in sorted(found) if queue.topic == retry_topic}
-    return GroupLag(queues, retries)
+    if not any(each.committed for each in found.values()):  # brokers answer 0 for the topics of a name that no group has, too
+        await check_exists(instance, group, deadline)
+    retries = {queue for queue in found if queue.topic.startswith(RETRY_TOPIC_PREFIX)}
+    shown_queue = instance.names.shown_queue
+    return GroupLag(
+        {shown_queue(queue): found[queue] for queue in sorted(found.keys() - retries)},
+        {shown_queue(queue): found[queue] for queue in sorted(retries)},
+    )
+
+
+def _of_pops(topic: str, group: str) -> tuple[str, str]:
+    """Returns the names that the topic of the retries of pops may have; a broker has at most one of them."""
+    return pop_retry_topic_v1(topic, group), pop_retry_topic(topic, group)
 
 
 # -- resets
@@ -89,6 +100,8 @@ async def reset(
     after = await for_each(queues, lambda queue: _target(instance, queue, to), at_once=_AT_ONCE)
     before = await for_each(queues, lambda queue: committed_offset(instance, group, queue), at_once=_AT_ONCE)
     changes = [OffsetChange(queue, before[queue], after[queue]) for queue in queues]
+    if not any(each is not None for each in before.values()):  # 4.x brokers take offsets of any name
+        await check_exists(instance, group, deadline)
     if not dry_run:
         changes = await _Reset(instance, group, topic, to, deadline).apply(changes)
     names = instance.names
@@ -217,7 +230,7 @@ def _shows(change: OffsetChange, offset: int | None) -> bool:
 def _timestamp_of(to: Target) -> int | None:
     """Returns the time of a reset, ms since the epoch, as brokers take it; None for a reset by offset."""
     if isinstance(to, datetime):
-        return epoch_ms(to)
+        return max(epoch_ms(to), 0)  # a negative time is the end of a queue to brokers, and no message is older than 1970
     return {"earliest": 0, "latest": -1}.get(to) if isinstance(to, str) else None
 
 
@@ -236,12 +249,14 @@ async def clone(instance: ClientInstance, source: str, target: str, topic: str, 
     """Implements ``Admin.clone_offsets``."""
     await check_offline(instance, target, "their commits would overwrite the offsets", deadline)
     route = await instance.routes.fetch(topic, max(deadline - machine.monotonic(), 0.0))
-    changes = []
+    changes: list[OffsetChange] = []
     for queue in sorted(route.subscribe_queues):
         offset = await committed_offset(instance, source, queue)
         if offset is None:
             continue
         before = await committed_offset(instance, target, queue)
+        if before is None and not changes:  # 4.x brokers take offsets of any name
+            await check_exists(instance, target, deadline)
         await commit_offset(instance, target, queue, offset)
         verified = await committed_offset(instance, target, queue) == offset
         changes.append(OffsetChange(instance.names.shown_queue(queue), before, offset, verified))

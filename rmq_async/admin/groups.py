@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Mapping
 from typing import TypedDict
 
 import msgspec
@@ -12,9 +13,10 @@ from rmq_protocol.bodies import (
     GroupRetryPolicy,
     SubscriptionGroupConfig,
     SubscriptionGroupWrapper,
+    TopicList,
 )
 from rmq_protocol.command import RemotingCommand
-from rmq_protocol.constants import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX, RequestCode
+from rmq_protocol.constants import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX, RequestCode, ResponseCode
 from rmq_protocol.headers import (
     ConsumeMessageDirectlyResultRequestHeader,
     DeleteSubscriptionGroupRequestHeader,
@@ -23,11 +25,18 @@ from rmq_protocol.headers import (
 )
 from rmq_protocol.json_body import decode_body, encode_body
 from rmq_protocol.message import MessageExt
+from rmq_protocol.pop import pop_retry_topic, pop_retry_topic_v1
 
 from .. import machine
 from .._text import printable
 from ..client import ClientInstance
-from ..errors import BrokerNotFoundError, ClientStateError, GroupNotOnlineError, TopicNotFoundError
+from ..errors import (
+    BrokerNotFoundError,
+    ClientStateError,
+    GroupNotOnlineError,
+    SubscriptionGroupNotExistError,
+    TopicNotFoundError,
+)
 from . import topics as topic_settings
 from .clients import consumers
 from .requests import ask_at, check, cluster_info, everywhere, masters_of
@@ -35,6 +44,7 @@ from .results import GroupMember
 
 __all__ = [
     "GroupSettings",
+    "check_exists",
     "check_offline",
     "consume_directly",
     "create",
@@ -67,14 +77,32 @@ class GroupSettings(TypedDict, total=False):
 
 async def list_groups(instance: ClientInstance, deadline: float) -> tuple[str, ...]:
     """Implements ``Admin.groups``."""
+    names = instance.names
+    found = await _known(instance, masters_of(await cluster_info(instance, deadline)), deadline)
+    return tuple(sorted(names.shown(each) for each in found if names.owns(each)))
+
+
+async def _known(instance: ClientInstance, brokers: Mapping[str, str], deadline: float) -> set[str]:
+    """Returns the groups that the brokers have settings of, by their names on the wire."""
     found: set[str] = set()
-    brokers = masters_of(await cluster_info(instance, deadline))
     code = RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG
     for name, response in (await everywhere(instance, brokers, RemotingCommand(code=code), deadline)).items():
         check(response, code, name, brokers[name])
         found.update(decode_body(SubscriptionGroupWrapper, response.body).subscription_group_table)
-    names = instance.names
-    return tuple(sorted(names.shown(each) for each in found if names.owns(each)))
+    return found
+
+
+async def check_exists(instance: ClientInstance, group: str, deadline: float) -> None:
+    """Raises SubscriptionGroupNotExistError where no broker has settings of the group."""
+    brokers = masters_of(await cluster_info(instance, deadline))
+    if group not in await _known(instance, brokers, deadline):
+        raise _not_there(instance, group, brokers)
+
+
+def _not_there(instance: ClientInstance, group: str, brokers: Iterable[str]) -> SubscriptionGroupNotExistError:
+    name, where = instance.names.display_name(group), printable(", ".join(brokers))
+    code = RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG
+    return SubscriptionGroupNotExistError(f"there is no group {name} on {where}", request=code.name)
 
 
 def group_config(group: str, settings: GroupSettings) -> SubscriptionGroupConfig:
@@ -104,17 +132,54 @@ async def delete(instance: ClientInstance, group: str, deadline: float) -> None:
     """Implements ``Admin.delete_group``."""
     await check_offline(instance, group, "they would create it again", deadline)
     brokers = masters_of(await cluster_info(instance, deadline))
+    known = await _known(instance, brokers, deadline)
+    of_pops = await _pop_retries(instance, group, known - {group}, brokers, deadline)
     code = RequestCode.DELETE_SUBSCRIPTIONGROUP
     header = DeleteSubscriptionGroupRequestHeader(groupName=group, cleanOffset=True)
     fields: dict[str, str | None] = {**to_ext(header), "removeOffset": "true"}  # the name of cleanOffset in 4.9
     command = RemotingCommand(code=code, ext_fields=fields)
     for name, response in (await everywhere(instance, brokers, command, deadline)).items():
         check(response, code, name, brokers[name])
+    for topic in of_pops:
+        await topic_settings.delete_at(instance, topic, brokers, deadline)
+    there = group in known or bool(of_pops)
     for prefix in (RETRY_TOPIC_PREFIX, DLQ_TOPIC_PREFIX):
         try:
             await topic_settings.delete(instance, prefix + group, None, deadline)
         except TopicNotFoundError:
             continue  # no message of the group has failed
+        there = True
+    if not there:
+        raise _not_there(instance, group, brokers)
+
+
+async def _pop_retries(
+    instance: ClientInstance, group: str, others: Collection[str], brokers: Mapping[str, str], deadline: float
+) -> list[str]:
+    """Returns the topics of the retries of pops that the group has for the topics it reads; a new group of its name would begin
+    with them. Name servers need not list them.
+
+    "a_b_c" may be group "a" and topic "b_c", or "a_b" and "c": what may be another group's is left out.
+    """
+    code = RequestCode.QUERY_TOPICS_BY_CONSUMER
+    command = RemotingCommand(code=code, ext_fields={"group": group})
+    names: set[str] = set()
+    for broker, response in (await everywhere(instance, brokers, command, deadline)).items():
+        if response.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+            continue
+        check(response, code, broker, brokers[broker])
+        for topic in decode_body(TopicList, response.body).topic_list:
+            names |= {pop_retry_topic_v1(topic, group), pop_retry_topic(topic, group)}
+    if not names:
+        return []
+    tables = [await topic_settings.settings_of(instance, *broker, deadline) for broker in brokers.items()]
+    there = {name for table in tables for name in table.topic_config_table}
+
+    def may_be_of(other: str, name: str) -> bool:
+        own = RETRY_TOPIC_PREFIX + other
+        return name == own or (name.startswith(own + "_") and name.removeprefix(own + "_") in there)
+
+    return sorted(name for name in names & there if not any(may_be_of(other, name) for other in others))
 
 
 async def members(instance: ClientInstance, group: str, deadline: float) -> tuple[GroupMember, ...]:

@@ -113,7 +113,7 @@ class QueueLag(msgspec.Struct, frozen=True):
 
 
 class GroupLag(msgspec.Struct, frozen=True):
-    """The progress of a group. ``queues``: the queues of its topics; ``retry_queues``: those of its retry topic, whose
+    """The progress of a group. ``queues``: the queues of its topics; ``retry_queues``: those of its retry topics, whose
     messages failed before."""
 
     queues: Mapping[MessageQueue, QueueLag]
@@ -126,7 +126,7 @@ class GroupLag(msgspec.Struct, frozen=True):
 
     @property
     def retries(self) -> int:
-        """Messages of the retry topic that are not committed; those whose delay has not passed are not in it yet."""
+        """Messages of the retry topics that are not committed; those whose delay has not passed are not in it yet."""
         return sum(each.messages for each in self.retry_queues.values())
 
 

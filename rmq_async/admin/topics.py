@@ -35,7 +35,7 @@ from ..errors import ConfigError, RequestTimeoutError, TopicNotFoundError
 from .requests import ask_at, ask_every_name_server, check, cluster_info, everywhere, masters_of
 from .results import SyncedTopic
 
-__all__ = ["check_new_topic", "create", "creation_header", "delete", "is_wanted", "settings_of", "sync"]
+__all__ = ["check_new_topic", "create", "creation_header", "delete", "delete_at", "is_wanted", "settings_of", "sync"]
 
 SHOWN_EVERY: Final = 0.05
 """Seconds between two looks whether a name server shows a new topic; a broker registers it within milliseconds."""
@@ -89,6 +89,17 @@ async def delete(instance: ClientInstance, topic: str, cluster: str | None, dead
     """Implements ``Admin.delete_topic``."""
     await instance.routes.fetch(topic, max(deadline - machine.monotonic(), 0.0))
     masters = masters_of(await cluster_info(instance, deadline), cluster)
+    await delete_at(instance, topic, masters, deadline, cluster)
+    if cluster is None:
+        header = DeleteKVConfigRequestHeader(namespace=ORDER_NAMESPACE, key=topic)
+        command = RemotingCommand(code=RequestCode.DELETE_KV_CONFIG, ext_fields={**to_ext(header)})
+        await ask_every_name_server(instance, command, deadline)
+
+
+async def delete_at(
+    instance: ClientInstance, topic: str, masters: Mapping[str, str], deadline: float, cluster: str | None = None
+) -> None:
+    """Deletes a topic, which need not exist, on these brokers and on the name servers."""
     code = RequestCode.DELETE_TOPIC_IN_BROKER
     answers = await everywhere(instance, masters, RemotingCommand(code=code, ext_fields={"topic": topic}), deadline)
     for name, response in answers.items():
@@ -99,10 +110,6 @@ async def delete(instance: ClientInstance, topic: str, cluster: str | None, dead
     await ask_every_name_server(
         instance, RemotingCommand(code=RequestCode.DELETE_TOPIC_IN_NAMESRV, ext_fields=fields), deadline
     )
-    if cluster is None:
-        header = DeleteKVConfigRequestHeader(namespace=ORDER_NAMESPACE, key=topic)
-        command = RemotingCommand(code=RequestCode.DELETE_KV_CONFIG, ext_fields={**to_ext(header)})
-        await ask_every_name_server(instance, command, deadline)
 
 
 async def _create_at(

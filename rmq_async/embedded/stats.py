@@ -26,6 +26,7 @@ from rmq_protocol.headers import (
     QueryTopicsByConsumerRequestHeader,
 )
 from rmq_protocol.message import MessageQueue
+from rmq_protocol.pop import pop_retry_topic, pop_retry_topic_v1
 
 from .. import machine
 from .server import Connection
@@ -92,7 +93,10 @@ class StatisticsProcessor:
         topics = [header.topic] if header.topic else list(self._state.offsets.topics_of(header.consumerGroup))
         group = self._state.clients.consumers.get(header.consumerGroup)
         if group is not None and group.subscriptions:
-            topics = [name for name in topics if name in group.subscriptions]
+            read = {*group.subscriptions}
+            for each in group.subscriptions:  # a pop subscribes its group to these
+                read |= {pop_retry_topic_v1(each, header.consumerGroup), pop_retry_topic(each, header.consumerGroup)}
+            topics = [name for name in topics if name in read]
         return topics
 
     def _progress(self, group: str, topic: Topic, queue_id: int) -> OffsetWrapper:

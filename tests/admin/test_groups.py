@@ -86,6 +86,8 @@ async def test_delete_group_with_members_is_refused_and_without_them_done(server
     assert not [topic for topic in await admin.topics() if topic.endswith("%billing")]
     with pytest.raises(SubscriptionGroupNotExistError, match="group billing has no offsets on broker-a, broker-b"):
         await admin.group_lag("billing")
+    with pytest.raises(SubscriptionGroupNotExistError, match="there is no group billing on broker-a, broker-b"):
+        await admin.delete_group("billing")
 
 
 async def test_group_members_names_each_client_once(server: EmbeddedRocketMQ, admin: Admin) -> None:
@@ -134,6 +136,9 @@ async def test_group_lag_counts_topics_and_retries_apart(server: EmbeddedRocketM
     assert sorted(each.messages for each in lag.queues.values()) == [1, 1, 2, 2]
     assert {queue.topic for queue in lag.retry_queues} == {"%RETRY%billing"}
     assert (await admin.group_lag("billing", "OrderTopic")).queues == lag.queues
+    with pytest.raises(SubscriptionGroupNotExistError, match="there is no group shipping on broker-a, broker-b"):
+        await admin.group_lag("shipping", "OrderTopic")
+    await admin.create_group("shipping")
     assert (await admin.group_lag("shipping", "OrderTopic")).messages == 14  # never consumed: counts whole
 
 
@@ -158,6 +163,8 @@ async def test_reset_offsets_without_members_moves_the_offsets(by_server: bool) 
             ({two: 1}, [3, 1]),
             (datetime.now(UTC) + timedelta(hours=1), [5, 5]),
             (datetime.now(UTC) - timedelta(hours=1), [0, 0]),
+            (4, [4, 4]),
+            (datetime(1969, 12, 31, tzinfo=UTC), [0, 0]),
             ({one: 4711}, [5, 0]),
         ):
             before = await offsets(admin)
@@ -212,8 +219,9 @@ async def test_reset_offsets_with_bad_arguments_raises(server: EmbeddedRocketMQ,
     await admin.create_topic("OtherTopic", queues=1)
     with pytest.raises(ConfigError, match="is not of the topic to reset"):
         await admin.reset_offsets("billing", "OrderTopic", {MessageQueue("OtherTopic", "broker-a", 0): 0})
-    with pytest.raises(SubscriptionGroupNotExistError):
-        await admin.reset_offsets("shipping", "OrderTopic", "latest")
+    for dry_run in (True, False):
+        with pytest.raises(SubscriptionGroupNotExistError, match="there is no group shipping on broker-a, broker-b"):
+            await admin.reset_offsets("shipping", "OrderTopic", "latest", dry_run=dry_run)
 
 
 async def test_clone_offsets_gives_a_group_those_of_another(server: EmbeddedRocketMQ, admin: Admin) -> None:
