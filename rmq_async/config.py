@@ -168,7 +168,7 @@ class ClientConfig:
                 limits = f"1 to {LONGEST_NAMESPACE} letters, digits, - and _"
                 raise ConfigError(f"{name} must be {limits}, not {shown(value)}")
             if value.startswith(_SYSTEM_PREFIXES):
-                raise ConfigError(f"{name} {shown(value)} begins like the brokers' own names, which are in no namespace")
+                raise ConfigError(f"{name} {shown(value)} begins like a name of the system; choose another prefix")
         if self.namespace is not None and self.namespace_v2 is not None:
             raise ConfigError("namespace and namespace_v2 are two ways to say the same; give one of them")
 
@@ -290,13 +290,15 @@ def _host_or_network(text: str) -> str:
         if ":" in host:
             return str(ip_address(host))
     except ValueError as error:
-        raise ConfigError(f"allowed_broker_hosts: {shown(text)} is no host and no network: {error}") from None
+        raise ConfigError(
+            f"allowed_broker_hosts: {shown(text)} is no host and no network ({error}); give names, addresses or CIDR"
+        ) from None
     return host
 
 
 def _check_address(address: str) -> None:
     if host_and_port(address) is None:
-        raise ConfigError(f"name server address {shown(address)} is not host:port")
+        raise ConfigError(f"a name server's address must be host:port, not {shown(address)}")
 
 
 def check_group(group: str) -> None:

@@ -31,7 +31,8 @@ SAYS = {
     "delayed.py": "now\nnow - level 3: in 10 s\nnow - level 3: in 10 s - in an hour\n"
     "now - level 3: in 10 s - in an hour - tomorrow\n",
     "errors.py": "one broker refused, another stored it: 2 attempts\n3 attempts refused, maybe_stored=False\n"
-    "no answer in time, maybe_stored=True\nrefused before anything was sent: the body has 4194305 bytes, the limit is 4194304",
+    "no answer in time, maybe_stored=True\nrefused before anything was sent: the body has 4194305 bytes, the limit is 4194304; "
+    "shorten it or raise max_message_size",
     "exactly_once.py": "4 messages, 60 paid",
     "fastapi_service.py": "201: order 17 paid\n503: not confirmed; may be announced all the same: True\n",
     "fastapi_probes.py": "no cluster yet: live 200, ready 503 no_name_server\nsent before the cluster was there: SEND_OK\n"

@@ -109,7 +109,7 @@ def allocate_nearby_rooms(
 
 def _known(room: str, owner: object) -> str:
     if not room:
-        raise ValueError(f"{owner} is in no room")
+        raise ValueError(f"{owner} is in no room; name its room")
     return room
 
 

@@ -59,7 +59,9 @@ def encode_batch_message(body: bytes, flag: int, properties: bytes) -> bytes:
     bits.
     """
     if len(properties) > MAX_PROPERTIES_SIZE:
-        raise InvalidMessageError(f"the properties take {len(properties)} bytes, the limit is {MAX_PROPERTIES_SIZE}")
+        raise InvalidMessageError(
+            f"the properties take {len(properties)} bytes, the limit is {MAX_PROPERTIES_SIZE}; shorten them"
+        )
     if not isinstance(body, bytes):
         raise InvalidMessageError(f"the body must be bytes, not {type(body).__name__}")
     size = len(body)
@@ -81,7 +83,7 @@ def encode_batch(messages: Sequence[Message], unique_ids: list[str], max_body: i
     if not messages:
         raise InvalidMessageError("a batch needs at least one message")
     if len(messages) != len(unique_ids):
-        raise ValueError(f"{len(messages)} messages and {len(unique_ids)} unique ids")
+        raise ValueError(f"{len(messages)} messages need as many unique ids, not {len(unique_ids)}")
     first = messages[0]
     if first.__class__ is not Message or first.keys is not NO_KEYS or len(messages) < PLAIN_FROM:
         return _encode_each(messages, unique_ids, max_body)
@@ -162,7 +164,7 @@ def _encode_each(messages: Sequence[Message], unique_ids: list[str], max_body: i
 
 def _check_member(message: object, first: Message, max_body: int) -> None:
     if not isinstance(message, Message):
-        raise TypeError(f"a batch is made of Messages, not of {type(message).__name__}")
+        raise TypeError(f"a batch must be made of Messages, not of {type(message).__name__}")
     check_message(message.topic, message.body, max_body)
     check_batch((first, message))
 
@@ -247,6 +249,8 @@ def check_batch(messages: Sequence[Message]) -> None:
         if message.wait_store != first.wait_store:
             raise InvalidMessageError("the messages of a batch must agree in wait_store")
         if message.delay_level or message.delay is not None or message.deliver_at is not None:
-            raise InvalidMessageError("delayed messages cannot be sent in a batch")
+            raise InvalidMessageError("delayed messages cannot be sent in a batch; send each alone")
     if first.topic.startswith(RETRY_TOPIC_PREFIX):
-        raise InvalidMessageError(f"messages of retry topic {first.topic!r} cannot be sent in a batch", code=-1)
+        raise InvalidMessageError(
+            f"messages of retry topic {first.topic!r} cannot be sent in a batch; send each alone", code=-1
+        )

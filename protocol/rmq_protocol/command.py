@@ -77,7 +77,7 @@ def plain_text(value: object) -> str:
     """Returns, for encoders, the text of a subclass of str (a NumPy string, say), which msgspec does not take by itself."""
     if isinstance(value, str):
         return str.__str__(value)
-    raise TypeError(f"{type(value).__name__} is not text")
+    raise TypeError(f"the value must be a str, not {type(value).__name__}")
 
 
 _decode_json = msgspec.json.Decoder(_JsonHeader).decode
@@ -226,7 +226,7 @@ def _to_binary(command: RemotingCommand) -> bytes:
     if not -0x8000 <= command.code <= 0x7FFF:
         raise LocalProtocolError(f"code {command.code} does not fit the 16 bits of a binary header; use JSON for it")
     if not -0x8000 <= command.version <= 0x7FFF:
-        raise LocalProtocolError(f"version {command.version} does not fit the 16 bits of a binary header")
+        raise LocalProtocolError(f"version {command.version} does not fit the 16 bits of a binary header; use JSON")
     try:
         remark = (command.remark or "").encode()
         parts: list[bytes] = []
@@ -235,7 +235,7 @@ def _to_binary(command: RemotingCommand) -> bytes:
                 continue
             key, text = name.encode(), value.encode()
             if len(key) > 0x7FFF:
-                raise LocalProtocolError(f"extFields key of {len(key)} bytes is above the limit of 32767")
+                raise LocalProtocolError(f"extFields key of {len(key)} bytes is above the limit of 32767; shorten it")
             parts += (_SHORT.pack(len(key)), key, _INT.pack(len(text)), text)
     except UnicodeEncodeError as error:
         raise LocalProtocolError(f"header cannot be encoded: {error}") from None
@@ -255,7 +255,7 @@ def _check_ints(command: RemotingCommand) -> None:
     for name in ("code", "opaque", "flag", "version"):
         value = getattr(command, name)
         if not -0x80000000 <= value <= 0x7FFFFFFF:
-            raise LocalProtocolError(f"{name} {value} is outside 32 bits")
+            raise LocalProtocolError(f"{name} must fit 32 bits, {value} does not")
 
 
 def _utf8(data: bytes, field: str) -> str:

@@ -72,7 +72,7 @@ class CompressionType(IntEnum):
         try:
             return cls[name.strip().upper()]
         except KeyError:
-            raise LocalProtocolError(f"unknown compression type {name!r}: zlib, lz4 and zstd are known") from None
+            raise LocalProtocolError(f"unknown compression type {name!r}: give zlib, lz4 or zstd") from None
 
 
 _BY_BITS: Final = {0: CompressionType.ZLIB, **{kind.value: kind for kind in CompressionType}}
@@ -130,7 +130,7 @@ def compress(data: bytes, kind: CompressionType, level: int = 5) -> bytes:
                 raise LocalProtocolError(_missing("zstd", "zstandard"))
             packed = _zstd_compressor(level).compress(data)
         else:
-            raise LocalProtocolError(f"unknown compression type {kind!r}")
+            raise LocalProtocolError(f"unknown compression type {kind!r}; give a CompressionType")
     except _refused() as error:
         raise LocalProtocolError(f"cannot compress with {kind!r} at level {level!r}: {error}") from error
     return packed
@@ -172,7 +172,7 @@ def decompress(data: bytes, kind: CompressionType, max_size: int = MAX_DECOMPRES
                 return _read_exactly(_READERS[kind](data, max_size), size)
             size += len(step)
     except KeyError:
-        raise LocalProtocolError(f"unknown compression type {kind!r}") from None
+        raise LocalProtocolError(f"unknown compression type {kind!r}; give a CompressionType") from None
     except _damaged() as error:
         reason = f"compressed body of {len(data)} bytes is damaged: {error}"
         raise UnreadableBodyError(reason, min(size + _STEP, max_size)) from error

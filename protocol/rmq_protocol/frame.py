@@ -44,7 +44,7 @@ class FrameDecoder:
 
     def __init__(self, max_frame_size: int = MAX_FRAME_SIZE) -> None:
         if max_frame_size < 8:
-            raise LocalProtocolError(f"max_frame_size {max_frame_size} is below the 8 bytes of an empty frame")
+            raise LocalProtocolError(f"max_frame_size must be at least 8, the bytes of an empty frame, not {max_frame_size}")
         self._max_length = max_frame_size - 4
         self._plain_header = min(MAX_HEADER_SIZE, self._max_length - 4)
         self._pending = bytearray()
@@ -148,8 +148,12 @@ def encode_frame(
     """
     size = len(header)
     if size > MAX_HEADER_SIZE:
-        raise LocalProtocolError(f"header of {size} bytes is above the limit of {MAX_HEADER_SIZE} (24-bit length)")
+        raise LocalProtocolError(
+            f"header of {size} bytes is above the limit of {MAX_HEADER_SIZE} (24-bit length); shorten its fields"
+        )
     if size + len(body) > max_frame_size - 8:
-        raise LocalProtocolError(f"frame of {size + len(body) + 8} bytes is above the limit of {max_frame_size}")
+        raise LocalProtocolError(
+            f"frame of {size + len(body) + 8} bytes is above the limit of {max_frame_size}; shorten the body or raise the limit"
+        )
     head = _WORDS.pack(4 + size + len(body), (serialize_type << 24) | size) + header
     return [head, body] if body else [head]

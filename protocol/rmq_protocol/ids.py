@@ -73,7 +73,7 @@ def pack_host(host: str) -> tuple[bytes, int]:
     """Returns address bytes and port of "1.2.3.4:10911" or "[::1]:10911". Raises ``LocalProtocolError`` for anything else."""
     ip, _, port = host.rpartition(":")
     if not (port.isascii() and port.isdecimal() and len(port) <= 5 and int(port) <= 0xFFFF):
-        raise LocalProtocolError(f"{host!r} is not ip:port")
+        raise LocalProtocolError(f"a host must be ip:port, not {host!r}")
     return _pack_ip(ip.removeprefix("[").removesuffix("]")), int(port)
 
 
@@ -81,7 +81,7 @@ def _pack_ip(ip: str) -> bytes:
     try:
         address = ipaddress.ip_address(ip)
     except ValueError:
-        raise LocalProtocolError(f"{ip!r} is not an IP address") from None
+        raise LocalProtocolError(f"a host must have an IP address, not {ip!r}") from None
     if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
         return address.ipv4_mapped.packed
     return address.packed
@@ -94,7 +94,7 @@ def pack_offset_id(host: str, offset: int) -> str:
     """
     ip, port = pack_host(host)
     if not -(2**63) <= offset < 2**63:
-        raise LocalProtocolError(f"commit log offset {offset} does not fit 64 bits")
+        raise LocalProtocolError(f"a commit log offset must fit 64 bits, {offset} does not")
     return (ip + _PORT_AND_OFFSET.pack(port, offset)).hex().upper()
 
 
@@ -115,14 +115,14 @@ def _from_hex(text: str, what: str) -> bytes:
             return bytes.fromhex(text)
         except ValueError:
             pass
-    raise LocalProtocolError(f"{text!r} is no {what}: 32 or 56 hexadecimal digits are")
+    raise LocalProtocolError(f"{text!r} is no {what}; give 32 or 56 hexadecimal digits")
 
 
 def unique_id_prefix(ip: bytes, pid: int, salt: int) -> str:
     """Returns the first 20 (IPv4) or 44 characters of every unique id of a process: ``ip`` of 4 or 16 bytes, low 16 bits of
     ``pid``, low 32 bits of ``salt``. Raises ``LocalProtocolError`` for another address length."""
     if len(ip) not in (4, 16):
-        raise LocalProtocolError(f"an address has 4 or 16 bytes, not {len(ip)}")
+        raise LocalProtocolError(f"an address must have 4 or 16 bytes, not {len(ip)}")
     return f"{ip.hex().upper()}{pid & 0xFFFF:04X}{salt & 0xFFFFFFFF:08X}"
 
 

@@ -315,7 +315,7 @@ def _check_fields(message: Message) -> None:
     if message.unique_id is not None:
         force_setattr(message, "unique_id", _checked_text("unique_id", message.unique_id))
         if is_blank(message.unique_id):
-            raise InvalidMessageError("unique_id is blank")
+            raise InvalidMessageError("unique_id is blank; give a text, or None for a new id")
     flag: Any = message.flag
     if not isinstance(flag, int) or not _INT32_MIN <= flag <= _INT32_MAX:
         raise InvalidMessageError(f"flag must be a 32-bit integer, not {shown(flag)}")
@@ -346,7 +346,7 @@ def check_properties(properties: Mapping[str, str]) -> dict[str, str]:
     for name, value in dict(properties).items():
         checked[_checked_text("property name", name)] = _checked_text(f"value of property {name}", value)
         if name in RESERVED_NAMES:
-            raise InvalidMessageError(f"property {name} is reserved for the system")
+            raise InvalidMessageError(f"property {name} is reserved for the system; choose another name")
         if is_blank(name) or is_blank(value):
             raise InvalidMessageError(f"property {name!r} = {value!r}: neither name nor value may be blank")
     return checked
@@ -370,18 +370,20 @@ def _checked_text(what: str, text: object) -> str:
     if not isinstance(text, str):
         raise InvalidMessageError(f"{what} must be a str, not {type(text).__name__}")
     if "\x01" in text or "\x02" in text or "\x00" in text:
-        raise InvalidMessageError(f"{what} {text!r} holds a control character 0, 1 or 2: they separate properties on the wire")
+        raise InvalidMessageError(
+            f"{what} {text!r} holds a control character 0, 1 or 2: they separate properties on the wire; remove it"
+        )
     if not text.isascii():
         try:
             text.encode()
         except UnicodeEncodeError:
-            raise InvalidMessageError(f"{what} {text!r} holds a lone surrogate and has no UTF-8 form") from None
+            raise InvalidMessageError(f"{what} {text!r} holds a lone surrogate and has no UTF-8 form; remove it") from None
     return str.__str__(text)
 
 
 def _check_delay(message: Message) -> None:
     if bool(message.delay_level) + (message.delay is not None) + (message.deliver_at is not None) > 1:
-        raise InvalidMessageError("at most one of delay_level, delay and deliver_at can be given")
+        raise InvalidMessageError("at most one of delay_level, delay and deliver_at may be given; leave the others out")
     level: Any = message.delay_level
     if not isinstance(level, int) or not 0 <= level <= MAX_DELAY_LEVEL:
         raise InvalidMessageError(f"delay_level must be an integer from 0 to {MAX_DELAY_LEVEL}, not {shown(level)}")

@@ -57,7 +57,7 @@ class ExtraInfo(NamedTuple):
 def build_extra_info(info: ExtraInfo) -> str:
     """Returns the text of a POP_CK. Raises LocalProtocolError for a broker name that is empty or has a space in it."""
     if not info.broker_name or " " in info.broker_name:
-        raise LocalProtocolError(f"extra info: broker name {info.broker_name[:80]!r} is empty or has a space")
+        raise LocalProtocolError(f"extra info: broker name {info.broker_name[:80]!r} must not be empty or have a space")
     return " ".join(str(part) for part in info if part is not None)
 
 

@@ -70,7 +70,7 @@ _SURELY_FITS: Final = MAX_PROPERTIES_SIZE // 4
 def _check_size(text: str) -> None:
     size = len(text) if text.isascii() else len(text.encode())
     if size > MAX_PROPERTIES_SIZE:
-        raise InvalidMessageError(f"the properties take {size} bytes, the limit is {MAX_PROPERTIES_SIZE}")
+        raise InvalidMessageError(f"the properties take {size} bytes, the limit is {MAX_PROPERTIES_SIZE}; shorten them")
 
 
 def properties_text(properties: Mapping[str, str | None]) -> str:
@@ -86,7 +86,7 @@ def encode_properties(properties: Mapping[str, str | None]) -> bytes:
     except UnicodeEncodeError as error:
         raise InvalidMessageError(f"the properties have no UTF-8 form: {error}") from None
     if len(encoded) > MAX_PROPERTIES_SIZE:
-        raise InvalidMessageError(f"the properties take {len(encoded)} bytes, the limit is {MAX_PROPERTIES_SIZE}")
+        raise InvalidMessageError(f"the properties take {len(encoded)} bytes, the limit is {MAX_PROPERTIES_SIZE}; shorten them")
     return encoded
 
 

@@ -28,7 +28,7 @@ def encode_recall_handle(handle: RecallHandle) -> str:
     """Returns the text of a recall handle. Raises LocalProtocolError for a part that is empty or has a space in it."""
     for name, value in zip(handle._fields, handle, strict=True):
         if not value or " " in value:
-            raise LocalProtocolError(f"recall handle: {name} {value[:80]!r} is empty or has a space")
+            raise LocalProtocolError(f"recall handle: {name} {value[:80]!r} must not be empty or have a space")
     try:
         return base64.urlsafe_b64encode(" ".join((_VERSION, *handle)).encode()).decode()
     except UnicodeEncodeError as error:

@@ -31,6 +31,9 @@ def create_reply(request: Mapping[str, str]) -> Reply:
     """
     cluster = request.get(PropertyName.CLUSTER)
     if cluster is None:
-        raise LocalProtocolError("the message has no property CLUSTER and cannot be replied to", code=CREATE_REPLY_MESSAGE)
+        raise LocalProtocolError(
+            "the message has no property CLUSTER and cannot be replied to; reply only to messages of request()",
+            code=CREATE_REPLY_MESSAGE,
+        )
     copied = {str(name): request[name] for name in _COPIED if name in request}
     return Reply(f"{cluster}_{REPLY_TOPIC_SUFFIX}", {str(PropertyName.MSG_TYPE): REPLY_MESSAGE_TYPE, **copied})

@@ -87,7 +87,7 @@ def signature(content: bytes, secret_key: str) -> str:
     try:
         key = secret_key.encode()
     except UnicodeEncodeError:
-        raise LocalProtocolError("the secret key is not Unicode") from None
+        raise LocalProtocolError("the secret key is not Unicode; give one without lone surrogates") from None
     return base64.b64encode(hmac.digest(key, content, "sha1")).decode()
 
 

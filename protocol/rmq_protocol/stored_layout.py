@@ -69,7 +69,9 @@ def encode_stored(
         if version is None:
             version = 1 if len(name) <= MAX_TOPIC_LENGTH else 2
         if version == 1 and len(name) > MAX_TOPIC_LENGTH:
-            raise LocalProtocolError(f"topic {topic!r} has {len(name)} bytes, version 1 holds {MAX_TOPIC_LENGTH}")
+            raise LocalProtocolError(
+                f"topic {topic!r} has {len(name)} bytes, version 1 holds {MAX_TOPIC_LENGTH}; use version 2"
+            )
         fixed = FIXED[sys_flag & HOSTS_V6]
         head = fixed.pack(
             fixed.size + len(body) + version + len(name) + 2 + len(properties),

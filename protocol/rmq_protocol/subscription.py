@@ -19,7 +19,7 @@ def split_tags(expression: str) -> tuple[str, ...]:
     """Returns the tags of ``A || B``, each once. Raises LocalProtocolError for separators only; blanks between them are no
     tags."""
     if not expression.replace("||", ""):
-        raise LocalProtocolError(f"subscription {expression[:80]!r} names no tag")
+        raise LocalProtocolError(f"subscription {expression[:80]!r} names no tag; name one, or give * for all")
     return tuple(dict.fromkeys(tag for part in expression.split("||") if (tag := part.strip(BLANKS))))
 
 
@@ -45,7 +45,7 @@ def build_subscription(
     """
     if expression_type != TAG:
         if not expression:
-            raise LocalProtocolError(f"subscription of {topic}: the {expression_type} expression is empty")
+            raise LocalProtocolError(f"subscription of {topic}: the {expression_type} expression is empty; give a condition")
         return SubscriptionData(topic, expression, sub_version=sub_version, expression_type=expression_type)
     if not expression or expression == SUB_ALL:
         return SubscriptionData(topic, SUB_ALL, sub_version=sub_version)

@@ -227,7 +227,7 @@ def _text(name: str, value: object) -> str:
         return "true" if value else "false"
     text = str(int(value)) if isinstance(value, int) else str(value)
     if _FIELD in text or _RECORD in text:
-        raise LocalProtocolError(f"trace: {name} {text[:80]!r} has a separator in it")
+        raise LocalProtocolError(f"trace: {name} {text[:80]!r} must not have a separator in it")
     return text
 
 

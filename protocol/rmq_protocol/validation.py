@@ -105,9 +105,11 @@ def _check_name(what: str, name: object, limit: int) -> None:
     if not isinstance(name, str):
         raise InvalidMessageError(f"{what} must be a str, not {type(name).__name__}", code=-1)
     if is_blank(name):
-        raise InvalidMessageError(f"{what} is blank", code=-1)
+        raise InvalidMessageError(f"{what} is blank; give a name", code=-1)
     if len(name) > limit:
-        raise InvalidMessageError(f"{what} {_shown(name)} has {len(name)} characters, the limit is {limit}", code=-1)
+        raise InvalidMessageError(
+            f"{what} {_shown(name)} has {len(name)} characters, the limit is {limit}; shorten it", code=-1
+        )
     if _LEGAL_NAME.fullmatch(name) is None:
         raise InvalidMessageError(f"{what} {_shown(name)} holds a character that is not allowed: {_ALLOWED}", code=-1)
 
@@ -131,7 +133,9 @@ def check_message(topic: str, body: bytes, max_size: int = MAX_BODY_SIZE, proper
     if type(body) is not bytes or not 0 < len(body) <= max_size:
         _refuse_body(body, max_size)
     if properties and _PATH_SEPARATOR in properties.get("INNER_MULTI_DISPATCH", ""):
-        raise InvalidMessageError(f"INNER_MULTI_DISPATCH {properties['INNER_MULTI_DISPATCH']!r} holds a {_PATH_SEPARATOR}")
+        raise InvalidMessageError(
+            f"INNER_MULTI_DISPATCH {properties['INNER_MULTI_DISPATCH']!r} must not hold a {_PATH_SEPARATOR}"
+        )
 
 
 def _check_send_topic(topic: str) -> None:
@@ -147,9 +151,11 @@ def _refuse_body(body: object, max_size: int) -> None:
     if not isinstance(body, bytes):
         raise InvalidMessageError(f"the body must be bytes, not {type(body).__name__}")
     if not body:
-        raise InvalidMessageError("the body is empty")
+        raise InvalidMessageError("the body is empty; give at least one byte")
     if len(body) > max_size:
-        raise InvalidMessageError(f"the body has {len(body)} bytes, the limit is {max_size}")
+        raise InvalidMessageError(
+            f"the body has {len(body)} bytes, the limit is {max_size}; shorten it or raise max_message_size"
+        )
 
 
 def broker_topic_remark(topic: str | None) -> str | None:

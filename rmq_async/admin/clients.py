@@ -106,5 +106,7 @@ def _some(
 ) -> tuple[ClientConnection, ...]:
     if not found:
         where = printable(", ".join(brokers))
-        raise GroupNotOnlineError(f"no {kind} of group {group} is connected to {where}", request=code.name)
+        raise GroupNotOnlineError(
+            f"no {kind} of group {group} is connected to {where}; start one, or check the group's name", request=code.name
+        )
     return tuple(sorted(found, key=lambda each: (each.client_id, each.broker, each.address)))

@@ -118,7 +118,9 @@ async def _send(instance: ClientInstance, group: str, received: MessageExt, dead
     route = await instance.routes.fetch(message.topic, max(deadline - machine.monotonic(), 0.0))
     queues = route.publish_queues
     if not queues:
-        raise TopicNotFoundError(f"topic {instance.names.display_name(message.topic)} has no queue to write to")
+        raise TopicNotFoundError(
+            f"topic {instance.names.display_name(message.topic)} has no queue to write to; give it write permission"
+        )
     if message.sharding_key is not None:
         queue = queues[abs(java_hash(message.sharding_key)) % len(queues)]  # beside the other messages of the key
         holder, broker, queue_id = route.broker_of(queue), queue.broker_name, queue.queue_id

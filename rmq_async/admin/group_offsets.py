@@ -73,7 +73,10 @@ async def lag(instance: ClientInstance, group: str, topic: str | None, deadline:
     if not found:
         where, name = ", ".join(brokers), instance.names.display_name(group)
         of_topic = "" if topic is None else f" for topic {instance.names.display_name(topic)}"
-        raise SubscriptionGroupNotExistError(f"group {name} has no offsets{of_topic} on {where}", request=code.name)
+        raise SubscriptionGroupNotExistError(
+            f"group {name} has no offsets{of_topic} on {where}; check the names, or start a consumer of the group first",
+            request=code.name,
+        )
     if not any(each.committed for each in found.values()):  # brokers answer 0 for the topics of a name that no group has, too
         await check_exists(instance, group, deadline)
     retries = {queue for queue in found if queue.topic.startswith(RETRY_TOPIC_PREFIX)}
@@ -115,7 +118,9 @@ async def _queues(instance: ClientInstance, topic: str, to: Target, deadline: fl
     chosen = [await known_queue(instance, queue) for queue in to]
     for queue in chosen:
         if queue.topic != topic:
-            raise ConfigError(f"queue {shown(tuple(instance.names.shown_queue(queue)))} is not of the topic to reset")
+            raise ConfigError(
+                f"queue {shown(tuple(instance.names.shown_queue(queue)))} is not of the topic to reset; leave it out"
+            )
     return sorted(chosen)
 
 
@@ -263,6 +268,6 @@ async def clone(instance: ClientInstance, source: str, target: str, topic: str, 
     if not changes:
         name, of_topic = instance.names.display_name(source), instance.names.display_name(topic)
         raise SubscriptionGroupNotExistError(
-            f"group {name} has no offsets for topic {of_topic}", request="QUERY_CONSUMER_OFFSET"
+            f"group {name} has no offsets for topic {of_topic}; check both names", request="QUERY_CONSUMER_OFFSET"
         )
     return tuple(changes)

@@ -114,7 +114,9 @@ def group_config(group: str, settings: GroupSettings) -> SubscriptionGroupConfig
     try:
         return msgspec.convert(msgspec.to_builtins(config), SubscriptionGroupConfig)
     except (msgspec.ValidationError, TypeError) as error:
-        raise TypeError(f"a setting of group {group} has a value of another type: {error}") from None
+        raise TypeError(
+            f"a setting of group {group} has a value of another type: {error}; see SubscriptionGroupConfig"
+        ) from None
 
 
 async def create(
@@ -237,7 +239,9 @@ async def consume_directly(
     address = masters.get(broker)
     code = RequestCode.CONSUME_MESSAGE_DIRECTLY
     if address is None:
-        raise BrokerNotFoundError(f"no name server knows a master of broker {printable(broker)}", broker=broker)
+        raise BrokerNotFoundError(
+            f"no name server knows a master of broker {printable(broker)}; check the name, or start the broker", broker=broker
+        )
     header = ConsumeMessageDirectlyResultRequestHeader(
         consumerGroup=group, clientId=client_id, msgId=message.offset_msg_id, brokerName=broker, topic=queue.topic
     )
@@ -257,5 +261,6 @@ async def _broker_of_member(instance: ClientInstance, group: str, client_id: str
                     return broker, masters[broker]
     shown = instance.names.display_name(group)
     raise GroupNotOnlineError(
-        f"group {shown} has no member {printable(client_id)}", request=RequestCode.GET_CONSUMER_RUNNING_INFO.name
+        f"group {shown} has no member {printable(client_id)}; group_members() lists them",
+        request=RequestCode.GET_CONSUMER_RUNNING_INFO.name,
     )

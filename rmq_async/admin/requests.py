@@ -65,7 +65,9 @@ def masters_of(
         known = _listed(info.broker_addr_table)
         raise BrokerNotFoundError(f"no name server knows a master of broker {broker}; there are: {known}", broker=broker)
     if not masters:
-        raise BrokerNotFoundError(f"no name server knows a master of {cluster or 'any broker'}")
+        raise BrokerNotFoundError(
+            f"no name server knows a master of {cluster or 'any broker'}; check the name, or start a broker"
+        )
     return masters
 
 
@@ -75,7 +77,7 @@ def _broker_names(info: ClusterInfo, cluster: str | None, broker: str | None) ->
     clusters = info.cluster_addr_table
     if broker is not None:
         if cluster is not None and broker not in clusters.get(cluster, ()):
-            raise BrokerNotFoundError(f"cluster {cluster} has no broker {broker}", broker=broker)
+            raise BrokerNotFoundError(f"cluster {cluster} has no broker {broker}; cluster_info() lists them", broker=broker)
         return {broker}
     if cluster is None:
         return set(info.broker_addr_table)

@@ -179,7 +179,8 @@ async def _until_shown(
         await asyncio.sleep(SHOWN_EVERY)
     where = printable(", ".join(sorted(wanted)))
     raise RequestTimeoutError(
-        f"topic {instance.names.display_name(topic)} was created on {where}, but the name servers do not show it there yet"
+        f"topic {instance.names.display_name(topic)} was created on {where}, but the name servers do not show it there yet; "
+        "ask for its route later"
     )
 
 
@@ -199,7 +200,7 @@ async def sync(
     info = await cluster_info(instance, machine.monotonic() + timeout)
     brokers = {name: masters_of(info, broker=name)[name] for name in (from_broker, to_broker)}
     if from_broker == to_broker:
-        raise ConfigError(f"topics cannot be copied from broker {from_broker} to itself")
+        raise ConfigError(f"topics cannot be copied from broker {from_broker} to itself; give two brokers")
     settings = await for_each(brokers, lambda name: settings_of(instance, name, brokers[name], machine.monotonic() + timeout))
     source, target = settings[from_broker], settings[to_broker].topic_config_table
     own, names = {*info.broker_addr_table, *info.cluster_addr_table}, instance.names
@@ -220,7 +221,8 @@ async def sync(
             synced.append(SyncedTopic(topic, action, plain))
     if not synced:
         raise TopicNotFoundError(
-            f"broker {from_broker} has no topic of its users called {' or '.join(patterns)}", broker=from_broker
+            f"broker {from_broker} has no topic of its users called {' or '.join(patterns)}; check the patterns",
+            broker=from_broker,
         )
     if not dry_run:
         changed = {each.topic: each.config for each in synced if each.action != "same"}

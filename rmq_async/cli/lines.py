@@ -59,4 +59,4 @@ async def lines_of(descriptor: int, limit: int) -> AsyncGenerator[bytes, None]:
                 yield bytes(line.removesuffix(b"\r"))
             number += len(whole)
         if len(rest) > limit:
-            raise ValueError(f"line {number} of standard input is longer than {limit} bytes")
+            raise ValueError(f"line {number} of standard input is longer than {limit} bytes; shorten it")

@@ -67,7 +67,9 @@ def query(options: _QueryOptions) -> int:
                 output.line()
             _print(output, each)
         if not found:
-            raise click.ClickException(f"no message of topic {topic} has key {key}")
+            raise click.ClickException(
+                f"no message of topic {topic} has key {key}; check both, and that the message is not deleted"
+            )
 
     return with_admin(client_config(options.namesrv, options.timeout), work)
 

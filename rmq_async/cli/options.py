@@ -186,7 +186,7 @@ def _namesrv(context: click.Context, parameter: click.Parameter, given: str | No
         except ConfigError as error:
             raise click.BadParameter(str(error), context, parameter) from None
         if not named:
-            raise click.BadParameter(f"{given!r} names no server", context, parameter)
+            raise click.BadParameter(f"{given!r} names no server; give HOST:PORT", context, parameter)
     return given
 
 

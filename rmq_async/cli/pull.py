@@ -95,9 +95,9 @@ def pull(options: _PullOptions) -> int:
 def _range(options: _PullOptions) -> _Range:
     """Returns the part of the topic to print. Raises UsageError for options that contradict each other."""
     if options.follow and options.end is not None:
-        raise click.UsageError("--follow has no end, it does not go with --to")
+        raise click.UsageError("--follow has no end; leave out --to")
     if options.end == "earliest":
-        raise click.UsageError("--to earliest leaves nothing to print")
+        raise click.UsageError("--to earliest leaves no message to print; give a later end")
     topic = options.topic
     queues = tuple(MessageQueue(topic, *queue) for queue in options.queues) or None
     end = None if options.follow else _place("--to", "latest" if options.end is None else options.end, queues)

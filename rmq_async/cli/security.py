@@ -56,7 +56,7 @@ def security_settings() -> dict[str, Any]:
         settings["credentials"] = _credentials(access_key)
     authorities, certificate, key, insecure = (given.get(name) for name in ("ca", "cert", "cert_key", "insecure"))
     if key and not certificate:
-        raise click.UsageError("--cert-key is the key of a --cert, which is missing")
+        raise click.UsageError("--cert-key is the key of a --cert, which is missing; give --cert too")
     if insecure and authorities:
         raise click.UsageError("--ca verifies servers, --insecure turns verification off; give one of them")
     if authorities or certificate:

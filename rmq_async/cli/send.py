@@ -74,7 +74,7 @@ class _SendOptions(ClientOptions):
         if self.source not in (None, "-") or given > 1 or (not given and not self.as_json):
             raise click.UsageError("give one of --body TEXT, --file PATH and - (each line of standard input), or --json")
         if not self.is_single and self.count != 1:
-            raise click.UsageError("--count repeats one message, it goes with --body and --file")
+            raise click.UsageError("--count repeats one message; give --body or --file with it")
         if self.delay is not None and self.delay_level is not None:
             raise click.UsageError("give --delay or --delay-level, not both")
 

@@ -54,7 +54,7 @@ async def run_server(host: str, port: int, brokers: int, megabytes: int, output:
         except OSError as error:
             raise OSError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
         except UnicodeError as error:
-            raise OSError(f"cannot listen on {host}:{port}: that is no host name") from error
+            raise OSError(f"cannot listen on {host}:{port}: {host!r} is no host name; give a name or an address") from error
         try:
             output.record({"namesrv": server.namesrv, "brokers": server.brokers})
             output.line(f"name server {server.namesrv}")

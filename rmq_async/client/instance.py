@@ -144,7 +144,7 @@ class ClientInstance:
             if starting is not None:
                 await asyncio.wait([starting])
                 if starting.cancelled():
-                    raise ClientStateError("the client was stopped while it started")
+                    raise ClientStateError("the client was stopped while it started; start it again")
                 error = starting.exception()
                 if error is not None:
                     raise own_copy(error)
@@ -169,7 +169,7 @@ class ClientInstance:
         if asyncio.get_running_loop() is not self._loop:
             raise WrongLoopError("this client was started on another event loop; make and start one on each loop that uses it")
         if self._state is _State.CLOSED:
-            raise ClientStateError("the client is stopped")
+            raise ClientStateError("the client is stopped; start it again")
 
     def is_here(self) -> bool:
         """Returns whether the caller is in the process and on the event loop that the instance was started in."""

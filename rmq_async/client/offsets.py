@@ -243,7 +243,7 @@ def check_queue(queue: MessageQueue) -> MessageQueue:
             if isinstance(queue, MessageQueue) and queue_id.__class__ is int:
                 return queue
             return MessageQueue(topic, broker_name, int(queue_id))
-    raise ConfigError(f"{shown(queue)} is not a MessageQueue")
+    raise ConfigError(f"a queue must be a MessageQueue, not {shown(queue)}")
 
 
 async def known_queue(instance: ClientInstance, queue: MessageQueue) -> MessageQueue:

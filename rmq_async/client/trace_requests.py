@@ -42,7 +42,9 @@ async def send_trace(instance: ClientInstance, group: str, message: Message, dea
     )
     queues = [*route.publish_queues]
     if not queues:
-        raise TopicNotFoundError(f"no broker takes messages of trace topic {message.topic}")
+        raise TopicNotFoundError(
+            f"no broker has trace topic {message.topic} with write permission; create it, or turn tracing off"
+        )
     first = machine.random.choice(queues)
     properties = message_properties(message, instance.unique_ids.next())
     try:

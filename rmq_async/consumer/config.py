@@ -203,10 +203,11 @@ class ConsumerConfig:
             raise ConfigError(f"broadcast must be True, False or an object with load() and save(), not {shown(positions)}")
         if self.mode != "pull":
             raise ConfigError(
-                f"broadcast and mode={self.mode!r} exclude each other: a broker gives each message of POP to one member"
+                f"broadcast and mode={self.mode!r} exclude each other: a broker gives each message of POP to one member; "
+                "leave one out"
             )
         if self.allocate is not allocate_evenly:
-            raise ConfigError("broadcast and allocate exclude each other: each member reads all queues")
+            raise ConfigError("broadcast and allocate exclude each other, because each member reads all queues; leave one out")
 
     def _check_mode(self) -> None:
         """Refuses settings that the mode has no use for."""
@@ -214,17 +215,19 @@ class ConsumerConfig:
         for item in fields(self):
             if item.name in useless and getattr(self, item.name) != item.default:
                 other = "pull" if self.mode == "pop" else "pop"
-                raise ConfigError(f"{item.name}={shown(getattr(self, item.name))} is for mode={other!r}")
+                raise ConfigError(
+                    f"{item.name}={shown(getattr(self, item.name))} is for mode={other!r}; leave it out, or set that mode"
+                )
         if self.mode == "pull":
             return
         if self.pull_size > MAX_POP_SIZE:
-            raise ConfigError(f"pull_size={self.pull_size} is above {MAX_POP_SIZE}, the most that brokers take for one pop")
+            raise ConfigError(f"pull_size={self.pull_size} is above {MAX_POP_SIZE}, the maximum of one pop; lower it")
         if not MIN_INVISIBLE_TIME <= self.invisible_time <= MAX_INVISIBLE_TIME:
             raise ConfigError(
-                f"invisible_time={self.invisible_time:g} is not in {MIN_INVISIBLE_TIME:g} to {MAX_INVISIBLE_TIME:g} seconds"
+                f"invisible_time must be {MIN_INVISIBLE_TIME:g} to {MAX_INVISIBLE_TIME:g} seconds, not {self.invisible_time:g}"
             )
         if self.max_lease < self.invisible_time:
-            raise ConfigError(f"max_lease={self.max_lease:g} is below invisible_time={self.invisible_time:g}")
+            raise ConfigError(f"max_lease must be at least invisible_time ({self.invisible_time:g} s), not {self.max_lease:g}")
 
 
 _OF_POP: Final = frozenset({"invisible_time", "max_lease"})

@@ -81,7 +81,7 @@ class Consumer(Reader):
         for subscription in subscriptions_of(topics):
             self._add(subscription)
         if self._subscriptions and self.config.trace:
-            raise ConfigError("trace records the calls of handlers: it cannot be set where topics= are read by hand")
+            raise ConfigError("trace records the calls of handlers, and topics= has none; leave out trace or topics=")
         if self._subscriptions and self.config.broadcast is not False:
             raise ConfigError("broadcast needs handlers: it cannot be set where topics= are read by hand")
         if self._subscriptions and self.config.mode == "pop":
@@ -143,10 +143,11 @@ class Consumer(Reader):
         if self._state not in (LifeState.NEW, LifeState.STOPPED):
             raise ClientStateError(f"{self._label} is {self._state.value}: subscribe before start()")
         if any(subscription.is_by_hand for subscription in self._subscriptions.values()):
-            raise ConfigError(f"{self._label} reads topics by hand: topics= and handlers exclude each other")
+            raise ConfigError(f"{self._label} reads topics by hand: topics= and handlers exclude each other; leave one out")
         if isinstance(batch_size, int) and batch_size > self.config.buffered_limit:
             raise ConfigError(
-                f"batch_size={batch_size} is above buffered_limit={self.config.buffered_limit}, which is pulled ahead"
+                f"batch_size={batch_size} is above buffered_limit={self.config.buffered_limit}, which is pulled ahead; "
+                "lower the one or raise the other"
             )
         if order is not None and self.config.mode == "pop":
             raise ConfigError(
@@ -174,9 +175,13 @@ class Consumer(Reader):
         subscription.retries_here = self.config.broadcast is not False
         topic, wire = subscription.topic, self._names.wire(subscription.topic)
         if wire in self._subscriptions:
-            raise ConfigError(f"topic {topic} is subscribed to already, by handler {self._subscriptions[wire].name}")
+            raise ConfigError(
+                f"topic {topic} is subscribed to already, by handler {self._subscriptions[wire].name}; leave one out"
+            )
         if len(self._subscriptions) >= MOST_SUBSCRIPTIONS:
-            raise ConfigError(f"a consumer has at most {MOST_SUBSCRIPTIONS} subscriptions")
+            raise ConfigError(
+                f"a consumer has at most {MOST_SUBSCRIPTIONS} subscriptions; use a second consumer for further topics"
+            )
         subscription.group = self.group
         subscription.namespace = self.client_config.namespace or self.client_config.namespace_v2 or ""
         self._subscriptions[wire] = subscription

@@ -112,7 +112,9 @@ class Control(LifeCycle):
         offset = await offset_at(session.instance, held.queue, to)
         await session.assignment.reset(held, offset, "seek() was called", logging.INFO)
         if not held.is_owned:
-            raise QueueLostError(f"{queue} has gone to another member", broker=queue.broker_name)
+            raise QueueLostError(
+                f"{queue} has moved to another member; call again for a queue of assignment()", broker=queue.broker_name
+            )
 
     def _to_control(self, given: Sequence[str | MessageQueue]) -> tuple[Assignment, list[str], list[HeldQueue]]:
         """Sorts the arguments of ``pause`` and ``resume`` into topics on the wire and queues."""
@@ -120,7 +122,7 @@ class Control(LifeCycle):
         topics = [self._names.wire(each) for each in given if isinstance(each, str)]
         for topic in topics:
             if topic not in self._subscriptions:
-                raise ConfigError(f"{self._label} has no subscription of topic {printable(topic)}")
+                raise ConfigError(f"{self._label} has no subscription of topic {printable(topic)}; name one that it has")
         return assignment, topics, [self._held(each) for each in given if not isinstance(each, str)]
 
     # -- positions
@@ -167,7 +169,10 @@ class Control(LifeCycle):
         session = self._pulling("what is asked of one queue")
         held = session.assignment.held.get(self._names.wire_queue(check_queue(queue)))
         if held is None:
-            raise QueueLostError(f"{self._label} does not read {queue} now", broker=queue.broker_name)
+            raise QueueLostError(
+                f"{self._label} does not read {queue} now; assignment() lists the queues that it reads",
+                broker=queue.broker_name,
+            )
         return held
 
     # -- tests
@@ -220,7 +225,7 @@ class Control(LifeCycle):
             raise ConfigError("with mode='pop' only topics can be paused: brokers choose the queues")
         for topic in topics:
             if topic not in self._subscriptions:
-                raise ConfigError(f"{self._label} has no subscription of topic {printable(topic)}")
+                raise ConfigError(f"{self._label} has no subscription of topic {printable(topic)}; name one that it has")
         return topics or [*self._subscriptions]
 
     def _running_session(self) -> Session | PopSession:

@@ -102,7 +102,9 @@ class Delivery(Struct, eq=False, weakref=True):
         """
         seconds = checked_timeout(seconds, "seconds")
         if self.state != "running" or self.timed_out:
-            raise ClientStateError(f"the delivery of message {self.messages[0].msg_id} is over, its deadline cannot move")
+            raise ClientStateError(
+                f"the delivery of message {self.messages[0].msg_id} is over; call extend() while the handler runs"
+            )
         self.deadline = machine.monotonic() + seconds
         if self.moved is not None:
             self.moved(self)

@@ -14,6 +14,7 @@ from collections.abc import AsyncGenerator, Callable
 from types import TracebackType
 from typing import Generic, Self, TypeVar
 
+from rmq_protocol.errors import shown
 from rmq_protocol.message import MessageExt
 
 from ..errors import WrongLoopError
@@ -82,13 +83,13 @@ class _Iterator(AsyncGenerator[T, None], Generic[T]):
             self._loop, self._thread, self._generation = asyncio.get_running_loop(), threading.get_ident(), generation()
         room.check()
         if asyncio.get_running_loop() is not self._loop:
-            raise WrongLoopError("this iterator was begun on another event loop")
+            raise WrongLoopError("this iterator was begun on another event loop; make one on this loop")
         return room
 
     async def asend(self, value: None, /) -> T:
         """Returns the next item, as ``anext`` does: no value can be sent to the iterator."""
         if value is not None:
-            raise TypeError("an iterator of messages takes no values")
+            raise TypeError(f"an iterator of messages takes no values, but {shown(value)} was sent; use anext()")
         return await self.__anext__()
 
     async def athrow(

@@ -38,7 +38,7 @@ def subscriptions_of(topics: object) -> list[Subscription]:
         listed = list(topics)
         tags_of = dict.fromkeys(listed, "*")
         if len(tags_of) < len(listed):
-            raise ConfigError(f"topics={shown(topics)} has a topic twice")
+            raise ConfigError(f"topics={shown(topics)} has a topic twice; name each once")
     else:
         raise ConfigError(f"topics must be a topic, topics, or a mapping of topics to tags, not {shown(topics)}")
     return [Subscription(topic, by_hand, tags=tags) for topic, tags in tags_of.items()]
@@ -90,7 +90,7 @@ class Reader(Control):
         if hand is not None:
             return hand.batch
         if room.closing:
-            raise ClientStateError(f"{self._label} stops")
+            raise ClientStateError(f"{self._label} stops; start it again to read on")
         return Batch((), Marks(NOTHING))
 
     def done(self, *messages: MessageExt) -> bool:
@@ -128,7 +128,7 @@ class Reader(Control):
     def _room(self) -> ByHand:
         room = self._running_session().by_hand
         if room is None:
-            raise ClientStateError(f"{self._label} has handlers: only a Consumer with topics= is read by hand")
+            raise ClientStateError(f"{self._label} has handlers; make a Consumer with topics= to read by hand")
         room.check()
         return room
 

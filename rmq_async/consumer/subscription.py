@@ -194,7 +194,7 @@ def _checked_sql(sql: str | None, tags: str) -> str | None:
     if not isinstance(sql, str) or not sql.strip():
         raise ConfigError(f"sql must be a condition over properties, such as \"a > 5 AND region = 'eu'\", not {shown(sql)}")
     if tags != "*":
-        raise ConfigError(f"tags={tags!r} and sql={shown(sql)} exclude each other: a condition may ask for TAGS = 'a'")
+        raise ConfigError(f"tags={tags!r} and sql={shown(sql)} exclude each other; add TAGS = 'a' to the condition")
     return str.__str__(sql)
 
 
@@ -209,7 +209,7 @@ def _checked_batch(size: int | None, wait: float, order: str | None) -> tuple[in
     if size is not None:
         check_int("batch_size", size, 1, MAX_BATCH)
         if order == "key":
-            raise ConfigError('batch_size is not for order="key": a call takes messages of one key, one after the other')
+            raise ConfigError('batch_size is not for order="key": a call takes one message of a key; leave batch_size out')
     check_seconds("batch_wait", wait, zero=True)
     if wait and size is None:
         raise ConfigError(f"batch_wait={shown(wait)} needs batch_size: the messages of a batch")
@@ -226,7 +226,7 @@ def _checked_key(key: Key | None, order: object) -> Key | None:
     if key is None:
         return None
     if order != "key":
-        raise ConfigError('key is for order="key" only')
+        raise ConfigError('key is for order="key" only; set that, or leave key out')
     if not callable(key) or _is_async(key):
         raise ConfigError(f"key must be a plain function of a message, not {shown(key)}")
     return key

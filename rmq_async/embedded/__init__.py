@@ -134,7 +134,7 @@ class EmbeddedRocketMQ(PopSwitches):
         if max_memory <= 0:
             raise ValueError(f"max_memory must be a positive number of bytes, not {max_memory}")
         if not 1 <= len(delay_levels) <= MAX_DELAY_LEVELS:
-            raise ValueError(f"there are 1 to {MAX_DELAY_LEVELS} delay levels, not {len(delay_levels)}")
+            raise ValueError(f"delay_levels must be 1 to {MAX_DELAY_LEVELS} levels, not {len(delay_levels)}")
         for name, seconds in (
             *((f"delay level {level}", each) for level, each in enumerate(delay_levels, 1)),
             ("transaction_timeout", transaction_timeout),
@@ -177,7 +177,7 @@ class EmbeddedRocketMQ(PopSwitches):
         """
         async with self._turns.here():
             if self._name_server.listener.running:
-                raise RuntimeError("this server runs already")
+                raise RuntimeError("this server runs already; stop() it first")
             try:
                 await self._listen()
             except BaseException:
@@ -217,7 +217,7 @@ class EmbeddedRocketMQ(PopSwitches):
     def namesrv(self) -> str:
         """ "ip:port" of the name server. Raises RuntimeError before the first start."""
         if not self._name_server.listener.port:
-            raise RuntimeError("this server was not started")
+            raise RuntimeError("this server was not started; await start() first")
         return self._name_server.listener.address()
 
     @property
@@ -282,7 +282,7 @@ class EmbeddedRocketMQ(PopSwitches):
         check_queue(queue)
         broker = next((each for each in self._brokers if each.name == queue.broker_name), None)
         if broker is None:
-            raise ValueError(f"no broker has {queue}")
+            raise ValueError(f"no broker has {queue}; give a queue of an existing topic")
         broker.expire(queue, before, corrected=corrected)
 
     def truncate(self, broker: str, count: int) -> int:
@@ -305,7 +305,7 @@ class EmbeddedRocketMQ(PopSwitches):
             raise TypeError(f"topic must be a string, not {shown(topic)}")
         having = [each for each in self._chosen(broker) if each.state.topics.get(topic) is not None]
         if not having:
-            raise ValueError(f"no broker has the topic {topic!r}")
+            raise ValueError(f"no broker has the topic {topic!r}; create it, or send to it first")
         for each in having:
             each.resize(topic, queues)
 

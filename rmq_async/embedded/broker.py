@@ -228,7 +228,7 @@ class Broker(BaseService):
         check_whole("queues", queues)
         found = self.state.topics.get(topic)
         if found is None:
-            raise ValueError(f"{self.name} has no topic {topic!r}")
+            raise ValueError(f"{self.name} has no topic {topic!r}; create it, or send to it first")
         try:
             self.state.topics.put(
                 msgspec.structs.replace(found.config, read_queue_nums=queues, write_queue_nums=queues, attributes={}), ""
@@ -255,7 +255,7 @@ class Broker(BaseService):
         check_whole("before", before)
         found = self.state.topics.find_queue(queue.topic, queue.queue_id)
         if found is None or queue.broker_name != self.name:
-            raise ValueError(f"no broker has {queue}")
+            raise ValueError(f"no broker has {queue}; give a queue of an existing topic")
         if not 0 <= before <= found.max_offset:
             raise ValueError(f"before must be from 0 to {found.max_offset}, the end of {queue}, not {before}")
         self.state.log.expire(found, before)

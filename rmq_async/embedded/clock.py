@@ -87,7 +87,7 @@ class ManualClock:
         """Moves the clock by ``seconds``. It returns when all calls that became due have run and the event loop has run a
         few more iterations, so that answers to held requests are sent. Raises ValueError for seconds below 0."""
         if not 0 <= seconds < float("inf"):
-            raise ValueError(f"a clock can be moved by a number of seconds from 0 on, not {seconds}")
+            raise ValueError(f"seconds must be a number from 0 on, not {seconds}")
         end = self._now + round(seconds * 1000)
         while self._timers and self._timers[0][0] <= end:
             when, _, timer = heapq.heappop(self._timers)

@@ -212,7 +212,7 @@ class Outbox(Startable):
         the parent process, and the errors of the database.
         """
         if self._producer.state is not ProducerState.RUNNING:
-            raise ClientStateError(f"producer {self._producer.group} is {self._producer.state.value}")
+            raise ClientStateError(f"producer {self._producer.group} is {self._producer.state.value}; start it first")
         check_here(self._producer)
         sent = await relay_once(self._store, self._producer, self._settings)
         self._sent_before += sent

@@ -71,9 +71,11 @@ def row_of(message: Message, unique_id: str, now: float, max_size: int) -> dict[
     check_message(message.topic, message.body, max_size, message.properties)
     unique_id = message.unique_id or unique_id
     if len(unique_id) > LONGEST_ID:
-        raise InvalidMessageError(f"unique_id has {len(unique_id)} characters, the limit of an outbox is {LONGEST_ID}")
+        raise InvalidMessageError(
+            f"unique_id has {len(unique_id)} characters, the limit of an outbox is {LONGEST_ID}; shorten it"
+        )
     if message.sharding_key is not None and len(message.sharding_key.encode()) > _LONGEST_KEY:
-        raise InvalidMessageError(f"sharding_key has more than {_LONGEST_KEY} bytes, the limit of an outbox")
+        raise InvalidMessageError(f"sharding_key has more than {_LONGEST_KEY} bytes, the limit of an outbox; shorten it")
     message_properties(message, unique_id)  # raises for properties that are too large
     return {
         "topic": message.topic,
@@ -98,7 +100,7 @@ def _deliver_at(message: Message, now: float) -> datetime | None:
         return None
     seconds = when.timestamp() if isinstance(when, datetime) else when
     if not 0 <= seconds <= _LATEST:
-        raise InvalidMessageError("an outbox keeps no time of delivery before 1970 or after the year 9999")
+        raise InvalidMessageError(f"the time of delivery must be from 1970 to the year 9999, not {seconds} s after 1970")
     return datetime.fromtimestamp(seconds, UTC)
 
 

@@ -187,9 +187,9 @@ class ProducerConfig:
         if needed is None:
             raise ConfigError(f'compress_type "{self.compress_type}" needs a package: pip install "rmq-async[compression]"')
         if self.compress_type == "zlib" and self.compress_level > 9:
-            raise ConfigError(f"compress_level {self.compress_level} is above zlib's highest, 9")
+            raise ConfigError(f"compress_level {self.compress_level} is above zlib's highest level; give 0 to 9")
         if self.compress_type == "zstd" and not self.compress_level:
-            raise ConfigError("compress_level 0 is below zstd's lowest, 1")
+            raise ConfigError("compress_level 0 is below zstd's lowest level; give 1 to 22")
 
     def _check_choosing(self) -> None:
         for name in (

@@ -159,4 +159,6 @@ class Producer(SendMethods):
         accepted = [*sender.credits.so_far(), *sender.oneway_credits.so_far()]
         if not await finished(accepted, deadline):
             unfinished = sender.credits.taken + sender.oneway_credits.taken
-            raise RequestTimeoutError(f"flush: {unfinished} messages are unfinished after {timeout} s")
+            raise RequestTimeoutError(
+                f"flush: {unfinished} messages are unfinished after {timeout} s; call it again, or allow more time"
+            )

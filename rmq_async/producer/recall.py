@@ -29,7 +29,9 @@ async def recall(sender: ProducerCore, topic: str, recall_handle: str) -> str:
     check_topic(topic)
     if is_retry_topic(topic) or is_dlq_topic(topic):
         raise InvalidMessageError(
-            f"messages of topic {topic} cannot be recalled: it is a retry or dead letter topic", code=_NAMES
+            f"messages of topic {topic} cannot be recalled: it is a retry or dead letter topic; give the topic "
+            "that it was sent to",
+            code=_NAMES,
         )
     wire_topic = sender.instance.names.wire(topic)
     try:
@@ -37,7 +39,9 @@ async def recall(sender: ProducerCore, topic: str, recall_handle: str) -> str:
     except RemoteProtocolError as error:
         raise InvalidMessageError(str(error), code=_NAMES) from None
     if handle.topic != wire_topic:
-        raise InvalidMessageError(f"the recall handle belongs to topic {handle.topic[:200]!r}, not to {topic}", code=_NAMES)
+        raise InvalidMessageError(
+            f"the recall handle belongs to topic {handle.topic[:200]!r}, not to {topic}; give that topic", code=_NAMES
+        )
     header = RecallMessageRequestHeader(
         producerGroup=sender.producer_group, topic=wire_topic, recallHandle=recall_handle, bname=handle.broker_name
     )

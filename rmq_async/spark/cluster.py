@@ -280,7 +280,9 @@ class Cluster:
         ]
         absent = [queue for queue in chosen if queue not in found[queue.topic]]
         if absent and not begun:
-            raise ConfigError(f"option assign: {key_of(absent[0])} is no readable queue of topic {absent[0].topic}")
+            raise ConfigError(
+                f"option assign: {key_of(absent[0])} is no readable queue of topic {absent[0].topic}; leave it out"
+            )
         return tuple(sorted(set(chosen).difference(absent)))
 
     async def _matching(self, reader: SparkReader, pattern: str, begun: bool) -> tuple[MessageQueue, ...]:
@@ -306,7 +308,7 @@ class Cluster:
 
         found = await for_each(topics, queues)
         if not any(found.values()) and not begun:
-            raise ConfigError(f"option subscribePattern: no topic matches {pattern}")
+            raise ConfigError(f"option subscribePattern: no topic matches {pattern}; change it, or create a topic")
         return tuple(queue for topic in topics for queue in found[topic])
 
 

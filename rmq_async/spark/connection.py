@@ -112,7 +112,9 @@ def _credentials(options: AccessOptions) -> tuple[str | None, str | None, str | 
 def _check_renewed(options: AccessOptions) -> None:
     """Checks the options of renewed credentials, without an import and without opening a file: tasks run on other machines."""
     if any((options.access_key, options.secret_key, options.security_token)):
-        raise ConfigError("credentials are given twice: accessKey, secretKey and securityToken are what the other option gives")
+        raise ConfigError(
+            "credentials are given twice: leave out accessKey, secretKey and securityToken, which the other option provides"
+        )
     name = options.credentials_provider
     parts = (name or "a:b").split(":")
     if len(parts) != 2 or not all(part.isidentifier() for part in (*parts[0].split("."), parts[1])):
@@ -122,7 +124,7 @@ def _check_renewed(options: AccessOptions) -> None:
 def _check_tls(options: AccessOptions) -> None:
     authorities, certificate, key = options.tls_files
     if key and not certificate:
-        raise ConfigError("option tlsKeyFile is the key of tlsCertFile, which is missing")
+        raise ConfigError("option tlsKeyFile is the key of tlsCertFile, which is missing; give both")
     if not options.tls_verify and authorities:
         raise ConfigError("option tlsCaFile verifies servers, tlsVerify=false turns verification off; give one of them")
     if options.tls or any(options.tls_files):

@@ -146,7 +146,7 @@ class OptionTexts:
             if use not in option.uses:
                 raise ConfigError(f"option {option.name} is not one of a {use}, only of a {' or a '.join(option.uses)}")
             if option.name in self._values:
-                raise ConfigError(f"option {option.name} is given twice, also as {' or '.join(option.aliases)}")
+                raise ConfigError(f"option {option.name} is given twice, also as {' or '.join(option.aliases)}; leave one out")
             self._values[option.name] = value
 
     def __contains__(self, name: str) -> bool:
@@ -156,7 +156,7 @@ class OptionTexts:
         """The text, None if it is not given. Raises ConfigError for an empty one."""
         value = self._values.get(name)
         if value is not None and not value.strip():
-            raise ConfigError(f"option {name} is empty")
+            raise ConfigError(f"option {name} is empty; give a value, or leave it out")
         return value.strip() if value is not None else None
 
     def only_one(self, names: Iterable[str]) -> None:
@@ -203,7 +203,7 @@ class OptionTexts:
         try:
             return json.loads(text)
         except (ValueError, RecursionError) as error:
-            raise ConfigError(f"option {name} is no JSON ({error}): {text[:200]}") from None
+            raise ConfigError(f"option {name} must be JSON ({error}), not {text[:200]}") from None
 
 
 def _unknown(given: str) -> str:

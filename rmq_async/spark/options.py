@@ -99,7 +99,7 @@ def read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
     start = _bound(given, "starting", "latest" if streaming else "earliest")
     end = None if streaming else _bound(given, "ending", "latest")
     if isinstance(start, int) and isinstance(end, int) and start > end:
-        raise ConfigError(f"startingTimestamp {start} is after endingTimestamp {end}")
+        raise ConfigError(f"startingTimestamp {start} is after endingTimestamp {end}; give a later end")
     start_default = given.choice("startingOffsets.default", "error", "earliest", "latest")
     if "startingOffsets.default" in given and not isinstance(start, Positions):
         raise ConfigError("option startingOffsets.default needs startingOffsets or startingOffsetsByTimestamp as JSON by queue")
@@ -152,7 +152,7 @@ def _offsets_per_trigger(given: OptionTexts) -> tuple[int | None, int | None]:
     fewest = given.number("minOffsetsPerTrigger", None, 1, 1 << 62)
     most = given.number("maxOffsetsPerTrigger", None, 1, 1 << 62)
     if fewest is not None and most is not None and fewest > most:
-        raise ConfigError(f"minOffsetsPerTrigger {fewest} is more than maxOffsetsPerTrigger {most}")
+        raise ConfigError(f"minOffsetsPerTrigger {fewest} is more than maxOffsetsPerTrigger {most}; lower it")
     return fewest, most
 
 
@@ -236,7 +236,7 @@ def _topics(given: OptionTexts) -> tuple[tuple[str, ...], str | None, Mapping[st
         try:
             re.compile(pattern)
         except (re.error, RecursionError) as error:
-            raise ConfigError(f"option subscribePattern is no regular expression ({error}): {pattern[:200]}") from None
+            raise ConfigError(f"option subscribePattern must be a regular expression ({error}), not {pattern[:200]}") from None
         return (), pattern, None
     if "assign" in given:
         assign = parse_queues("assign", given.decoded("assign"))
@@ -266,7 +266,7 @@ def _bound(given: OptionTexts, side: str, default: Literal["earliest", "latest"]
         raise ConfigError(f"option {name} must be {', '.join(words)} or JSON by queue, not {text[:200]!r}")
     found: Positions = parse_positions(name, given.decoded(name))
     if side == "ending" and EARLIEST in (*found.queues.values(), *found.topics.values()):
-        raise ConfigError(f"option {name}: -2 (earliest) is no end")
+        raise ConfigError(f"option {name}: -2 (earliest) is no end; give -1 (latest) or an offset")
     return found
 
 
@@ -283,7 +283,7 @@ def chosen_columns(text: str | None) -> tuple[str, ...]:
             hint = f"; it is called {called}" if called else f", only {', '.join(SOURCE_COLUMNS)}"
             raise ConfigError(f"option columns: there is no column {part.strip()!r}{hint}")
         if name in columns:
-            raise ConfigError(f"option columns names {name} twice")
+            raise ConfigError(f"option columns names {name} twice; name it once")
         columns.append(name)
     return tuple(columns)
 

@@ -67,9 +67,11 @@ class EndOffset:
     def from_json(cls, data: Any) -> EndOffset:
         """Reads that form. Raises ConfigError for a checkpoint of another source or of a later version."""
         if not isinstance(data, dict) or not isinstance(data.get("q"), dict):
-            raise ConfigError(f"the checkpoint holds no offsets of this source: {shown(json.dumps(data))}")
+            raise ConfigError(f"the checkpoint holds no offsets of this source: {shown(json.dumps(data))}; use a new one")
         if data.get("v") != VERSION:
-            raise ConfigError(f"the checkpoint is of version {data.get('v')}, this is version {VERSION}")
+            raise ConfigError(
+                f"the checkpoint is of version {data.get('v')}, not {VERSION}; use the release that wrote it, or a new one"
+            )
         init = data.get("init")
         return cls(_read(data["q"]), None if init is None else _read(init))
 
@@ -82,7 +84,7 @@ def _read(data: Mapping[str, Any]) -> dict[MessageQueue, int]:
     try:
         return {queue_of(key): int(offset) for key, offset in data.items()}
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"the checkpoint's offsets cannot be read: {error}") from None
+        raise ConfigError(f"the checkpoint's offsets cannot be read: {error}; begin with a new checkpoint") from None
 
 
 def limited(start: Offsets, latest: Offsets, limit: int | None) -> dict[MessageQueue, int]:

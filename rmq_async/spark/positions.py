@@ -63,7 +63,7 @@ def queue_of(key: str) -> MessageQueue:
     topic, _, rest = key.partition("/")
     broker, _, number = rest.rpartition("/")
     if not topic or not broker or not number.isascii() or not number.isdigit() or len(number) > 10:
-        raise ValueError(f"{shown(key)} is not topic/broker/queue")
+        raise ValueError(f"a queue must be topic/broker/number, not {shown(key)}")
     return MessageQueue(topic, broker, int(number))
 
 
@@ -90,7 +90,7 @@ def parse_times(option: str, data: Any) -> Times:
 def _by_topic(option: str, data: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     """Returns the entries of whole topics, and the other entries. Raises ConfigError if there are none."""
     if not _object(option, data):
-        raise ConfigError(f"option {option} names no queue and no topic")
+        raise ConfigError(f"option {option} names no queue and no topic; name one or more")
     whole = {key: value for key, value in data.items() if not isinstance(value, dict) and "/" not in key}
     for topic in whole:
         _check_topic(option, topic)
@@ -109,7 +109,7 @@ def parse_queues(option: str, data: Any) -> dict[str, dict[str, tuple[int, ...]]
                 raise ConfigError(f"option {option}: {topic}, {broker} must be a list of queue numbers, not {shown(numbers)}")
             found.setdefault(topic, {})[broker] = tuple(dict.fromkeys(numbers))
     if not found:
-        raise ConfigError(f"option {option} names no queue")
+        raise ConfigError(f"option {option} names no queue; name one or more")
     return found
 
 

@@ -339,7 +339,9 @@ def _within(wanted: PushedFilters, ranges: Iterable[Range], cluster: Cluster) ->
 def _check_order(starts: Offsets, ends: Offsets) -> None:
     for queue, end in sorted(ends.items()):
         if starts[queue] > end:
-            raise ConfigError(f"{key_of(queue)} is to be read from offset {starts[queue]} to {end}, which is before it")
+            raise ConfigError(
+                f"{key_of(queue)} is to be read from offset {starts[queue]} to {end}, which is before it; give a later end"
+            )
 
 
 class RefusedStream(DataSourceStreamReader, SupportsTriggerAvailableNow):

@@ -153,7 +153,9 @@ def _read(path: str) -> Credentials:
     except OSError as error:
         raise ConfigError(f"option credentialsFile: {path} cannot be read on this machine: {error.strerror}") from None
     except (ValueError, RecursionError):
-        raise ConfigError(f"option credentialsFile: {path} holds no JSON") from None
+        raise ConfigError(
+            f"option credentialsFile: {path} holds no JSON; write an object with accessKey and secretKey"
+        ) from None
     names = {"accessKey", "secretKey", "securityToken"}
     if not isinstance(data, dict) or not {"accessKey", "secretKey"} <= data.keys() <= names:
         raise ConfigError(

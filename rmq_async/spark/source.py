@@ -110,10 +110,10 @@ def _narrowed(options: ReadOptions, schema: StructType, given: Mapping[str, str]
             raise ConfigError(f"schema: column {field.name} is {wanted}, not {given_type}{hint}")
     columns = tuple(field.name for field in schema.fields)
     if not columns:
-        raise ConfigError("schema: it has no column")
+        raise ConfigError(f"schema: it has no column; name some of {', '.join(SOURCE_COLUMNS)}")
     twice = [name for name, count in Counter(columns).items() if count > 1]
     if twice:
-        raise ConfigError(f"schema: column {twice[0]} is there twice")
+        raise ConfigError(f"schema: column {twice[0]} is there twice; name it once")
     if given.get("columns") is not None and columns != options.columns:
         raise ConfigError("option columns and the schema say different things; give one of them")
     return replace(options, columns=columns)

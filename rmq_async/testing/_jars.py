@@ -109,7 +109,7 @@ def java_major(java: str) -> int:
 
 def _directory(version: str) -> Path:
     if not re.fullmatch(r"\d+\.\d+\.\d+", version):
-        raise ClusterError(f"version {version!r} is not of the form 5.5.0")
+        raise ClusterError(f"version must have the form 5.5.0, not {version!r}")
     own = os.environ.get("RMQ_CLUSTER_CACHE")
     cache = os.environ.get("XDG_CACHE_HOME")
     base = Path(own) if own else (Path(cache) if cache else Path.home() / ".cache") / "rmq-async"

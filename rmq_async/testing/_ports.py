@@ -39,7 +39,7 @@ def find_ports(offsets: Sequence[Sequence[int]]) -> list[int]:
             if not numbers & taken and all(map(_is_free, numbers)):
                 break
         else:
-            raise ClusterError(f"no free ports {tuple(wanted)} apart in 1000 tries")
+            raise ClusterError(f"no free ports {tuple(wanted)} apart in 1000 tries; close servers that hold ports")
         taken |= numbers
         ports.append(port)
     return ports

@@ -106,7 +106,7 @@ class ExternalCluster:
             if found := await broker_addresses(server.address):
                 self.brokers = [Server(name, address) for name, address in sorted(found.items())]
                 return
-        raise ClusterError(f"no name server of NAMESRV_ADDR={self.namesrv} lists a broker")
+        raise ClusterError(f"no name server of NAMESRV_ADDR={self.namesrv} lists a broker; start the cluster there")
 
     async def stop(self) -> None:
         """Does nothing: the cluster keeps running."""
@@ -166,7 +166,7 @@ class RealCluster(Startable):
     def namesrv(self) -> str:
         """The name servers' addresses as clients take them, joined by ";". Raises ClusterError before ``start``."""
         if not self.nameservers:
-            raise ClusterError("the cluster has not been started")
+            raise ClusterError("the cluster has not been started; await start() first")
         return ";".join(server.address for server in self.nameservers)
 
     @property
@@ -178,7 +178,7 @@ class RealCluster(Startable):
     def certificates(self) -> Certificates:
         """The cluster's certificates. Raises ClusterError before ``start`` and where the profile is without TLS."""
         if self._certificates is None:
-            raise ClusterError("the cluster has no certificates: it was not started, or its profile has no TLS")
+            raise ClusterError("the cluster has no certificates: start it, with a profile that has TLS")
         return self._certificates
 
     @property
@@ -193,7 +193,7 @@ class RealCluster(Startable):
         ends or is not ready in time (with the end of its log).
         """
         if self._group is not None:
-            raise ClusterError("the cluster has been started already")
+            raise ClusterError("the cluster has been started already; stop() it first")
         if reason := missing(self.version):
             raise ClusterError(reason)
         class_path = await asyncio.to_thread(resolve, self.version)
@@ -299,7 +299,7 @@ class RealCluster(Startable):
 
         def prepare(moved: Mapping[str, str]) -> ServerProcess:
             if self._group is None:
-                raise ClusterError(f"{name} cannot be started: its cluster has been stopped")
+                raise ClusterError(f"{name} cannot be started: its cluster has been stopped; start the cluster")
             write_configuration(directory, {**keys, **moved}, version=self.version)
             log = directory / "output.log"
             return ServerProcess(command, directory=directory, environment=environment, group=self._group.id, log=log)

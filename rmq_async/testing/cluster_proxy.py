@@ -43,7 +43,7 @@ class ClusterProxy(Startable):
     def __init__(self, namesrv: str, *, seed: int | None = None) -> None:
         addresses = [each.strip() for each in namesrv.replace(",", ";").split(";") if each.strip()]
         if not addresses:
-            raise ValueError(f"namesrv {namesrv!r} names no server")
+            raise ValueError(f"namesrv {namesrv!r} names no server; give host:port")
         self.name_servers: list[FaultProxy] = [_NameServerProxy(self, address, seed) for address in addresses]
         self.brokers: dict[str, FaultProxy] = {}
         self._seed = seed
@@ -69,7 +69,7 @@ class ClusterProxy(Startable):
     async def start(self) -> None:
         """Starts the proxies. Raises ClusterError, and stops them, when no name server responds; RuntimeError when they run."""
         if self._open is not None:
-            raise RuntimeError("this proxy runs already")
+            raise RuntimeError("this proxy runs already; stop() it first")
         async with AsyncExitStack() as stack:
             self._open = stack
             stack.push_async_callback(self._forget)

@@ -79,7 +79,7 @@ class FaultProxy(Startable):
     def address(self) -> str:
         """ "127.0.0.1:port". Raises RuntimeError before the first start."""
         if not self._port:
-            raise RuntimeError("the proxy has no address before its first start")
+            raise RuntimeError("the proxy has no address before its first start; await start()")
         return f"127.0.0.1:{self._port}"
 
     @property
@@ -96,7 +96,7 @@ class FaultProxy(Startable):
         """Listens; a later start takes the same port. Raises OSError where the port is taken, RuntimeError where the proxy runs."""
         async with self._turns.here():
             if self._server is not None:
-                raise RuntimeError("this proxy runs already")
+                raise RuntimeError("this proxy runs already; stop() it first")
             server = await asyncio.start_server(self._accept, "127.0.0.1", self._port, limit=64 * 1024, start_serving=False)
             self._server = server
             try:

@@ -39,7 +39,7 @@ class ThreadedRocketMQ(EmbeddedRocketMQ):
 
     def __enter__(self) -> Self:
         if self._thread is not None:
-            raise RuntimeError("the server runs already")
+            raise RuntimeError("the server runs already; leave its `with` block first")
         ready: Future[None] = Future()
         self._thread = threading.Thread(target=self._run, args=(ready,), name="rmq_async embedded", daemon=True)
         self._thread.start()

@@ -80,7 +80,7 @@ def split_address(address: str) -> tuple[str, int]:
     """Splits "host:port" or "[v6]:port". Raises ConnectError for anything else: addresses come from routes."""
     found = host_and_port(address)
     if found is None:
-        raise ConnectError(f"{address[:200]!r} is not host:port", permanent=True, address=address[:200])
+        raise ConnectError(f"an address must be host:port, not {address[:200]!r}", permanent=True, address=address[:200])
     return found
 
 
@@ -213,7 +213,7 @@ class ConnectionPool:
     def start_connecting(self, address: str) -> Flight[Connection]:
         """Returns the connect to ``address`` that runs, or a new one. Raises as ``connect`` does, without waiting."""
         if self._closing:
-            raise ClientStateError("the client is stopping", address=address)
+            raise ClientStateError("the client is stopping; start it again", address=address)
         if address not in self._connecting:
             host, _ = split_address(address)
             self._check_allowed(address, host)

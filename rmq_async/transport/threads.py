@@ -106,7 +106,7 @@ class Threads:
                 raise TimeoutError
             return job.result()
         except JobCancelled:
-            raise ClientStateError("the client was stopped before the work had started") from None
+            raise ClientStateError("the client was stopped before the work had started; start it again") from None
         finally:
             self._waits.leave(future)
             if calls is not None:

@@ -106,7 +106,7 @@ def test_places_to_begin_and_to_end(rmq_here: Rmq) -> None:
     [
         (["pull", "T", "--from", "3"], "needs one --queue"),
         (["pull", "T", "--to", "soon"], "soon"),
-        (["pull", "T", "--to", "earliest"], "nothing"),
+        (["pull", "T", "--to", "earliest"], "no message to print"),
         (["pull", "T", "--follow", "--to", "latest"], "--follow"),
         (["pull", "T", "--max", "0"], "--max"),
         (["pull", "T", "--tags", "||"], "tags"),

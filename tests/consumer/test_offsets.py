@@ -134,5 +134,5 @@ def test_times_and_queues_that_cannot_be_are_reported_however_long_their_numbers
         with pytest.raises(ConfigError, match="a time must be"):
             epoch_ms(when)
     for queue_id in (-(10**5000), 10**5000, 1 << 31, -1):
-        with pytest.raises(ConfigError, match="is not a MessageQueue"):
+        with pytest.raises(ConfigError, match="a queue must be a MessageQueue"):
             check_queue(("t", "b", queue_id))  # type: ignore[arg-type]

@@ -107,7 +107,7 @@ async def test_cancelled_start_leaves_its_ports_free(turns: int) -> None:
 
 async def test_two_starts_at_once_are_one() -> None:
     server = EmbeddedRocketMQ()
-    await start_twice_at_once(server, lambda: server.namesrv, "this server runs already")
+    await start_twice_at_once(server, lambda: server.namesrv, "this server runs already; stop() it first")
 
 
 async def test_start_during_stop_waits_for_its_end() -> None:

@@ -267,7 +267,7 @@ async def test_what_the_call_itself_raises_goes_to_no_callback(cluster: Cluster)
         with pytest.raises(SelectorError):
             await sender.send_batch_async(messages(1), queue=cluster.queue()._replace(topic="U"), **calls.both)
         for wrong in ([b"x"], [message(), b"x"], [*messages(20), None]):
-            with pytest.raises(TypeError, match="a batch is made of Messages"):
+            with pytest.raises(TypeError, match="a batch must be made of Messages"):
                 await sender.send_batch_async(wrong, **calls.both)  # type: ignore[arg-type]
         with pytest.raises(TypeError, match="on_success must be a plain function"):
             await sender.send_batch_async(messages(1), on_success=coroutine)

@@ -120,7 +120,8 @@ async def test_a_call_for_which_it_has_no_further_queue_fails_as_its_attempts_di
     async with producer(pair, queue_selector=north, timeout=0.5) as sender:
         with pytest.raises(errors.ServiceNotAvailableError) as caught:
             await sender.send(message())
-        assert "no further attempt: no queue of topic T is in machine room 'north': b in south" in str(caught.value.__notes__)
+        (note,) = caught.value.__notes__
+        assert "no queue of topic T is in machine room 'north'; the key must be the room of one: b in south" in note
         pair.a.answer = late(0.3)  # the attempt is capped at 0.2 s
         with timed(0.3, 0.3):
             assert (await sender.send(message())).attempts == 1

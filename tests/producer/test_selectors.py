@@ -247,8 +247,8 @@ async def test_random_choice_through_the_producer(cluster: Cluster) -> None:
 async def test_what_is_no_queue_is_refused_before_anything_is_sent(cluster: Cluster, queue: Any) -> None:
     async with producer(cluster) as sender:
         for call in (sender.send, sender.send_async, sender.send_oneway):
-            with pytest.raises(errors.ConfigError, match="is not a MessageQueue"):
+            with pytest.raises(errors.ConfigError, match="a queue must be a MessageQueue"):
                 await call(message(), queue=queue)
-        with pytest.raises(errors.ConfigError, match="is not a MessageQueue"):
+        with pytest.raises(errors.ConfigError, match="a queue must be a MessageQueue"):
             await sender.send_batch(messages(2), queue=queue)
     assert not cluster.sends

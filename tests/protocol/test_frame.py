@@ -77,7 +77,7 @@ def test_a_header_above_24_bits_is_not_sent() -> None:
 
 
 def test_a_limit_below_an_empty_frame_is_refused() -> None:
-    with pytest.raises(LocalProtocolError, match="max_frame_size 7"):
+    with pytest.raises(LocalProtocolError, match="max_frame_size must be at least 8"):
         FrameDecoder(7)
 
 

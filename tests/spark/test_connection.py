@@ -74,7 +74,7 @@ class TestAccess:
                 {"tls_verify": False, "tls_files": ("ca", None, None)},
                 "option tlsCaFile verifies servers, tlsVerify=false",
             ),
-            ({"nameserver": "nowhere"}, "name server address 'nowhere' is not host:port"),
+            ({"nameserver": "nowhere"}, "a name server's address must be host:port, not 'nowhere'"),
         ],
     )
     def test_contradictions(self, given: dict[str, object], expected: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -102,8 +102,8 @@ def test_without_pyspark_or_java_one_line_says_so(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["--namesrv", "127.0.0.1:9876"], "--spark runs on the broker in this process"),
-        (["--keep-topic"], "--spark runs on the broker in this process"),
+        (["--namesrv", "127.0.0.1:9876"], "--spark uses the broker in this process"),
+        (["--keep-topic"], "--spark uses the broker in this process"),
         (
             ["--messages", "1000", "--size", "1000000"],
             "1000 messages of 1000000 bytes twice take 1908 MiB, the limit is 192 MiB",

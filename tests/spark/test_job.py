@@ -191,7 +191,7 @@ def server() -> Iterator[ThreadedRocketMQ]:
     [
         (archive, ["--topic", "gone", "--path", "p"], "gone"),
         (archive, ["--topic", "gone", "--path", "p", "--option", "tagz=a"], "unknown option tagz; is tags meant?"),
-        (archive, ["--pattern", "[", "--path", "p"], "option subscribePattern is no regular expression"),
+        (archive, ["--pattern", "[", "--path", "p"], "option subscribePattern must be a regular expression"),
         (replay, ["--topic", "gone", "--path", "p"], "gone"),
         (replay, ["--topic", "gone", "--path", "p", "--option", "idColumns=x"], "unknown option idColumns; is idColumn meant?"),
         (publish, ["--topic", "gone", "--format", "csv", "--path", "p"], "gone"),
@@ -383,7 +383,7 @@ def test_mistakes_that_need_no_session() -> None:
         replay.replay(here, "p", topic="t", start=NOON, end=NOON.astimezone(timezone(timedelta(hours=3))), options=options)
     with pytest.raises(ConfigError, match="give the topics to archive, or a pattern"):
         archive.archive(here, (), "p")
-    with pytest.raises(ConfigError, match="option columns: an archive holds all of them"):
+    with pytest.raises(ConfigError, match="option columns: an archive holds all columns"):
         archive.archive(here, "t", "p", options={"columns": "body"})
     with pytest.raises(ConfigError, match="give a table of the catalogue, or a format and its path, not both"):
         publish.read_table(here, table="t", format="csv")

@@ -229,7 +229,7 @@ def test_a_picture_needs_matplotlib(spark: SparkSession, monkeypatch: pytest.Mon
         ({"seconds": 0}, "seconds must be above 0"),
         ({"modes": ("batch",), "batch": 4096}, "a batch of 4096 messages of 1024 bytes is above the 4194304 bytes"),
         ({"tasks": 64}, r"tasks must be from 1 to 2, what --master local\[2,2\] runs at a time, not 64"),
-        ({"options": {"maxMessagesPerSecond": "5"}}, "option maxMessagesPerSecond says nothing to a load"),
+        ({"options": {"maxMessagesPerSecond": "5"}}, "option maxMessagesPerSecond has no meaning for a load"),
         ({"options": {"sendTimeout": "5"}}, "unknown option sendTimeout; is sendTimeoutMs meant"),
     ],
 )

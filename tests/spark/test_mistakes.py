@@ -79,7 +79,7 @@ def text_of(mistake: Callable[[], object]) -> str:
         ({"topic": "T", "columns": "body,body"}, "option columns names body twice"),
         ({"topic": "T", "startingOffsets": "first"},
          "option startingOffsets must be earliest, latest or JSON by queue, not 'first'"),
-        ({"topic": "T", "startingOffsets": '{"T/a/0": 1'}, "option startingOffsets is no JSON (Expecting ',' delimiter"),
+        ({"topic": "T", "startingOffsets": '{"T/a/0": 1'}, "option startingOffsets must be JSON (Expecting ',' delimiter"),
         ({"topic": "T", "startingOffsets": '{"T": "first"}'}, "option startingOffsets: T"),
         ({"topic": "T", "endingOffsets": "earliest"}, "option endingOffsets must be latest or JSON by queue, not 'earliest'"),
         ({"topic": "T", "startingTimestamp": "yesterday"}, "option startingTimestamp must be "),
@@ -202,7 +202,7 @@ class TestInSpark:
             return spark.read.format("rocketmq").options(**{"nameserver": embedded_topics.namesrv, **options}).load()
 
         assert self.explanation(lambda: reading(topic="T", startingOffsets="{earliest}")).startswith(
-            "option startingOffsets is no JSON (Expecting property name enclosed in double quotes"
+            "option startingOffsets must be JSON (Expecting property name enclosed in double quotes"
         )
         explanation = self.explanation(lambda: reading(topic="NoSuchTopic").collect())
         assert explanation.startswith("topic NoSuchTopic not found, name server 127.0.0.1:")

@@ -137,8 +137,8 @@ class TestEndOffset:
         [
             ({"topic": {"0": 5}}, "the checkpoint holds no offsets of this source"),
             (17, "the checkpoint holds no offsets of this source: '17'"),
-            ({"v": 2, "q": {}}, "the checkpoint is of version 2, this is version 1"),
-            ({"v": 1, "q": {"t": 5}}, "the checkpoint's offsets cannot be read: 't' is not topic/broker/queue"),
+            ({"v": 2, "q": {}}, "the checkpoint is of version 2, not 1"),
+            ({"v": 1, "q": {"t": 5}}, "the checkpoint's offsets cannot be read: a queue must be topic/broker/number, not 't'"),
             ({"v": 1, "q": {"t/b/0": "x"}}, "the checkpoint's offsets cannot be read: "),
         ],
     )

@@ -34,7 +34,7 @@ def test_a_key_and_its_queue() -> None:
     "key", ["", "t", "t/b", "t/b/", "t//0", "/b/0", "t/b/-1", "t/b/x", "t/b/1.5", "t/b/٣", "t/b/" + "1" * 11]
 )
 def test_no_key(key: str) -> None:
-    with pytest.raises(ValueError, match="is not topic/broker/queue"):
+    with pytest.raises(ValueError, match="a queue must be topic/broker/number"):
         queue_of(key)
 
 
@@ -61,9 +61,9 @@ def test_both_forms_and_whole_topics() -> None:
         (parse_positions, {"t/b/0": -3}, "t/b/0 must be a whole number from -2 to 4611686018427387904, not -3"),
         (parse_positions, {"t/b/0": "5"}, "t/b/0 must be a whole number from -2 to 4611686018427387904, not '5'"),
         (parse_positions, {"t/b/0": True}, "t/b/0 must be a whole number from -2 to 4611686018427387904, not True"),
-        (parse_positions, {"t/b": 5}, "'t/b' is not topic/broker/queue"),
+        (parse_positions, {"t/b": 5}, "a queue must be topic/broker/number, not 't/b'"),
         (parse_positions, {"t": {"b": 5}}, 't, b must be {"queue": offset}, not 5'),
-        (parse_positions, {"t": {"b": {"x": 5}}}, "'t/b/x' is not topic/broker/queue"),
+        (parse_positions, {"t": {"b": {"x": 5}}}, "a queue must be topic/broker/number, not 't/b/x'"),
         (parse_positions, {"t t/b/0": 5}, "topic 't t' holds a character that is not allowed"),
         (parse_times, {"t": -1}, "t must be a whole number from 0 to 253402300799999, not -1"),
         (parse_times, {"t/b/0": 1 << 60}, "t/b/0 must be a whole number from 0 to 253402300799999, not 1152921504606846976"),

@@ -49,7 +49,7 @@ def test_a_window_is_two_options_in_milliseconds() -> None:
         "startingOffsetsByTimestampStrategy": "latest",
         "endingTimestamp": "1795132801500",
     }
-    with pytest.raises(ConfigError, match="nothing is from 2026-11-20"):
+    with pytest.raises(ConfigError, match="no time is from 2026-11-20"):
         window(start, start)
     with pytest.raises(ConfigError, match="has no time zone"):
         window(None, datetime(2026, 11, 20))
@@ -87,8 +87,8 @@ def test_an_outbox_is_known_by_its_columns_unless_others_are_named() -> None:
     [
         ("body", (), pipeline.SentTable(), "by must be id, key, spark-id or property:NAME, not body"),
         ("property:", (), pipeline.SentTable(), "by must be"),
-        ("id", ("lost",), pipeline.SentTable(), "fail_on: lost is none of missing,"),
-        ("key", (), pipeline.SentTable(), "by key: no column of the table is named to look for"),
+        ("id", ("lost",), pipeline.SentTable(), "fail_on must be some of missing,"),
+        ("key", (), pipeline.SentTable(), "by key: no column of the table is named for it"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(by: str, fail_on: tuple[str, ...], table: pipeline.SentTable, expected: str) -> None:

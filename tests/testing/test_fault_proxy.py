@@ -84,7 +84,7 @@ async def test_cancelled_start_leaves_its_port_free(echo: Echo) -> None:
 
 async def test_two_starts_at_once_are_one(echo: Echo) -> None:
     proxy = FaultProxy(echo.address)
-    await start_twice_at_once(proxy, lambda: proxy.address, "this proxy runs already")
+    await start_twice_at_once(proxy, lambda: proxy.address, "this proxy runs already; stop() it first")
 
 
 async def test_an_end_is_passed_on_after_the_last_byte(proxy: FaultProxy, echo: Echo) -> None:

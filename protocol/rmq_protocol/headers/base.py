@@ -108,7 +108,7 @@ def to_ext(header: Header) -> dict[str, str]:
             ext[name] = "true" if value else "false"
         elif kind is int:
             if not low <= value <= high:
-                raise LocalProtocolError(f"{header.__class__.__name__}.{name}: {shown(value)} is outside {low}..{high}")
+                raise LocalProtocolError(f"{header.__class__.__name__}.{name}: {shown(value)} must be in {low}..{high}")
             ext[name] = str(int(value))
         else:
             ext[name] = str(value)

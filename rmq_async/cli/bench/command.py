@@ -49,9 +49,13 @@ class _BenchOptions(ClientOptions):
         if self.seconds is not None and self.messages is not None:
             raise click.UsageError("give --seconds or --messages, not both")
         if self.mode == "batch" and batch * (body + MESSAGE_OVERHEAD) > limit:
-            raise click.UsageError(f"a batch of {batch} bodies of {body} bytes is larger than {limit} bytes")
+            raise click.UsageError(
+                f"a batch of {batch} bodies of {body} bytes is larger than {limit} bytes; lower --batch or --body"
+            )
         if self.messages is not None and self.messages < self.processes:
-            raise click.UsageError(f"{self.messages} messages are too few for {self.processes} processes")
+            raise click.UsageError(
+                f"{self.messages} messages are too few for {self.processes} processes; give one or more for each"
+            )
 
     def load(self) -> LoadSettings:
         return LoadSettings(

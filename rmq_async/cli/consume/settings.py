@@ -31,9 +31,11 @@ class ConsumeOptions(ClientOptions):
         if self.sql is not None and self.tags != "*":
             raise click.UsageError("give --tags or --sql, not both: a condition may ask for TAGS = 'a'")
         if isinstance(self.start, int):
-            raise click.UsageError(f"--from {self.start} is an offset: a group begins at earliest, latest or a time")
+            raise click.UsageError(
+                f"--from {self.start} is an offset; give earliest, latest or a time, where a group can begin"
+            )
         if self.verbose and (self.command is not None or self.as_json):
-            raise click.UsageError("--verbose goes with printed bodies, not with --exec and --json")
+            raise click.UsageError("--verbose is for printed bodies; leave it out with --exec and --json")
 
     @property
     def start_from(self) -> Literal["earliest", "latest"] | datetime:

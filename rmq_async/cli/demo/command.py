@@ -72,7 +72,7 @@ def demo(
 
 def _demo_on_spark(namesrv: str | None, keep_topic: bool, messages: int, size: int, output: Output) -> int:
     if namesrv is not None or keep_topic or security_given():
-        raise click.UsageError("--spark runs on the broker in this process: no --namesrv, --keep-topic, user or TLS")
+        raise click.UsageError("--spark uses the broker in this process; leave out --namesrv, --keep-topic, user and TLS")
     if too_much := spark_too_much(messages, size):
         raise click.UsageError(too_much)
     needs_spark()

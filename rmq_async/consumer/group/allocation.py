@@ -44,5 +44,5 @@ def share_of(
         ]
         found.update(allocate(client_id, queues, others))
     if not found <= set(queues):
-        raise ValueError(f"allocate returned queues that it was not given: {sorted(found - set(queues))[:3]}")
+        raise ValueError(f"allocate must return queues out of those that it was given, not {sorted(found - set(queues))[:3]}")
     return frozenset(found)

@@ -146,5 +146,7 @@ async def offset_at(instance: ClientInstance, queue: MessageQueue, to: object) -
     low = await min_offset(instance, queue, any_replica=False)
     high = await max_offset(instance, queue, any_replica=False)
     if not low <= to <= high:
-        raise ConfigError(f"offset {to} is outside of {instance.names.shown_queue(queue)}, which has {low} to {high}")
+        raise ConfigError(
+            f"offset {to} is outside of {instance.names.shown_queue(queue)}, which has {low} to {high}; give one of these"
+        )
     return to

@@ -241,7 +241,7 @@ class PullConsumer(ClientUser):
             first, last = starts[queue], ends[queue]
             if end == "latest" and first > last:
                 raise OffsetRangeError(
-                    f"offset {first} of {self._names.shown_queue(queue)} is above its end {last}",
+                    f"offset {first} of {self._names.shown_queue(queue)} is above its end {last}; give a lower one",
                     max_offset=last,
                     broker=queue.broker_name,
                 )
@@ -285,7 +285,7 @@ async def _check_master(instance: ClientInstance, queue: MessageQueue) -> None:
     if not await has_master(instance, queue):
         broker_name = instance.routes.broker_of(queue)
         raise BrokerNotFoundError(
-            f"broker {printable(broker_name)} has no master now, and what its replicas begin and end with may not be all there is",
+            f"broker {printable(broker_name)} has no master now, and its replicas may lack messages; try again when it has one",
             broker=broker_name,
         )
 
@@ -332,17 +332,19 @@ def _chosen_queues(
     chosen = tuple(dict.fromkeys(names.wire_queue(check_queue(queue)) for queue in named))
     for queue in chosen:
         if queue.topic != topic:
-            raise ConfigError(f"{names.shown_queue(queue)} is not a queue of topic {names.display_name(topic)}")
+            raise ConfigError(f"{names.shown_queue(queue)} is not a queue of topic {names.display_name(topic)}; leave it out")
     for bound in (start, end):
         if isinstance(bound, Mapping):
             wired = _wired(names, bound)
             for queue in chosen:
                 if queue not in wired:
-                    raise ConfigError(f"no offset is given for {names.shown_queue(queue)}")
+                    raise ConfigError(f"no offset is given for {names.shown_queue(queue)}; give one, or leave the queue out")
                 _check_offset(names.shown_queue(queue), wired[queue])
             for queue in wired:
                 if queue not in chosen:
-                    raise ConfigError(f"an offset is given for {names.shown_queue(queue)}, which is not to be read")
+                    raise ConfigError(
+                        f"an offset is given for {names.shown_queue(queue)}, which is not read; leave it out, or add the queue"
+                    )
     return chosen
 
 

@@ -145,7 +145,7 @@ class Encoder:
     def check(self, message: Message) -> None:
         """Raises InvalidMessageError, with the limit, for an invalid topic or body, TypeError for anything but a Message."""
         if not isinstance(message, Message):
-            raise TypeError(f"a Message is needed, not {type(message).__name__}")
+            raise TypeError(f"the message must be a Message, not {type(message).__name__}")
         check_message(message.topic, message.body, self.max_size)
 
     def encode(

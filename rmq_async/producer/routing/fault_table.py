@@ -62,7 +62,9 @@ class FaultTable:
                 raise ConfigError(f"{name} must be one or more numbers of seconds, 0 or above, not {shown(values)}")
             object.__setattr__(self, name, values)
         if len(self.latencies) != len(self.durations):
-            raise ConfigError(f"{len(self.latencies)} latencies need as many durations, not {len(self.durations)}")
+            raise ConfigError(
+                f"{len(self.latencies)} latencies need as many durations, not {len(self.durations)}; give one for each"
+            )
         if any(low >= high for low, high in zip(self.latencies, self.latencies[1:], strict=False)):
             raise ConfigError(f"latencies must rise, not {shown(self.latencies)}")
         if not isinstance(self.isolation, int | float) or not 0 < self.isolation < 1e9:

@@ -79,7 +79,8 @@ def checked_choice(
         queue = check_queue(queue)
         if queue.topic != topic and with_namespace(namespace, queue.topic) != with_namespace(namespace, topic):
             raise SelectorError(
-                f"queue {queue.queue_id} of {queue.broker_name} belongs to topic {queue.topic}, the message to {topic}"
+                f"queue {queue.queue_id} of {queue.broker_name} belongs to topic {queue.topic}, the message to {topic}; "
+                "give a queue of its topic"
             )
     return QueueChoice(queue, selector, key)
 
@@ -163,7 +164,10 @@ def select_by_machine_room(rooms: Mapping[str, str]) -> Selector:
         here = [queue for queue in queues if key is not None and room_of.get(queue.broker_name) == key]
         if not here:
             known = ", ".join(sorted({f"{queue.broker_name} in {room_of.get(queue.broker_name)}" for queue in queues}))
-            raise SelectorError(f"no queue of topic {message.topic} is in machine room {shown(key)}: {known or 'no queues'}")
+            raise SelectorError(
+                f"no queue of topic {message.topic} is in machine room {shown(key)}; the key must be the room "
+                f"of one: {known or 'no queues'}"
+            )
         return select_best(here, message)
 
     return select_in_machine_room
@@ -200,13 +204,19 @@ async def awaited(selector: Selector, choosing: Awaitable[MessageQueue], deadlin
     finally:
         del scope  # breaks a cycle: scope, task, its error, and the traceback with this frame
     # Raised outside of the handler: a TimeoutError as __context__ would keep the scope alive as well.
-    raise RequestTimeoutError(f"selector {_name(selector)} returned no queue before the call's deadline", maybe_stored=False)
+    raise RequestTimeoutError(
+        f"selector {_name(selector)} returned no queue before the call's deadline; make it faster or raise timeout",
+        maybe_stored=False,
+    )
 
 
 def one_of(chosen: MessageQueue, queues: Sequence[MessageQueue], selector: Selector, deadline: float) -> MessageQueue:
     """Returns ``chosen``. Raises SelectorError if it is not one of ``queues``, RequestTimeoutError from ``deadline`` on."""
     if chosen not in queues:
-        raise SelectorError(f"selector {_name(selector)} returned {shown(chosen)}, which is not one of the queues it was given")
+        raise SelectorError(
+            f"selector {_name(selector)} returned {shown(chosen)}, which is not one of the queues it was given; "
+            "return one of them"
+        )
     late = machine.monotonic() - deadline
     if late >= 0:  # the loop was blocked; a message written now would reach the broker after the caller got an error
         text = f"selector {_name(selector)} returned a queue {late:.3g} s after the call's deadline; the attempt was not made"
@@ -238,8 +248,8 @@ def java_hash(key: str | bool | int) -> int:
             bits = key & 0xFFFFFFFFFFFFFFFF
             value = (bits ^ bits >> 32) & 0xFFFFFFFF
             return value - (1 << 32) if value & 0x80000000 else value
-        raise SelectorError(f"key {key} does not fit 64 bits")
-    raise SelectorError(f"select_by_hash takes a str, bool or int as key, not {type(key).__name__}")
+        raise SelectorError(f"key {key} does not fit 64 bits; give a smaller number or a str")
+    raise SelectorError(f"the key of select_by_hash must be a str, bool or int, not {type(key).__name__}")
 
 
 def _string_hash(text: str) -> int:

@@ -369,7 +369,7 @@ async def decided(
             status = await (status if waiting is None else waiting(status))
         if isinstance(status, TransactionStatus):
             return status, None
-        raise TypeError(f"{shown(function)} returned {shown(status)}, not a TransactionStatus")
+        raise TypeError(f"{shown(function)} must return a TransactionStatus, not {shown(status)}")
     except asyncio.CancelledError as own:
         if task is None or task.cancelling() > cancelled:
             raise

@@ -261,7 +261,8 @@ def _with_properties(own: str, added: Mapping[str, str]) -> str:
     text = own + properties_text(added)
     if len(text) > _SURELY_FITS and len(text.encode()) > MAX_PROPERTIES_SIZE:
         raise InvalidMessageError(
-            f"the properties with those of hooks take {len(text.encode())} bytes, above the limit of {MAX_PROPERTIES_SIZE}"
+            f"the properties with those of hooks take {len(text.encode())} bytes, above the limit of {MAX_PROPERTIES_SIZE}; "
+            "shorten them"
         )
     return text
 

@@ -149,7 +149,7 @@ def _check(topics: Sequence[str], pattern: str | None, options: Mapping[str, str
     if bool(topics) == (pattern is not None):
         raise ConfigError("give the topics to archive, or a pattern of them")
     if any(name.lower() == "columns" for name in options):
-        raise ConfigError("option columns: an archive holds all of them")
+        raise ConfigError("option columns: an archive holds all columns; leave the option out")
     refuse_topics(options)
 
 

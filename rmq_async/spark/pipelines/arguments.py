@@ -81,7 +81,8 @@ async def check_masters(admin: Admin, topic: str) -> None:
     for data in route.broker_datas:
         if data.broker_name not in known or MASTER_ID not in known[data.broker_name].broker_addrs:
             raise BrokerNotFoundError(
-                f"broker {printable(data.broker_name)} of topic {topic} has no master now, and its replicas may lack messages",
+                f"broker {printable(data.broker_name)} of topic {topic} has no master now, and its replicas may lack messages; "
+                "run again when it has one",
                 broker=data.broker_name,
             )
 
@@ -92,7 +93,7 @@ def window(since: datetime | None, until: datetime | None) -> dict[str, str]:
     Raises ConfigError for a time without a zone, and for an empty window.
     """
     if since is not None and until is not None and since >= until:
-        raise ConfigError(f"nothing is from {since.isoformat()} to {until.isoformat()}")
+        raise ConfigError(f"no time is from {since.isoformat()} to {until.isoformat()}; give a later end")
     bounds = {}
     if since is not None:
         bounds = {"startingTimestamp": _epoch_ms(since), "startingOffsetsByTimestampStrategy": "latest"}
@@ -103,7 +104,7 @@ def window(since: datetime | None, until: datetime | None) -> dict[str, str]:
 
 def _epoch_ms(when: datetime) -> str:
     if when.tzinfo is None:
-        raise ConfigError(f"{when.isoformat()} has no time zone")
+        raise ConfigError(f"{when.isoformat()} has no time zone; give an aware datetime")
     return str(round(when.timestamp() * 1000))
 
 

@@ -102,7 +102,7 @@ def compact(spark: SparkSession, path: str, ddl: str) -> Compacted:
 def check_store(path: str, scheme: str) -> None:
     """Raises ConfigError for the scheme of a store without atomic renames."""
     if scheme not in _ATOMIC:
-        raise ConfigError(f"{path} cannot be compacted: a store {scheme} does not rename files atomically")
+        raise ConfigError(f"{path} cannot be compacted: a store {scheme} does not rename files atomically; leave it out")
 
 
 def newest_list(names: Iterable[str]) -> str | None:

@@ -155,7 +155,7 @@ def _together(context: BarrierTaskContext) -> None:
 def _write_options(options: Mapping[str, str], topic: str) -> WriteOptions:
     for name in options:
         if name.lower() in {other.lower() for other in OTHERS}:
-            raise ConfigError(f"option {name} says nothing to a load: rate, size and batches are arguments of its own")
+            raise ConfigError(f"option {name} has no meaning for a load; use its arguments rate, size and batch")
     return write_options({"producerGroup": DEFAULT_GROUP, **options, "topic": topic}, streaming=False)
 
 
@@ -166,7 +166,7 @@ def _check(modes: Sequence[str], rate: float | None, size: int, seconds: float, 
         if mode not in MODES:
             raise ConfigError(f"there is no mode {mode!r}, only {', '.join(MODES)}")
     if len(set(modes)) < len(modes):
-        raise ConfigError(f"modes {', '.join(modes)}: one is named twice")
+        raise ConfigError(f"modes {', '.join(modes)}: one is named twice; name each once")
     if rate is not None and not 0 < rate <= 1e9:
         raise ConfigError(f"rate must be above 0 and at most 1e9 messages a second, not {rate:g}")
     if not 0 < seconds <= 86_400:
@@ -175,7 +175,9 @@ def _check(modes: Sequence[str], rate: float | None, size: int, seconds: float, 
         if not 1 <= value <= high:
             raise ConfigError(f"{name} must be from 1 to {high}, not {value}")
     if "batch" in modes and batch * (size + 256) > MAX_BATCH:
-        raise ConfigError(f"a batch of {batch} messages of {size} bytes is above the {MAX_BATCH} bytes that a broker takes")
+        raise ConfigError(
+            f"a batch of {batch} messages of {size} bytes is above the {MAX_BATCH} bytes that a broker takes; lower one of them"
+        )
 
 
 def _tasks(spark: SparkSession, wanted: int | None) -> int:

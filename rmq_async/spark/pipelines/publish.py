@@ -284,7 +284,7 @@ def _read_options(given: argparse.Namespace) -> dict[str, str]:
     for name, variable in named_values("--secret-option", given.secret_option).items():
         value = os.environ.get(variable)
         if value is None:
-            raise ConfigError(f"--secret-option {name}: there is no environment variable {variable}")
+            raise ConfigError(f"--secret-option {name}: there is no environment variable {variable}; set it")
         found[name] = value
     return found
 

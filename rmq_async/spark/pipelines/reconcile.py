@@ -179,13 +179,13 @@ def _check_by(by: str, fail_on: Collection[str]) -> None:
     if by not in ("id", "key", "spark-id") and not (by.startswith("property:") and by != "property:"):
         raise ConfigError(f"by must be id, key, spark-id or property:NAME, not {by}")
     if wrong := sorted(set(fail_on) - set(KINDS)):
-        raise ConfigError(f"fail_on: {wrong[0]} is none of {', '.join(KINDS)}")
+        raise ConfigError(f"fail_on must be some of {', '.join(KINDS)}, not {wrong[0]}")
 
 
 def _check(by: str, fail_on: Collection[str], table: SentTable) -> None:
     _check_by(by, fail_on)
     if (table.key if by == "key" else table.id) is None:
-        raise ConfigError(f"by {by}: no column of the table is named to look for")
+        raise ConfigError(f"by {by}: no column of the table is named for it; name one")
 
 
 def _deleted(options: Mapping[str, str], topics: str) -> int:

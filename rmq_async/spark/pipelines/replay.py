@@ -161,7 +161,9 @@ def _check(topic: str | None, to_original: bool, start: datetime | None, end: da
     if (topic is not None) == to_original:
         raise ConfigError("say where to: give a topic, or say that everything goes to the topic it came from")
     if start is not None and end is not None and _utc(start) >= _utc(end):
-        raise ConfigError(f"the window is empty: it begins at {start.isoformat()} and ends at {end.isoformat()}")
+        raise ConfigError(
+            f"the window is empty: it begins at {start.isoformat()} and ends at {end.isoformat()}; give a later end"
+        )
 
 
 def read_archive(spark: SparkSession, path: str) -> DataFrame:
@@ -170,9 +172,11 @@ def read_archive(spark: SparkSession, path: str) -> DataFrame:
         columns = spark.read.parquet(path).columns
     except AnalysisException as error:
         if error.getCondition() == "PATH_NOT_FOUND":
-            raise ConfigError(f"there is no archive at {path}: the path does not exist") from None
+            raise ConfigError(f"there is no archive at {path}: the path does not exist; check it") from None
         if error.getCondition() == "UNABLE_TO_INFER_SCHEMA":
-            raise PipelineError(f"the archive at {path} is empty: there is nothing to replay") from None
+            raise PipelineError(
+                f"the archive at {path} is empty: there is no message to replay; archive a topic first"
+            ) from None
         raise
     missing = [name for name in NEEDED if name not in columns]
     if missing:
@@ -211,7 +215,7 @@ def routes(
                 there = ", ".join(f"{queue.broker_name}/{queue.queue_id}" for queue in queues)
                 raise ConfigError(f"topic {target} has no queue {source.broker}/{source.queue_id} to write to, only {there}")
             if not queues:
-                raise PipelineError(f"topic {target} has no queue that can be written to")
+                raise PipelineError(f"topic {target} has no queue that can be written to; give it write permission")
             queue = queues[(crc32(f"{source.topic}/{source.broker}".encode()) + source.queue_id) % len(queues)]
         plan.append(Route(source, queue, slots[source]))
     return plan

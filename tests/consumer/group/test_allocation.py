@@ -29,7 +29,7 @@ def test_share_of_two_places() -> None:
 
 def test_share_of_foreign_queue() -> None:
     other = MessageQueue("T", "z", 9)
-    with pytest.raises(ValueError, match="queues that it was not given"):
+    with pytest.raises(ValueError, match="queues out of those that it was given"):
         share_of("c1", EIGHT, ("c1",), lambda client_id, queues, members: (other,))
 
 

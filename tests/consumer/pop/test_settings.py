@@ -30,8 +30,8 @@ def nothing(queues: object) -> None:
         ({"on_assigned": nothing}, "on_assigned"),
         ({"on_lost": nothing}, "on_lost"),
         ({"pull_size": 33}, "pull_size=33 is above 32"),
-        ({"invisible_time": 0.5}, "invisible_time=0.5 is not in 1 to 7200 seconds"),
-        ({"invisible_time": 10.0, "max_lease": 5.0}, "max_lease=5 is below invisible_time=10"),
+        ({"invisible_time": 0.5}, "invisible_time must be 1 to 7200 seconds, not 0.5"),
+        ({"invisible_time": 10.0, "max_lease": 5.0}, r"max_lease must be at least invisible_time \(10 s\), not 5"),
         ({"topics": "T"}, "mode='pop' needs handlers"),
     ],
 )

@@ -188,7 +188,7 @@ async def test_what_execute_does_wrong_leaves_the_transaction_unknown_and_is_not
         result = await producer.send_in_transaction(Message("T", b"half"))
         assert result.local_status is UNKNOWN
         error = result.local_error
-        assert error is answer if isinstance(answer, Exception) else "not a TransactionStatus" in str(error)
+        assert error is answer if isinstance(answer, Exception) else "must return a TransactionStatus" in str(error)
         assert [context["exception"] for context in loop_errors] == [error]
         loop_errors.clear()
         await clock.advance(30)
