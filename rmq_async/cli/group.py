@@ -15,7 +15,7 @@ from rmq_async.admin import OffsetChange
 from rmq_protocol.forwarding import original_topic
 from rmq_protocol.validation import is_system_group
 
-from .options import MOMENT, ClientOptions, client_config, client_options, moment_help, needs_command, pass_options
+from .options import MOMENT, ClientOptions, client_config, client_options, needs_command, pass_options, time_help
 from .output import Output, plain_table
 from .records import fields_of, headline, moment, visible
 from .topic import with_admin
@@ -162,7 +162,7 @@ class _ResetOptions(ClientOptions):
 @group.command(short_help="Move the offsets of a group.")
 @_NAME
 @click.argument("topic", metavar="TOPIC")
-@click.option("--to", "target", type=MOMENT, required=True, help=f"{moment_help}.")
+@click.option("--to", "target", type=MOMENT, required=True, help=f"earliest, latest, {time_help}; an offset for all queues.")
 @click.option("--dry-run", is_flag=True, help="Only print what would change.")
 @_YES
 @client_options
@@ -172,21 +172,22 @@ def reset(options: _ResetOptions) -> int:
 
     Members go on from there within some 20 s. "verified" says that the new offset was seen afterwards.
     """
-    output = Output(as_json=options.as_json)
+    output, config = Output(as_json=options.as_json), client_config(options.namesrv, options.timeout)
     where = options.name, options.topic, options.target
 
-    async def work(admin: Admin) -> None:
-        changes = await admin.reset_offsets(*where, dry_run=True)
-        if not options.dry_run:
-            if not options.as_json:
-                _print_changes(output, changes, verified=False)
-            _confirm(f"Reset the offsets of group {options.name}?", yes=options.yes)
-            changes = await admin.reset_offsets(*where)
-        _print_changes(output, changes, verified=not options.dry_run)
-        if options.dry_run:
-            output.line("Nothing was done.")
+    async def plan(admin: Admin) -> None:
+        _print_changes(output, await admin.reset_offsets(*where, dry_run=True), verified=False)
 
-    return with_admin(client_config(options.namesrv, options.timeout), work)
+    async def work(admin: Admin) -> None:
+        _print_changes(output, await admin.reset_offsets(*where), verified=True)
+
+    if options.dry_run or not options.as_json:
+        with_admin(config, plan)
+    if options.dry_run:
+        output.line("Nothing was done.")
+        return 0
+    _confirm(f"Reset the offsets of group {options.name}?", yes=options.yes)  # without a loop, which would hold Ctrl-C back
+    return with_admin(config, work)
 
 
 @group.command(short_help="Give a group the offsets of another one.")

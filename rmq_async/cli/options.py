@@ -224,7 +224,7 @@ class _Moment(ParamType):
             return int(value)
         moment = _time(value)
         if moment is None:
-            self.fail(f"{value!r} is not one of {moment_help}", param, ctx)
+            self.fail(f"{value!r} is not one of earliest, latest, {time_help}, an offset", param, ctx)
         return moment
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import pty
+import signal
 
 from rmq_async import Admin, Consumer, DeadLetter, Message, MessageExt, Producer
 from rmq_async.embedded import EmbeddedRocketMQ
@@ -97,7 +98,7 @@ def test_reset_shows_offsets_before_and_after(server: EmbeddedRocketMQ, rmq_here
 def test_reset_on_a_terminal_asks(server: EmbeddedRocketMQ) -> None:
     served(server, "asked", b"1", b"2")
 
-    async def answered(answer: bytes) -> tuple[int, str]:
+    async def answered(answer: bytes | None) -> tuple[int, str]:
         theirs, ours = pty.openpty()
         try:
             command = [*START, "group", "reset", "asked", "asked", "--to", "earliest", "--namesrv", server.namesrv]
@@ -108,15 +109,22 @@ def test_reset_on_a_terminal_asks(server: EmbeddedRocketMQ) -> None:
                 stderr=asyncio.subprocess.PIPE,
                 env=environment(),
             )
-            os.write(theirs, answer)
+            assert process.stderr is not None
+            asked = await asyncio.wait_for(process.stderr.readuntil(b"[y/N]:"), 30.0)
+            assert b"Reset the offsets of group asked?" in asked
+            if answer is None:
+                process.send_signal(signal.SIGINT)
+            else:
+                os.write(theirs, answer)
             out, err = await asyncio.wait_for(process.communicate(), 30.0)
-            assert b"Reset the offsets of group asked?" in err
+            assert (b"interrupted" in err) is (answer != b"y\n")
             return process.returncode or 0, out.decode()
         finally:
             os.close(theirs)
             os.close(ours)
 
-    code, out = asyncio.run(answered(b"n\n"))
-    assert (code, len(out.splitlines())) == (130, 2)
+    for answer in (b"n\n", None):
+        code, out = asyncio.run(answered(answer))
+        assert (code, len(out.splitlines())) == (130, 2)
     code, out = asyncio.run(answered(b"y\n"))
     assert (code, out.splitlines()[-1].split()[-3:]) == (0, ["2", "0", "yes"])
