@@ -113,7 +113,7 @@ def lag(name: str, topic: str | None, namesrv: str | None, timeout: float, as_js
 @group.command(short_help="Create a group, or replace its settings.")
 @_NAME
 @click.option(
-    "--retries", type=click.IntRange(0), default=16, show_default=True, metavar="N",
+    "--retries", type=click.IntRange(0, 2**31 - 1), default=16, show_default=True, metavar="N",
     help="Attempts after the first one; then a message is dead-lettered.",
 )  # fmt: skip
 @click.option("--cluster", metavar="NAME", help="On the brokers of this cluster; default: on all brokers, of one cluster.")

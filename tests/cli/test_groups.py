@@ -36,6 +36,8 @@ def served(server: EmbeddedRocketMQ, group: str, *bodies: bytes) -> None:
 
 def test_a_group_from_creation_to_deletion(server: EmbeddedRocketMQ, rmq_here: Rmq) -> None:
     assert rmq_here("group", "create", "billing", "--retries", "3") == (0, "billing is created\n", "")
+    ended = rmq_here("group", "create", "billing", "--retries", "2147483648")
+    assert (ended.code, "2147483648 is not in the range" in one_line(ended.err)) == (2, True)
     assert "billing" in rmq_here("group", "list").out.splitlines()
     assert "TOOLS_CONSUMER" not in rmq_here("group", "list").out
     assert "TOOLS_CONSUMER" in rmq_here("group", "list", "--system").out
@@ -112,11 +114,16 @@ def test_reset_on_a_terminal_asks(server: EmbeddedRocketMQ) -> None:
             assert process.stderr is not None
             asked = await asyncio.wait_for(process.stderr.readuntil(b"[y/N]:"), 30.0)
             assert b"Reset the offsets of group asked?" in asked
-            if answer is None:
-                process.send_signal(signal.SIGINT)
-            else:
+            ending = asyncio.create_task(process.communicate())
+            if answer is not None:
                 os.write(theirs, answer)
-            out, err = await asyncio.wait_for(process.communicate(), 30.0)
+            for _ in range(30):
+                if answer is None:  # again: the interpreter may miss one between the question and the read
+                    process.send_signal(signal.SIGINT)
+                await asyncio.wait([ending], timeout=1.0)
+                if ending.done():
+                    break
+            out, err = ending.result()
             assert (b"interrupted" in err) is (answer != b"y\n")
             return process.returncode or 0, out.decode()
         finally:
