@@ -71,8 +71,10 @@ class Attached:
     async def end_traces(self, end: float) -> None:
         """Sends the traces that are left by ``end`` (monotonic), and drops the rest."""
         if self.tracer is not None:
-            await self.tracer.flush(end)
-            self.tracer.end()
+            try:
+                await self.tracer.flush(end)
+            finally:
+                self.tracer.end()
             await self.tracer.ended()
 
     def end(self, subscriptions: Iterable[Subscription]) -> None:

@@ -317,7 +317,8 @@ class HandlerCalls:
             if task.cancelling():
                 await self._go_on(delivery)
             return _timeout(delivery) if delivery.timed_out else cancelled
-        except (SystemExit, KeyboardInterrupt):
+        except (SystemExit, KeyboardInterrupt):  # the loop ends: no stop waits for the call, and no handler is called again
+            self._settling.leave(delivery, self.running.get(delivery, ()), closing=True)
             raise
         except BaseException as error:  # noqa: BLE001 - the outcome of the message
             return error

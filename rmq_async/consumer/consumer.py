@@ -19,6 +19,7 @@ from ..config import ClientConfig
 from ..errors import ClientStateError, ConfigError
 from ..health import Problem, ProblemCode
 from ..options import lists_options
+from ..timeouts import stop_budget
 from ..transport import generation
 from . import pop
 from .config import ConsumerConfig, ConsumerOptions, Retry, split_options
@@ -230,6 +231,7 @@ class Consumer(Reader):
         In reading by hand, it waits for messages of iterators that continue and for those that other tasks have received, as
         for running handlers.
         """
+        stop_budget(timeout, self._stop_timeout)  # raises for a wrong value, before the stop begins
         session = self._session
         if self._over is not None:
             self._over.set()

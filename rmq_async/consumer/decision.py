@@ -48,11 +48,19 @@ def level_of(delay: float) -> int:
     return min(bisect_left(DELAYS, delay) + 1, len(DELAYS))
 
 
+def _delay_of(error: BaseException, retry: Retry, attempt: int) -> float | None:
+    """Returns the seconds that a RetryLater says, else those of ``retry``. Raises TypeError or ValueError for what is no number."""
+    if isinstance(error, RetryLater) and error.delay is not None:
+        return float(error.delay)
+    return retry.delay_after(attempt)
+
+
 def decide(error: BaseException | None, subscription: Subscription, retry: Retry, attempt: int) -> Decision:
     """Returns the decision about a message whose handler has ended.
 
     ``error``: the error that the handler raised, None if it returned. ``retry``: the Retry of the subscription, or of the
-    consumer. ``attempt``: number of the attempt that has ended, counted from 1.
+    consumer. ``attempt``: number of the attempt that has ended, counted from 1. Raises the errors of what the user gave: of the
+    function ``retry.delays``, and of a RetryLater or DeadLetter without a usable value.
     """
     if error is None:
         return Decision(Outcome.DONE)
@@ -62,7 +70,7 @@ def decide(error: BaseException | None, subscription: Subscription, retry: Retry
         return Decision(Outcome.DEAD_LETTERED, DEAD)
     if retry.limit is not None and attempt > retry.limit:
         return Decision(Outcome.DEAD_LETTERED, DEAD, reason=f"attempt {attempt} of {retry.limit + 1}")
-    delay = error.delay if isinstance(error, RetryLater) and error.delay is not None else retry.delay_after(attempt)
+    delay = _delay_of(error, retry, attempt)
     if delay is None:
         return Decision(Outcome.RETRIED, max_times=retry.limit)
     return Decision(Outcome.RETRIED, level_of(delay), retry.limit, cut=delay > MAX_DELAY, delay=min(delay, MAX_DELAY))
@@ -73,7 +81,7 @@ def decide_in_place(error: BaseException, subscription: Subscription, retry: Ret
     its key or queue.
 
     ``held_for``: seconds since its first failed attempt ended. The delay ends with ``max_hold`` at the latest: one more
-    attempt is made then, and ``cut`` is True.
+    attempt is made then, and ``cut`` is True. Raises as ``decide`` does.
     """
     if isinstance(error, DeadLetter):
         return Decision(Outcome.DEAD_LETTERED, DEAD, reason=error.reason)
@@ -82,7 +90,7 @@ def decide_in_place(error: BaseException, subscription: Subscription, retry: Ret
     limit = IN_PLACE_LIMIT if retry.limit is None else retry.limit
     if attempt > limit:
         return Decision(Outcome.DEAD_LETTERED, DEAD, reason=f"attempt {attempt} of {limit + 1}")
-    delay = error.delay if isinstance(error, RetryLater) and error.delay is not None else retry.delay_after(attempt)
+    delay = _delay_of(error, retry, attempt)
     if delay is None:
         delay = IN_PLACE_DELAYS[min(attempt, len(IN_PLACE_DELAYS)) - 1]
     delay = max(0.0, delay)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Iterable, Mapping
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from contextvars import Context
 from typing import Any, Final
 
@@ -303,18 +303,26 @@ class Session:
             await self.instance.unregister_consumer(self.group, max(timeout, 0.0))
 
     async def _abandon(self, end: float) -> None:
-        """Ends everything that is left, by ``end`` (monotonic)."""
+        """Ends everything that is left, by ``end`` (monotonic). A stop that is cancelled once more ends the wait of one step, and
+        all others are made: a handler that ran on would not be noticed."""
         self.attached.hear_no_more()
-        await self.supervisor.close()
+        async with AsyncExitStack() as steps:  # from the last one to the first
+            steps.callback(self.attached.end, self.subscriptions.values())
+            steps.callback(self.dispatcher.close)
+            steps.callback(self.calls.close)
+            steps.push_async_callback(self._leave, 0.0)
+            steps.push_async_callback(self.attached.end_traces, end)
+            steps.push_async_callback(self._cut_off, end)
+            steps.push_async_callback(self._unlock_all, end)
+            steps.push_async_callback(self.supervisor.close)
+
+    async def _unlock_all(self, end: float) -> None:
         with suppress(TimeoutError):
             async with asyncio.timeout(max(end - machine.monotonic(), 0.0)):
                 await self.locks.unlock_all()
+
+    async def _cut_off(self, end: float) -> None:
         await self.calls.cut_off(max(end - machine.monotonic(), 0.0))
-        await self.attached.end_traces(end)
-        await self._leave(0.0)
-        self.calls.close()
-        self.dispatcher.close()
-        self.attached.end(self.subscriptions.values())
 
     def _owned(self) -> list[HeldQueue]:
         return self.assignment.owned()

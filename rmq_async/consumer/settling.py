@@ -166,16 +166,17 @@ class Settling:
         retry = self._retry_of(subscription)
         held_for = 0.0 if item.held_since is None else machine.monotonic() - item.held_since
 
-        def decide_by(retry: Retry) -> Decision:
+        def decide_by(retry: Retry, error: BaseException) -> Decision:
             if item.key is not None:
                 return decide_in_place(error, subscription, retry, item.attempt, held_for)
             return decide(error, subscription, retry, item.attempt)
 
         try:
-            return decide_by(retry)
+            return decide_by(retry, error)
         except Exception:
-            logger.exception("the delays of subscription %s failed; the usual delay is used", subscription.topic)
-        return decide_by(replace(retry, delays=None))
+            what = type(error).__name__ if isinstance(error, RetryLater | DeadLetter) else "delays"
+            logger.exception("the %s of subscription %s failed; the usual delay is used", what, subscription.topic)
+        return decide_by(replace(retry, delays=None), _plain(error))
 
     # -- log
 
@@ -222,6 +223,14 @@ class Settling:
             _error_text(error),
             exc_info=error if with_traceback else None,
         )
+
+
+def _plain(error: BaseException) -> BaseException:
+    """Returns an exception of the same outcome without what a handler gave it: a delay may be no number, and a class that derives
+    from RetryLater or DeadLetter may have none."""
+    if isinstance(error, DeadLetter):
+        return DeadLetter()
+    return RetryLater() if isinstance(error, RetryLater) else error
 
 
 def _count(delivery: Delivery, outcome: Outcome) -> None:

@@ -8,6 +8,7 @@ use the separate connections too.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
 from typing import Final, NamedTuple
@@ -126,8 +127,9 @@ class Requests:
             await pool.aclose()
 
     async def close(self) -> None:
-        for pool in self._made:
-            await pool.aclose()
+        async with AsyncExitStack() as pools:  # each is closed, also where the wait for another one is cancelled
+            for pool in self._made:
+                pools.push_async_callback(pool.aclose)
 
     async def pop(self, wanted: Wanted) -> Popped:
         """Pops once and decodes the messages. Raises BrokerError, POLLING_FULL included, and the errors of a request;

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Iterable, Mapping
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from contextvars import Context
 from math import inf
 from typing import Any, Final
@@ -201,19 +201,24 @@ class PopSession:
             )
 
     async def _abandon(self, end: float) -> None:
-        """Ends all remaining calls and tasks by ``end`` (monotonic)."""
+        """Ends all remaining calls and tasks by ``end`` (monotonic). A stop that is cancelled once more ends the wait of one step,
+        and all others are made."""
         self.attached.hear_no_more()
         for source in self.sources.values():
             source.held.state = QueueState.RELEASED  # ends what is repeated for its messages
-        await self.supervisor.close()
+        async with AsyncExitStack() as steps:  # from the last one to the first
+            steps.callback(self._log_counts)
+            steps.callback(self.attached.end, self.subscriptions.values())
+            steps.callback(self.dispatcher.close)
+            steps.callback(self.calls.close)
+            steps.push_async_callback(self.member.leave, 0.0)
+            steps.push_async_callback(self.attached.end_traces, end)
+            steps.push_async_callback(self.requests.close)
+            steps.push_async_callback(self._cut_off, end)
+            steps.push_async_callback(self.supervisor.close)
+
+    async def _cut_off(self, end: float) -> None:
         await self.calls.cut_off(max(end - machine.monotonic(), 0.0))
-        await self.requests.close()
-        await self.attached.end_traces(end)
-        await self.member.leave(0.0)
-        self.calls.close()
-        self.dispatcher.close()
-        self.attached.end(self.subscriptions.values())
-        self._log_counts()
 
     def _log_counts(self) -> None:
         """Logs the numbers of leases by outcome from the start to the stop."""

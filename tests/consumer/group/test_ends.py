@@ -1,0 +1,200 @@
+"""Ends that do not go as planned: a stop that is cancelled again and again, or has a wrong time, a handler that ends the process,
+and one whose RetryLater or DeadLetter cannot be used."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+import threading
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from rmq_async import Consumer, DeadLetter, Hook, MessageExt, Outcome, Producer, Retry, RetryLater
+from rmq_async.embedded import EmbeddedRocketMQ
+from rmq_protocol.command import RemotingCommand
+
+from .support import Seen, create, send, until
+
+MODES = pytest.mark.parametrize("mode", ["pull", "pop"])
+
+
+class Watching(Hook):
+    """Counts requests."""
+
+    def __init__(self) -> None:
+        self.requests = 0
+
+    def before_request(self, address: str, command: RemotingCommand) -> None:
+        self.requests += 1
+
+
+async def _cancelled_again_and_again(consumer: Consumer, steps: int) -> None:
+    """Begins a stop, and cancels it after so many turns of the loop, and in each later turn."""
+    stop = asyncio.ensure_future(consumer.stop())
+    for _ in range(steps):
+        await asyncio.sleep(0)
+    while not stop.done():
+        stop.cancel()
+        await asyncio.sleep(0)
+    assert stop.cancelled()
+
+
+@MODES
+@pytest.mark.parametrize("steps", [1, 2, 3, 5, 8, 20])
+async def test_stop_cancelled_again_and_again_leaves_nothing(mode: Any, steps: int) -> None:
+    """Its handler is cancelled, and what it has registered at the client, which a producer shares, is removed."""
+    async with EmbeddedRocketMQ() as server:
+        await create(server.namesrv, queues=1)
+        began, ended, hook = asyncio.Event(), asyncio.Event(), Watching()
+
+        async def handle(_: MessageExt) -> None:
+            began.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ended.set()
+
+        async with Producer("p", namesrv=server.namesrv):
+            consumer = Consumer("g", namesrv=server.namesrv, mode=mode, start_from="earliest", hooks=[hook])
+            consumer.subscribe("T", handle)
+            await send(server.namesrv, b"1")
+            await consumer.start()
+            await asyncio.wait_for(began.wait(), 5)
+            await _cancelled_again_and_again(consumer, steps)
+            await asyncio.wait_for(ended.wait(), 1)
+            assert not [thread for thread in threading.enumerate() if "loop watch" in thread.name]
+            requests = hook.requests
+            async with Consumer("other", namesrv=server.namesrv, topics="T", start_from="earliest") as other:
+                (message,) = await other.receive(timeout=5)
+            assert message.body == b"1"
+            assert hook.requests == requests
+
+
+@MODES
+async def test_stop_with_a_wrong_time_in_a_handler_changes_nothing(mode: Any) -> None:
+    async with EmbeddedRocketMQ() as server:
+        await create(server.namesrv)
+        consumer = Consumer("g", namesrv=server.namesrv, mode=mode, start_from="earliest")
+        errors: list[ValueError] = []
+
+        async def handle(message: MessageExt) -> None:
+            if message.body == b"1":
+                try:
+                    await consumer.stop(-1)
+                except ValueError as error:
+                    errors.append(error)
+
+        consumer.subscribe("T", handle)
+        async with consumer:
+            for body in (b"1", b"2"):
+                await send(server.namesrv, body)
+                await consumer.wait_settled(1)
+            assert consumer.health().ready
+        assert len(errors) == 1
+        assert "timeout must be 0 or more seconds, not -1" in str(errors[0])
+
+
+@pytest.mark.parametrize("order", [None, "queue"])
+@pytest.mark.parametrize("how", ["at once", "later", "in a thread"])
+def test_handler_that_exits_the_process_holds_no_stop_up(how: str, order: Any) -> None:
+    """Its message stays uncommitted."""
+    servers: list[EmbeddedRocketMQ] = []
+    seconds: list[float] = []
+
+    async def later(_: MessageExt) -> None:
+        if how == "later":
+            await asyncio.sleep(0.01)
+        sys.exit(3)
+
+    def plain(_: MessageExt) -> None:
+        sys.exit(3)
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: None)  # no one asks for the result of the call
+        async with EmbeddedRocketMQ() as server:
+            servers.append(server)
+            await create(server.namesrv, queues=1)
+            consumer = Consumer("g", namesrv=server.namesrv)
+            consumer.subscribe("T", plain if how == "in a thread" else later, order=order)
+            await consumer.start()
+            try:
+                await send(server.namesrv, b"1")
+                await asyncio.sleep(60)
+            finally:
+                began = loop.time()
+                await consumer.stop()
+                seconds.append(loop.time() - began)
+
+    with pytest.raises(SystemExit):
+        asyncio.run(main())
+    assert seconds[0] < 3
+    assert sum(servers[0].progress("g").values()) == 0
+
+
+class _Later(RetryLater):
+    """Has no delay."""
+
+    def __init__(self) -> None:
+        Exception.__init__(self, "later")
+
+
+class _Dead(DeadLetter):
+    """Has no reason."""
+
+    def __init__(self) -> None:
+        Exception.__init__(self, "dead")
+
+
+@pytest.mark.parametrize("options", [{}, {"order": "queue"}, {"batch_size": 2}, {"mode": "pop"}])
+@pytest.mark.parametrize("error", [RetryLater(timedelta(seconds=1)), RetryLater("soon"), _Later()])  # type: ignore[arg-type]
+async def test_retry_later_without_a_usable_delay_waits_for_the_usual_one(
+    error: RetryLater, options: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = {name: options[name] for name in options.keys() & {"mode"}}
+    async with EmbeddedRocketMQ() as server:
+        await create(server.namesrv, queues=1)
+        consumer = Consumer("g", namesrv=server.namesrv, start_from="earliest", handover_timeout=0.1, **settings)
+
+        async def handle(_: object) -> None:
+            raise error
+
+        consumer.subscribe("T", handle, retry=Retry(limit=3), **{name: options[name] for name in options.keys() - settings})
+        async with consumer:
+            await send(server.namesrv, b"1")
+            (settled,) = await consumer.wait_settled(1)
+            assert settled.outcome is Outcome.RETRIED
+            assert consumer.stats().retried == 1
+        assert ("RetryLater of subscription T failed; the usual delay is used" in caplog.text) == (
+            not isinstance(error, _Later)
+        )
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (RetryLater(), ""),
+        (RetryLater(0.1 + 0.2), "again in 0.3 s"),
+        (RetryLater(timedelta(1)), "again in datetime.timedelta(days=1)"),
+    ],  # type: ignore[arg-type]
+)
+def test_retry_later_as_text(error: RetryLater, text: str) -> None:
+    assert str(error) == text
+
+
+async def test_dead_letter_without_a_reason_is_one(caplog: pytest.LogCaptureFixture) -> None:
+    async with EmbeddedRocketMQ() as server:
+        await create(server.namesrv, queues=1)
+
+        async def work(_: MessageExt) -> None:
+            raise _Dead
+
+        consumer = Consumer("g", namesrv=server.namesrv, start_from="earliest")
+        consumer.subscribe("T", Seen(work))
+        async with consumer:
+            await send(server.namesrv, b"1")
+            await until(lambda: consumer.stats().dead_lettered == 1)
+        assert [record.levelno for record in caplog.records if "dead-lettered" in record.getMessage()] == [logging.ERROR]
