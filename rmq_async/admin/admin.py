@@ -336,7 +336,7 @@ class Admin(ClientUser):
         """
         async with self._call() as instance:
             wire = self._wire_group(group), self._wire(topic)
-            return await group_offsets.reset(instance, *wire, to, self._deadline(), dry_run=dry_run)
+            return await group_offsets.reset(instance, *wire, to, self.config.request_timeout, dry_run=dry_run)
 
     async def clone_offsets(self, source: str, target: str, topic: str) -> tuple[OffsetChange, ...]:
         """Gives ``target`` the offsets that ``source`` has in ``topic``; returns the changes, by queue.
@@ -346,13 +346,13 @@ class Admin(ClientUser):
         """
         async with self._call() as instance:
             names = self._wire_group(source), self._wire_group(target), self._wire(topic)
-            return await group_offsets.clone(instance, *names, self._deadline())
+            return await group_offsets.clone(instance, *names, self.config.request_timeout)
 
     async def dead_letters(self, group: str, *, limit: int = 1000) -> tuple[MessageExt, ...]:
         """Returns the dead letters of ``group`` that were not sent again, ``limit`` at most, by broker and offset."""
         async with self._call() as instance:
             _check_number("limit", limit, _MAX_FOUND)
-            found = await dead_letters.read(instance, self._wire_group(group), limit, self._deadline())
+            found = await dead_letters.read(instance, self._wire_group(group), limit, self.config.request_timeout)
             return self._names.shown_messages(found)
 
     async def resend_dead_letters(self, group: str, *, limit: int | None = None) -> int:

@@ -45,13 +45,13 @@ _PULLED: Final = frozenset(
 )
 
 
-async def read(instance: ClientInstance, group: str, limit: int, deadline: float) -> tuple[MessageExt, ...]:
-    """Implements ``Admin.dead_letters``."""
+async def read(instance: ClientInstance, group: str, limit: int, timeout: float) -> tuple[MessageExt, ...]:
+    """Implements ``Admin.dead_letters``. ``timeout``: seconds for each request."""
     found: list[MessageExt] = []
-    for queue in await _queues(instance, group, deadline):
+    for queue in await _queues(instance, group, machine.monotonic() + timeout):
         offset: int | None = await _begin(instance, queue)
         while offset is not None and len(found) < limit:
-            messages, offset = await _pull(instance, queue, offset, limit - len(found), deadline)
+            messages, offset = await _pull(instance, queue, offset, limit - len(found), machine.monotonic() + timeout)
             found += messages
     return tuple(found)
 

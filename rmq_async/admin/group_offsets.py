@@ -96,23 +96,23 @@ def _of_pops(topic: str, group: str) -> tuple[str, str]:
 
 
 async def reset(
-    instance: ClientInstance, group: str, topic: str, to: Target, deadline: float, *, dry_run: bool
+    instance: ClientInstance, group: str, topic: str, to: Target, timeout: float, *, dry_run: bool
 ) -> tuple[OffsetChange, ...]:
-    """Implements ``Admin.reset_offsets``."""
-    queues = await _queues(instance, topic, to, deadline)
+    """Implements ``Admin.reset_offsets``. ``timeout``: seconds for each request."""
+    queues = await _queues(instance, topic, to, timeout)
     after = await for_each(queues, lambda queue: _target(instance, queue, to), at_once=_AT_ONCE)
     before = await for_each(queues, lambda queue: committed_offset(instance, group, queue), at_once=_AT_ONCE)
     changes = [OffsetChange(queue, before[queue], after[queue]) for queue in queues]
     if not any(each is not None for each in before.values()):  # 4.x brokers take offsets of any name
-        await check_exists(instance, group, deadline)
+        await check_exists(instance, group, machine.monotonic() + timeout)
     if not dry_run:
-        changes = await _Reset(instance, group, topic, to, deadline).apply(changes)
+        changes = await _Reset(instance, group, topic, to, timeout).apply(changes)
     names = instance.names
     return tuple(OffsetChange(names.shown_queue(each.queue), each.before, each.after, each.verified) for each in changes)
 
 
-async def _queues(instance: ClientInstance, topic: str, to: Target, deadline: float) -> list[MessageQueue]:
-    route = await instance.routes.fetch(topic, max(deadline - machine.monotonic(), 0.0))
+async def _queues(instance: ClientInstance, topic: str, to: Target, timeout: float) -> list[MessageQueue]:
+    route = await instance.routes.fetch(topic, timeout)
     if not isinstance(to, Mapping):
         return sorted(route.subscribe_queues)
     chosen = [await known_queue(instance, queue) for queue in to]
@@ -144,12 +144,15 @@ async def _target(instance: ClientInstance, queue: MessageQueue, to: Target) -> 
 class _Reset:
     """One reset. ``group``, ``topic``: names on the wire."""
 
-    def __init__(self, instance: ClientInstance, group: str, topic: str, to: Target, deadline: float) -> None:
+    def __init__(self, instance: ClientInstance, group: str, topic: str, to: Target, timeout: float) -> None:
         self._instance = instance
         self._group = group
         self._topic = topic
         self._to = to
-        self._deadline = deadline
+        self._timeout = timeout
+
+    def _deadline(self) -> float:
+        return machine.monotonic() + self._timeout
 
     async def apply(self, changes: Sequence[OffsetChange]) -> list[OffsetChange]:
         """Resets the offsets, and reads them again afterwards."""
@@ -158,7 +161,7 @@ class _Reset:
         return [OffsetChange(each.queue, each.before, each.after, verified[each.queue]) for each in changes]
 
     async def _reset(self, changes: Sequence[OffsetChange]) -> None:
-        route = await self._instance.routes.fetch(self._topic, max(self._deadline - machine.monotonic(), 0.0))
+        route = await self._instance.routes.fetch(self._topic, self._timeout)
         for broker, address in brokers_of(route.data).items():
             of_broker = [each for each in changes if self._instance.routes.broker_of(each.queue) == broker]
             if not of_broker:
@@ -176,9 +179,9 @@ class _Reset:
 
     async def _reset_by_offset(self, changes: Sequence[OffsetChange], broker: str, address: str) -> bool:
         """Returns False where the broker resets by time only, and no member is connected. Raises ClientStateError with members."""
-        if not await _resets_by_server(self._instance, broker, address, self._deadline):
+        if not await _resets_by_server(self._instance, broker, address, self._deadline()):
             why = f"broker {broker} sends members new offsets by time only; or give a time"
-            await check_offline(self._instance, self._group, why, self._deadline)
+            await check_offline(self._instance, self._group, why, self._deadline())
             return False
         for each in changes:
             await self._ask(broker, address, queue_id=each.queue.queue_id, offset=each.after)
@@ -193,7 +196,7 @@ class _Reset:
             group=self._group, topic=self._topic, queueId=queue_id, offset=offset, timestamp=timestamp, isForce=True
         )
         command = RemotingCommand(code=code, ext_fields={**to_ext(header)})
-        response = await ask_at(self._instance, broker, address, command, self._deadline)
+        response = await ask_at(self._instance, broker, address, command, self._deadline())
         if response.code == ResponseCode.CONSUMER_NOT_ONLINE or _NO_OFFSET in (response.remark or ""):
             return False
         check(response, code, broker, address)
@@ -250,10 +253,10 @@ async def _resets_by_server(instance: ClientInstance, broker: str, address: str,
 # -- copies
 
 
-async def clone(instance: ClientInstance, source: str, target: str, topic: str, deadline: float) -> tuple[OffsetChange, ...]:
-    """Implements ``Admin.clone_offsets``."""
-    await check_offline(instance, target, "their commits would overwrite the offsets", deadline)
-    route = await instance.routes.fetch(topic, max(deadline - machine.monotonic(), 0.0))
+async def clone(instance: ClientInstance, source: str, target: str, topic: str, timeout: float) -> tuple[OffsetChange, ...]:
+    """Implements ``Admin.clone_offsets``. ``timeout``: seconds for each request."""
+    await check_offline(instance, target, "their commits would overwrite the offsets", machine.monotonic() + timeout)
+    route = await instance.routes.fetch(topic, timeout)
     changes: list[OffsetChange] = []
     for queue in sorted(route.subscribe_queues):
         offset = await committed_offset(instance, source, queue)
@@ -261,7 +264,7 @@ async def clone(instance: ClientInstance, source: str, target: str, topic: str, 
             continue
         before = await committed_offset(instance, target, queue)
         if before is None and not changes:  # 4.x brokers take offsets of any name
-            await check_exists(instance, target, deadline)
+            await check_exists(instance, target, machine.monotonic() + timeout)
         await commit_offset(instance, target, queue, offset)
         verified = await committed_offset(instance, target, queue) == offset
         changes.append(OffsetChange(instance.names.shown_queue(queue), before, offset, verified))

@@ -102,7 +102,7 @@ async def check_exists(instance: ClientInstance, group: str, deadline: float) ->
 def _not_there(instance: ClientInstance, group: str, brokers: Iterable[str]) -> SubscriptionGroupNotExistError:
     name, where = instance.names.display_name(group), printable(", ".join(brokers))
     code = RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG
-    return SubscriptionGroupNotExistError(f"there is no group {name} on {where}", request=code.name)
+    return SubscriptionGroupNotExistError(f"there is no group {name} on {where}; check the name", request=code.name)
 
 
 def group_config(group: str, settings: GroupSettings) -> SubscriptionGroupConfig:

@@ -241,6 +241,19 @@ async def test_clone_offsets_gives_a_group_those_of_another(server: EmbeddedRock
             await admin.clone_offsets("billing", "audit", "OrderTopic")
 
 
+async def test_resets_and_dead_letters_take_the_time_that_their_requests_take(server: EmbeddedRocketMQ) -> None:
+    async with Admin(namesrv=server.namesrv, request_timeout=0.5) as admin:
+        await admin.create_topic("OrderTopic", queues=30, broker="broker-a")
+        await admin.create_topic("%DLQ%billing", queues=1, broker="broker-a")
+        await admin.create_group("billing")
+        async with Producer("orders", namesrv=server.namesrv) as producer:
+            await producer.send_batch([Message("%DLQ%billing", b"bad") for _ in range(400)])
+        server.delay(0.03)
+        changes = await admin.reset_offsets("billing", "OrderTopic", 0)
+        assert [change.verified for change in changes] == [True] * 30
+        assert len(await admin.dead_letters("billing")) == 400
+
+
 # -- dead letters
 
 
