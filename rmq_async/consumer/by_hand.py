@@ -121,7 +121,11 @@ class ByHand:
                 return self._hand_out(*found, iterated=iterated)
             if self.closing or now >= until:
                 return None
-            if full_until == inf and wait and self._dispatcher.has_turn:
+            if (
+                wait and not self._dispatcher.has_turn
+            ):  # not yet, or no more: another step has them, or their queue is paused or gone
+                full_until = inf
+            elif full_until == inf:
                 full_until = now + wait
             await self._wait(min(until, full_until or inf))
 

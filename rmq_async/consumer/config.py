@@ -99,8 +99,8 @@ class ConsumerConfig:
     ``concurrency``: maximum number of handler calls at a time. ``buffered_limit``, ``buffered_bytes_limit``: maximum number of
     messages that are pulled and not settled, and maximum size of their bodies. A queue is not pulled while as many of its
     messages wait for a call as two pulls return, or two batches hold, or as ``concurrency`` permits. ``max_span``: maximum
-    number of offsets from the first unsettled message of a queue to the last one pulled; it limits the messages that are
-    repeated after a crash. ``pull_size``: messages that one pull requests.
+    number of offsets from the first unsettled message of a queue to the last one pulled; it limits the messages
+    behind an unsettled one that are repeated after a crash. ``pull_size``: messages that one pull requests.
 
     ``start_from``: position at which a group without any committed offset for a topic starts: "latest", "earliest" or an aware
     datetime. ``out_of_range``: the position to continue at if the message at an offset is deleted: "earliest" for the first

@@ -72,6 +72,8 @@ class Subscription:
         self.sql = _checked_sql(sql, self.tags)
         if not callable(handler):
             raise ConfigError(f"handler must be a function of one message, or of a batch, not {shown(handler)}")
+        if _is_generator(handler):
+            raise ConfigError(f"handler must be a function that runs when it is called; {handler_name(handler)} has a yield")
         self.handler = handler
         self.name = "by hand" if handler is by_hand else handler_name(handler)
         self.is_async = _is_async(handler)
@@ -165,9 +167,19 @@ def handler_name(handler: Callable[..., object]) -> str:
 
 
 def _is_async(handler: Callable[..., object]) -> bool:
+    return any(map(inspect.iscoroutinefunction, _functions(handler)))
+
+
+def _is_generator(handler: Callable[..., object]) -> bool:
+    """Returns whether a call only makes a generator, so that each message would count as done and nothing would run."""
+    return any(inspect.isgeneratorfunction(each) or inspect.isasyncgenfunction(each) for each in _functions(handler))
+
+
+def _functions(handler: Callable[..., object]) -> tuple[object, object]:
+    """Returns the function of a partial, and the method that a call of an object runs."""
     while isinstance(handler, partial):
         handler = handler.func
-    return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(getattr(handler, "__call__", None))  # noqa: B004
+    return handler, getattr(handler, "__call__", None)  # noqa: B004
 
 
 def _checked_topic(topic: str) -> str:

@@ -216,6 +216,31 @@ async def test_batches_by_hand_settle_but_for_their_marks() -> None:
             assert sum(consumer.position(queue) for queue in consumer.assignment if queue.topic == "T") == 6
 
 
+@pytest.mark.parametrize("gone", ["to another step", "into a pause"])
+def test_batch_waits_anew_where_the_message_that_it_waited_with_is_gone(gone: str) -> None:
+    """Neither does the step look again and again, nor does the next batch come without its wait."""
+
+    async def main(s: Simulation) -> None:
+        await create(s.namesrv, queues=1)
+        async with reader(s.namesrv) as consumer, contextlib.aclosing(consumer.batches(2, wait=1.0)) as batches:
+            step = asyncio.ensure_future(anext(batches))
+            await send(s.namesrv, b"0")
+            await until(lambda: consumer.stats().buffered == 1)
+            if gone == "to another step":
+                assert consumer.done(*await consumer.receive(1))
+            else:
+                consumer.pause("T")
+            await asyncio.sleep(5)
+            assert not step.done()
+            began = s.now
+            consumer.resume()
+            await send(s.namesrv, b"1")
+            assert len(await step) == (1 if gone == "to another step" else 2)
+            assert gone == "into a pause" or s.now - began >= 1.0
+
+    Simulation(1, brokers=1, faults=None).run(main)
+
+
 def test_message_that_is_in_hand_for_too_long_is_given_back(caplog: pytest.LogCaptureFixture) -> None:
     async def main(s: Simulation) -> None:
         await create(s.namesrv, queues=1)

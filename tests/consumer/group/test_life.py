@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from collections.abc import AsyncIterator, Iterator
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 import pytest
@@ -33,6 +35,19 @@ NOWHERE = "127.0.0.1:1"
 
 async def handler(message: MessageExt) -> None:
     """Accepts every message."""
+
+
+def yields(message: MessageExt) -> Iterator[MessageExt]:
+    yield message
+
+
+async def yields_later(message: MessageExt) -> AsyncIterator[MessageExt]:
+    yield message
+
+
+class Yielding:
+    async def __call__(self, message: MessageExt) -> AsyncIterator[MessageExt]:
+        yield message
 
 
 @pytest.mark.parametrize(
@@ -92,6 +107,9 @@ def test_subscribe_wrong_topic_handler_or_time() -> None:
         consumer.subscribe("a topic", handler)
     with pytest.raises(ConfigError, match="handler must be a function of one message, or of a batch, not 'h'"):
         consumer.subscribe("T", "h")  # type: ignore[arg-type]
+    for generator in (yields, yields_later, partial(yields_later), Yielding()):
+        with pytest.raises(ConfigError, match=r"handler must be a function that runs when it is called; .*ield.* has a yield"):
+            consumer.subscribe("T", generator)
     with pytest.raises(ValueError, match="timeout must be above 0"):
         consumer.subscribe("T", handler, timeout=0)
     first = consumer.subscribe("T", handler)
