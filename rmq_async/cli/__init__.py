@@ -9,6 +9,7 @@ from typing import Final, NoReturn
 
 __all__ = ["main", "missing_package"]
 
+FAILED: Final = 1
 INTERRUPTED: Final = 130
 _NEEDED: Final = frozenset({"click", "rich"})
 
@@ -29,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         sys.exit(_print_error(missing, 2))
     except KeyboardInterrupt:
         sys.exit(_print_error("interrupted", INTERRUPTED))
-    sys.exit(run_command(arguments))
+    sys.exit(_ended(run_command(arguments)))
 
 
 def missing_package(error: ModuleNotFoundError) -> str | None:
@@ -41,6 +42,16 @@ def missing_package(error: ModuleNotFoundError) -> str | None:
 
 def _print_error(why: str, code: int) -> int:
     sys.stderr.write(f"rmq: {why}\n")
+    return code
+
+
+def _ended(code: int) -> int:
+    """Returns the exit code. What cannot be written is dropped: the interpreter would try again, and end with code 120."""
+    try:
+        sys.stdout.flush()
+    except (OSError, ValueError):
+        code = code or FAILED
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     return code
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Final
 
 import click
 
@@ -30,6 +31,9 @@ from .records import body_bytes, fields_of, headline
 __all__ = ["pull"]
 
 Place = str | datetime | Mapping[MessageQueue, int]
+
+_MISSING: Final = "rmq_async.consumer.read.reading"
+"""The logger of messages that are missing in what was read: deleted meanwhile, or before the end that a broker gave."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,21 +79,24 @@ class _Printed:
 def pull(options: _PullOptions) -> int:
     """Print the messages of TOPIC: bodies as they are, one a line, or with --json all that is known of each.
 
-    Each queue comes in its order, the queues as their answers come. A time without a zone is local time. With --follow the
-    number of messages is printed on stderr at the end.
+    Each queue comes in its order, the queues as their answers come. A time without a zone is local time. Messages that
+    are deleted before they are read are named on stderr, and with --follow the number of printed ones at the end.
     """
     chosen = _range(options)
     config = client_config(options.namesrv, options.timeout)
     if options.follow:
         logging.getLogger("rmq_async").setLevel(logging.WARNING)  # a command without an end reports what it waits out
-    output = Output(as_json=options.as_json)
-    printed = _Printed()
+    missing, output, printed = logging.getLogger(_MISSING), Output(as_json=options.as_json), _Printed()
+    before = missing.level
+    missing.setLevel(logging.WARNING)
     try:
         return run(_pull(chosen, options, config, output, printed))
     except Interrupted as error:
         if options.follow:
             output.trouble(f"{printed.count} messages")
         return error.exit_code
+    finally:
+        missing.setLevel(before)
 
 
 def _range(options: _PullOptions) -> _Range:

@@ -17,7 +17,7 @@ from rmq_async import Message, Producer
 from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_protocol.constants import RequestCode
 
-from .support import Rmq, end, one_line, rmq, start
+from .support import START, Rmq, end, environment, one_line, rmq, start
 
 
 def test_what_is_sent_is_pulled(server: EmbeddedRocketMQ, rmq_here: Rmq) -> None:
@@ -271,6 +271,36 @@ async def test_a_reader_that_goes_away_ends_it_quietly(server: EmbeddedRocketMQ,
         assert await asyncio.wait_for(process.wait(), 30) == 1
         assert process.stderr is not None
         assert await process.stderr.read() == b""
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+@pytest.mark.parametrize("arguments", [("pull", "Full", "--json"), ("send", "Full", "--body", "x"), ("topic", "list")])
+async def test_a_full_disk_is_one_line_and_code_1(arguments: tuple[str, ...], server: EmbeddedRocketMQ, rmq_here: Rmq) -> None:
+    await asyncio.to_thread(rmq_here, "send", "Full", "--body", "x")
+    with Path("/dev/full").open("wb") as full:
+        process = await asyncio.create_subprocess_exec(
+            *(*START, *arguments, "--namesrv", server.namesrv), stdout=full, stderr=asyncio.subprocess.PIPE, env=environment()
+        )
+    _, err = await asyncio.wait_for(process.communicate(), 30)
+    assert (process.returncode, one_line(err.decode())) == (1, "rmq: [Errno 28] No space left on device")
+
+
+@pytest.mark.parametrize("corrected", [False, True])
+async def test_messages_that_are_deleted_before_they_are_pulled_are_named(corrected: bool, server: EmbeddedRocketMQ) -> None:
+    topic = f"Deleted{corrected}"
+    async with Producer("p", namesrv=server.namesrv) as producer:
+        queue = (await producer.send(Message(topic, b"0"))).queue
+        for _ in range(40):
+            await producer.send_batch([Message(topic, b"x" * 5000) for _ in range(50)], queue=queue)
+    process = await start("pull", topic, "--namesrv", server.namesrv)
+    assert process.stdout is not None
+    await asyncio.wait_for(process.stdout.readline(), 30)
+    server.expire(queue, 1900, corrected=corrected)  # it waits for its reader
+    out, err = await asyncio.wait_for(process.communicate(), 30)
+    assert (process.returncode, 101 <= out.count(b"\n") < 1900) == (0, True)
+    *_, last = lines = err.decode().splitlines()
+    assert f"to 1899 of MessageQueue(topic='{topic}'" in last
+    assert all(line.startswith("rmq: offsets ") and "were deleted before they were read" in line for line in lines)
 
 
 @pytest.mark.parametrize("closed", [">&-", ">&- 2>&- <&-"])
