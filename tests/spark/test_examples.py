@@ -19,6 +19,8 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 SAYS = {
     "spark_read_write.py": "eu: 37\nus: 12\n['order-1', 'order-3']\n",
     "spark_stream.py": "lag after each micro-batch: [600, 200, 0]\n1000 rows\nlag after each micro-batch: [0]\n1300 rows\n",
+    "spark_postgresql.py": "customer-0: 434 payments, 281883 in all\n"
+    "customer-1: 433 payments, 281017 in all\ncustomer-2: 433 payments, 281450 in all\n",
     "spark_backlog.py": "600 messages in 3 micro-batches, 0 left\n",
 }
 
@@ -43,6 +45,16 @@ def test_a_stream_and_its_lag(spark: SparkSession, capsys: pytest.CaptureFixture
     with ThreadedRocketMQ() as server:
         runpy.run_path(str(EXAMPLES / "spark_stream.py"), run_name="example")["main"](spark, server.namesrv)
     assert capsys.readouterr().out == SAYS["spark_stream.py"]
+
+
+def test_totals_in_postgresql(
+    spark: SparkSession, postgres_driver: None, postgres_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What fails between its steps: test_postgresql."""
+    parts = runpy.run_path(str(EXAMPLES / "spark_postgresql.py"), run_name="example")
+    with ThreadedRocketMQ() as server:
+        parts["main"](spark, server.namesrv, parts["Totals"](postgres_url.partition("@")[2], "postgres", ""))
+    assert capsys.readouterr().out == SAYS["spark_postgresql.py"]
 
 
 def test_a_picture_of_a_backlog(spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

