@@ -1,4 +1,4 @@
-"""examples/spark_postgresql.py: each message counts once, whatever fails between the steps of a micro-batch."""
+"""examples/spark_postgresql.py: each message counts once, also where a step of a micro-batch fails."""
 
 from __future__ import annotations
 

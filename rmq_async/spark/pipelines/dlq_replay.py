@@ -27,7 +27,7 @@ from rmq_async.errors import ConfigError, TopicNotFoundError
 from rmq_async.spark.pipelines.arguments import ask, options_for, refuse_replicas, refuse_topics, window
 from rmq_async.spark.pipelines.job import Progress, connection_options, moment, no_progress, run_job, whole_number
 from rmq_async.spark.pipelines.outgoing import access_for, shared_rate, write
-from rmq_async.spark.pipelines.session import activate
+from rmq_async.spark.pipelines.session import activate, parallelism
 from rmq_async.spark.rows import ID_PROPERTY
 from rmq_protocol.constants import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX, PropertyName
 from rmq_protocol.errors import InvalidMessageError
@@ -272,7 +272,7 @@ def _messages(judged: DataFrame, writing: dict[str, str], rate: int | None) -> D
     if rate is None:
         spread = chosen.repartition("brokerName", "queueId")
     else:
-        tasks, each = shared_rate(rate, judged.sparkSession.sparkContext.defaultParallelism)
+        tasks, each = shared_rate(rate, parallelism(judged.sparkSession))
         writing["maxMessagesPerSecond"] = str(each)
         spread = chosen.repartition(tasks, "brokerName", "queueId")
     return spread.sortWithinPartitions("brokerName", "queueId", "offset").select(

@@ -23,7 +23,7 @@ from datetime import UTC, datetime
 from typing import Any, ClassVar, Final, Protocol
 
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
-from pyspark.errors import PySparkException
+from pyspark.errors import PySparkAttributeError, PySparkException
 from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 
@@ -239,7 +239,8 @@ def _session(name: str, given: argparse.Namespace) -> SparkSession:
     for setting, value in named_values("--conf", given.conf).items():
         builder = builder.config(setting, value)
     spark = builder.getOrCreate()
-    spark.sparkContext.setLogLevel(given.log_level)
+    with suppress(PySparkAttributeError):  # of Spark Connect (SPARK_REMOTE): its server has log levels of its own
+        spark.sparkContext.setLogLevel(given.log_level)
     return spark
 
 

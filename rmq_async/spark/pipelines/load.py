@@ -14,12 +14,13 @@ import argparse
 import logging
 import secrets
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from time import monotonic, sleep, time
 from typing import Final
 
+import pyarrow as pa
 from pyspark import BarrierTaskContext
 from pyspark.sql import SparkSession
 
@@ -33,6 +34,7 @@ from rmq_async.spark.pipelines.load_plot import needs_matplotlib, plot
 from rmq_async.spark.pipelines.load_report import WHOLE, RunReport, read_results, report
 from rmq_async.spark.pipelines.load_tasks import COLUMNS, MODES, STORED, LoadPlan, Result, results_of
 from rmq_async.spark.pipelines.outgoing import Arrivals, access_for, target_queues, watched
+from rmq_async.spark.pipelines.session import parallelism
 
 __all__ = ["LoadSummary", "load", "main"]
 
@@ -45,6 +47,11 @@ MAX_BATCH: Final = 4 * 1024 * 1024
 ALL_HERE: Final = 1.1
 """Seconds until every task has left the barrier: Spark polls once a second."""
 SETTLED: Final = 0.2
+_TYPES: Final = (
+    *(pa.string(), pa.int32(), pa.string(), pa.int32(), pa.string(), pa.int64(), pa.int64()),
+    *(pa.map_(pa.int32(), pa.int64()), pa.float64(), pa.float64(), pa.float64()),
+)
+"""Of the columns of a Result."""
 PATIENCE: Final = 5.0
 """Seconds in which a broker stores the one-way messages that it has read."""
 
@@ -133,14 +140,17 @@ def load(
 
 
 def _send(spark: SparkSession, plan: LoadPlan, results: str) -> None:
-    sent = spark.sparkContext.parallelize(range(plan.tasks), plan.tasks).barrier().mapPartitions(partial(_task, plan))
-    spark.createDataFrame(sent, COLUMNS).write.mode("append").parquet(results)
+    tasks = spark.range(0, plan.tasks, 1, plan.tasks)
+    tasks.mapInArrow(partial(_task, plan), COLUMNS, barrier=True).write.mode("append").parquet(results)
 
 
-def _task(plan: LoadPlan, numbers: Iterator[int]) -> Iterator[Result]:
+def _task(plan: LoadPlan, numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     context = BarrierTaskContext.get()
-    for number in numbers:
-        yield from results_of(plan, number, fresh=context.attemptNumber() > 0, ready=partial(_together, context))
+    for batch in numbers:
+        for number in batch.column(0).to_pylist():
+            results = results_of(plan, number, fresh=context.attemptNumber() > 0, ready=partial(_together, context))
+            columns = [pa.array(values, kind) for values, kind in zip(zip(*results, strict=True), _TYPES, strict=True)]
+            yield pa.RecordBatch.from_arrays(columns, names=list(Result._fields))
 
 
 def _together(context: BarrierTaskContext) -> None:
@@ -183,12 +193,12 @@ def _check(modes: Sequence[str], rate: float | None, size: int, seconds: float, 
 def _tasks(spark: SparkSession, wanted: int | None) -> int:
     """Returns the number of tasks. Raises ConfigError for more than run side by side here: the second half would send after the
     first."""
-    context = spark.sparkContext
-    at_once = context.defaultParallelism
+    at_once = parallelism(spark)
     if wanted is None:
         return at_once
-    if wanted < 1 or (wanted > at_once and str(context.master).startswith("local")):
-        raise ConfigError(f"tasks must be from 1 to {at_once}, what --master {context.master} runs at a time, not {wanted}")
+    master = spark.conf.get("spark.master") or ""
+    if wanted < 1 or (wanted > at_once and master.startswith("local")):
+        raise ConfigError(f"tasks must be from 1 to {at_once}, what --master {master} runs at a time, not {wanted}")
     return wanted
 
 

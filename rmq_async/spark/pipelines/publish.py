@@ -19,6 +19,7 @@ from rmq_async.errors import ConfigError
 from rmq_async.spark.options import write_options
 from rmq_async.spark.pipelines.job import Progress, connection_options, named_values, no_progress, run_job, whole_number
 from rmq_async.spark.pipelines.outgoing import access_for, shared_rate, write
+from rmq_async.spark.pipelines.session import parallelism
 from rmq_async.spark.writing import check_topic
 from rmq_protocol.properties import RESERVED_NAMES
 
@@ -93,7 +94,7 @@ def publish(
             dry_run=True,
         )
     if rate is not None:
-        partitions, each = shared_rate(rate, min(partitions or 1 << 20, frame.sparkSession.sparkContext.defaultParallelism))
+        partitions, each = shared_rate(rate, min(partitions or 1 << 20, parallelism(frame.sparkSession)))
         given["maxMessagesPerSecond"] = str(each)
     written = write(_placed(rows, partitions, order_by, capped=rate is not None), given, [topic], progress)
     return PublishSummary(

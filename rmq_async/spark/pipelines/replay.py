@@ -34,6 +34,7 @@ from rmq_async.spark.pipelines.job import (
     whole_number,
 )
 from rmq_async.spark.pipelines.outgoing import Written, access_for, shared_rate, target_queues, write
+from rmq_async.spark.pipelines.session import parallelism
 from rmq_async.spark.positions import key_of
 from rmq_async.spark.rows import ID_PROPERTY
 from rmq_protocol.constants import PropertyName
@@ -132,7 +133,7 @@ def replay(
     found = sum(source.messages for source in archived)
     progress({"found": found, "queues": len(archived)})
     targets = target_queues(access, {topic or source.topic for source in archived} or ({topic} if topic else ()))
-    tasks = spark.sparkContext.defaultParallelism
+    tasks = parallelism(spark)
     if rate is not None:
         tasks, each = shared_rate(rate, min(tasks, max(len(archived), 1)))
         given["maxMessagesPerSecond"] = str(each)

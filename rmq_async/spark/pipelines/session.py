@@ -1,4 +1,4 @@
-"""Provides the Spark session a pipeline runs in: the existing one of any thread, or a new one.
+"""Provides the Spark session a pipeline runs in: the existing one of any thread, or a new one; classic, or of Spark Connect.
 
 Spark looks for data sources of Python only in the session that is active in the calling thread, and each Python thread begins
 without one.
@@ -8,17 +8,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Final
 
-from pyspark.errors import PySparkRuntimeError
+from pyspark.errors import PySparkAttributeError, PySparkRuntimeError
 from pyspark.sql import SparkSession
+from pyspark.sql.functions import spark_partition_id
 
-__all__ = ["activate", "running_or"]
+__all__ = ["activate", "parallelism", "running_or"]
+
+_MANY: Final = 1 << 16
+"""Rows of a range, more than a cluster has cores: Spark makes as many partitions of it as tasks run at a time."""
 
 
 def activate(spark: SparkSession) -> None:
     """Makes ``spark`` the active session of this thread, by creating a frame."""
     if SparkSession.getActiveSession() is not spark:
         spark.createDataFrame([], "nothing int")
+
+
+def parallelism(spark: SparkSession) -> int:
+    """Returns the number of tasks that Spark runs at a time (``spark.default.parallelism``). Spark Connect gives it only by the
+    partitions of a frame, which takes a job."""
+    try:
+        return int(spark.sparkContext.defaultParallelism)
+    except PySparkAttributeError:
+        return spark.range(_MANY).select(spark_partition_id()).distinct().count()
 
 
 @contextmanager
