@@ -168,7 +168,7 @@ class _Reset:
                 continue
             timestamp = _timestamp_of(self._to)
             if timestamp is None:
-                taken = await self._reset_by_offset(of_broker, broker, address)
+                taken = await self.reset_by_offset(of_broker, broker, address)
             else:
                 taken = await self._ask(broker, address, timestamp=timestamp)
             if not taken:  # no member is connected
@@ -177,7 +177,7 @@ class _Reset:
     async def _commit(self, change: OffsetChange) -> None:
         await commit_offset(self._instance, self._group, change.queue, change.after)
 
-    async def _reset_by_offset(self, changes: Sequence[OffsetChange], broker: str, address: str) -> bool:
+    async def reset_by_offset(self, changes: Sequence[OffsetChange], broker: str, address: str) -> bool:
         """Returns False where the broker resets by time only, and no member is connected. Raises ClientStateError with members."""
         if not await _resets_by_server(self._instance, broker, address, self._deadline()):
             why = f"broker {broker} sends members new offsets by time only; or give a time"
@@ -267,6 +267,13 @@ async def clone(instance: ClientInstance, source: str, target: str, topic: str, 
             await check_exists(instance, target, machine.monotonic() + timeout)
         await commit_offset(instance, target, queue, offset)
         verified = await committed_offset(instance, target, queue) == offset
+        if not verified:  # a reset waits for members, and until then the broker ignores commits
+            low, high = await min_offset(instance, queue), await max_offset(instance, queue)
+            change = OffsetChange(queue, before, min(max(offset, low), high))
+            broker = instance.routes.broker_of(queue)
+            of_target = _Reset(instance, target, topic, change.after, timeout)
+            await of_target.reset_by_offset([change], broker, brokers_of(route.data)[broker])
+            verified = await committed_offset(instance, target, queue) == change.after
         changes.append(OffsetChange(instance.names.shown_queue(queue), before, offset, verified))
     if not changes:
         name, of_topic = instance.names.display_name(source), instance.names.display_name(topic)

@@ -233,6 +233,9 @@ async def test_clone_offsets_gives_a_group_those_of_another(server: EmbeddedRock
     changes = await admin.clone_offsets("billing", "audit", "OrderTopic")
     assert [(each.before, each.after, each.verified) for each in changes] == [(None, 1, True)] * 4
     assert (await admin.group_lag("audit", "OrderTopic")).messages == 4
+    await admin.reset_offsets("audit", "OrderTopic", "earliest")  # until a member pulls, commits are ignored
+    changes = await admin.clone_offsets("billing", "audit", "OrderTopic")
+    assert [(each.before, each.after, each.verified) for each in changes] == [(0, 1, True)] * 4
     with pytest.raises(SubscriptionGroupNotExistError):
         await admin.clone_offsets("billing", "unknown", "OrderTopic")
     consumer, _ = worker(server, "audit")
