@@ -15,17 +15,15 @@ class RetryLater(Exception):  # noqa: N818 - not an error
     next level at or above ``delay`` is used, 2 h for more. Ordered messages wait for exactly ``delay``.
     """
 
-    delay: float | None = None
-    """Of a class that derives from this one and does not call its constructor, too."""
-
     def __init__(self, delay: float | None = None) -> None:
         super().__init__(delay)
         self.delay = delay
 
     def __str__(self) -> str:
-        if self.delay is None:
+        delay = getattr(self, "delay", None)  # a class that derives from this one may not set it
+        if delay is None:
             return ""
-        return f"again in {self.delay:g} s" if isinstance(self.delay, int | float) else f"again in {self.delay!r}"
+        return f"again in {delay:g} s" if isinstance(delay, int | float) else f"again in {delay!r}"
 
 
 class DeadLetter(Exception):  # noqa: N818 - not an error
@@ -34,8 +32,6 @@ class DeadLetter(Exception):  # noqa: N818 - not an error
 
     ``reason``: a text for the log. The request to the broker (CONSUMER_SEND_MSG_BACK) has no field for it.
     """
-
-    reason: str = ""
 
     def __init__(self, reason: str = "") -> None:
         super().__init__(reason)

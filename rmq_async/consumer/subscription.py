@@ -38,12 +38,12 @@ class Subscription:
     dead-lettered at once. ``order``: None, "key" or "queue". ``key``: the key of a message without a sharding key, for
     ``order="key"``. ``batch_size``: messages of one call; None for one message instead of a Batch. ``batch_wait``: seconds for
     which a message waits for others at most. ``concurrency``: maximum number of calls of the handler at a time, within that of
-    the consumer. ``rate``: messages per second. Both may be set while the consumer runs.
+    the consumer. ``rate``: messages per second. ``concurrency``, ``rate`` and ``timeout`` may be set while the consumer runs.
     """
 
     __slots__ = (
-        "_concurrency", "_rate", "batch_size", "batch_wait", "dead_letter_on", "group", "handler", "is_async", "key", "name",
-        "namespace", "order", "retries_here", "retry", "sql", "tags", "task_name", "timeout", "topic", "wake",
+        "_concurrency", "_rate", "_timeout", "batch_size", "batch_wait", "dead_letter_on", "group", "handler", "is_async", "key",
+        "name", "namespace", "order", "retries_here", "retry", "sql", "tags", "task_name", "topic", "wake",
     )  # fmt: skip
 
     def __init__(
@@ -81,7 +81,8 @@ class Subscription:
         self.retries_here = False
         """Whether no broker takes messages back: those of no line are handled again here, too."""
         self.key = _checked_key(key, order)
-        self.timeout = None if timeout is None else checked_timeout(timeout)
+        self._timeout: float | None = None
+        self.timeout = timeout
         if not isinstance(retry, Retry | None):
             raise ConfigError(f"retry must be a Retry or None, not {shown(retry)}")
         self.retry = retry
@@ -129,6 +130,16 @@ class Subscription:
     def is_by_hand(self) -> bool:
         """Whether the topic is read by hand, without a handler."""
         return self.handler is by_hand
+
+    @property
+    def timeout(self) -> float | None:
+        """Seconds for one call of the handler, or for which a message may be in hand; None for no limit. Calls that have begun, and
+        messages in hand, keep theirs."""
+        return self._timeout
+
+    @timeout.setter
+    def timeout(self, value: float | None) -> None:
+        self._timeout = None if value is None else checked_timeout(value)
 
     @property
     def concurrency(self) -> int | None:

@@ -113,6 +113,10 @@ def test_subscribe_wrong_topic_handler_or_time() -> None:
     with pytest.raises(ValueError, match="timeout must be above 0"):
         consumer.subscribe("T", handler, timeout=0)
     first = consumer.subscribe("T", handler)
+    with pytest.raises(TypeError, match="timeout must be a number of seconds, not '60'"):
+        first.timeout = "60"  # type: ignore[assignment]
+    assert first.timeout == 900.0
+    first.timeout = None
     assert consumer.subscriptions == (first,)
     with pytest.raises(ConfigError, match=r"topic T is subscribed to already, by handler .*test_life.handler"):
         consumer.subscribe("T", handler)
