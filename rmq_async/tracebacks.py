@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from .errors import RocketMQError
 
-__all__ = ["own_copy", "without_frames"]
+__all__ = ["drop_frames", "own_copy", "without_frames"]
 
 Error = TypeVar("Error", bound=BaseException)
 
@@ -26,6 +26,19 @@ def own_copy(error: BaseException) -> BaseException:
     twin.__cause__ = error.__cause__
     twin.__suppress_context__ = error.__suppress_context__
     return twin
+
+
+def drop_frames(error: BaseException | None) -> None:
+    """Removes the tracebacks of an error, of its causes, of what was handled when it was raised, and of the errors of a group."""
+    left, seen = [error], set[int]()
+    while left:
+        each = left.pop()
+        if each is not None and id(each) not in seen:
+            seen.add(id(each))
+            each.__traceback__ = None
+            left += (each.__cause__, each.__context__)
+            if isinstance(each, BaseExceptionGroup):
+                left += each.exceptions
 
 
 def without_frames(error: Error) -> Error:

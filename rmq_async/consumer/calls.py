@@ -25,6 +25,7 @@ from rmq_protocol.message import MessageExt
 
 from .. import machine
 from ..errors import HandlerTimeoutError
+from ..tracebacks import drop_frames
 from .batch import Batch, Marks
 from .call_hooks import CallHooks
 from .deadlines import CallDeadlines
@@ -272,6 +273,7 @@ class HandlerCalls:
             self.dispatcher.ended(delivery.subscription, taken)
             if hooks is not None:
                 hooks.end(delivery, error, frames)
+            drop_frames(error)  # it is kept for ``wait_settled``, and its causes with it
             delivery.task = None
             del error, frames
 

@@ -250,7 +250,7 @@ def _checked_key(key: Key | None, order: object) -> Key | None:
         return None
     if order != "key":
         raise ConfigError('key is for order="key" only; set that, or leave key out')
-    if not callable(key) or _is_async(key):
+    if not callable(key) or _is_async(key) or _is_generator(key):
         raise ConfigError(f"key must be a plain function of a message, not {shown(key)}")
     return key
 

@@ -4,15 +4,18 @@ and one whose RetryLater or DeadLetter cannot be used."""
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import sys
 import threading
+import traceback
+import weakref
 from datetime import timedelta
 from typing import Any
 
 import pytest
 
-from rmq_async import Consumer, DeadLetter, Hook, MessageExt, Outcome, Producer, Retry, RetryLater
+from rmq_async import Consumer, DeadLetter, Delivery, Hook, MessageExt, Outcome, Producer, Retry, RetryLater
 from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_protocol.command import RemotingCommand
 
@@ -182,6 +185,50 @@ async def test_retry_later_without_a_usable_delay_waits_for_the_usual_one(
 )
 def test_retry_later_as_text(error: RetryLater, text: str) -> None:
     assert str(error) == text
+
+
+@pytest.mark.parametrize("how", ["cause", "context", "group"])
+async def test_error_that_is_kept_keeps_no_frames(how: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Hooks see the tracebacks before."""
+    caplog.set_level(logging.CRITICAL, "rmq_async")  # a record keeps the traceback that it shows
+
+    class Local:
+        """A local variable of a handler."""
+
+    locals_of_calls: weakref.WeakSet[Local] = weakref.WeakSet()
+    lines: list[int] = []
+
+    class Reading(Hook):
+        def after_consume(self, delivery: Delivery) -> None:
+            assert delivery.error is not None
+            lines.append("".join(traceback.format_exception(delivery.error)).count("in handle\n"))
+
+    async def handle(_: MessageExt) -> None:
+        local = Local()
+        locals_of_calls.add(local)
+        await asyncio.sleep(0)
+        try:
+            raise KeyError(1)
+        except KeyError as error:
+            if how == "group":
+                raise ExceptionGroup("several", [error]) from None
+            if how == "cause":
+                raise ValueError("no account") from error
+            raise ValueError("no account")  # noqa: B904 - the other error is its context
+
+    async with EmbeddedRocketMQ() as server:
+        await create(server.namesrv, queues=1)
+        consumer = Consumer("g", namesrv=server.namesrv, start_from="earliest", hooks=[Reading()])
+        consumer.subscribe("T", handle)
+        async with consumer:
+            await send(server.namesrv, b"1", b"2")
+            await until(lambda: consumer.stats().failed == 2)
+            gc.collect()
+            assert not locals_of_calls
+            assert [type(each.error).__name__ for each in await consumer.wait_settled(2)] == [
+                "ExceptionGroup" if how == "group" else "ValueError"
+            ] * 2
+    assert lines == [2, 2]
 
 
 async def test_dead_letter_without_a_reason_is_one(caplog: pytest.LogCaptureFixture) -> None:

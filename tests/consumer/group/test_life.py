@@ -93,6 +93,7 @@ def test_consumer_unknown_option() -> None:
         ({"order": "keys"}, 'order must be "key", "queue" or None'),
         ({"key": str}, 'key is for order="key" only'),
         ({"order": "key", "key": handler}, "key must be a plain function"),
+        ({"order": "key", "key": yields}, "key must be a plain function"),
         ({"order": "key", "batch_size": 10}, 'batch_size is not for order="key"'),
     ],
 )
