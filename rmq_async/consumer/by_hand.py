@@ -121,10 +121,8 @@ class ByHand:
                 return self._hand_out(*found, iterated=iterated)
             if self.closing or now >= until:
                 return None
-            if (
-                wait and not self._dispatcher.has_turn
-            ):  # not yet, or no more: another step has them, or their queue is paused or gone
-                full_until = inf
+            if wait and not self._dispatcher.has_turn:
+                full_until = inf  # of none yet, or no more: another step has them, or their queue is paused or gone
             elif full_until == inf:
                 full_until = now + wait
             await self._wait(min(until, full_until or inf))
