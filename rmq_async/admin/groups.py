@@ -136,14 +136,14 @@ async def delete(instance: ClientInstance, group: str, deadline: float) -> None:
     brokers = masters_of(await cluster_info(instance, deadline))
     known = await _known(instance, brokers, deadline)
     of_pops = await _pop_retries(instance, group, known - {group}, brokers, deadline)
+    for topic in of_pops:  # before the offsets, by which a second call would find them
+        await topic_settings.delete_at(instance, topic, brokers, deadline)
     code = RequestCode.DELETE_SUBSCRIPTIONGROUP
     header = DeleteSubscriptionGroupRequestHeader(groupName=group, cleanOffset=True)
     fields: dict[str, str | None] = {**to_ext(header), "removeOffset": "true"}  # the name of cleanOffset in 4.9
     command = RemotingCommand(code=code, ext_fields=fields)
     for name, response in (await everywhere(instance, brokers, command, deadline)).items():
         check(response, code, name, brokers[name])
-    for topic in of_pops:
-        await topic_settings.delete_at(instance, topic, brokers, deadline)
     there = group in known or bool(of_pops)
     for prefix in (RETRY_TOPIC_PREFIX, DLQ_TOPIC_PREFIX):
         try:

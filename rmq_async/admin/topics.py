@@ -252,8 +252,11 @@ async def settings_of(instance: ClientInstance, broker: str, address: str, deadl
 async def _copy(
     instance: ClientInstance, config: TopicConfig, old: TopicConfig | None, broker: str, address: str, timeout: float
 ) -> None:
-    gone = _plain(old).attributes.keys() - config.attributes.keys() if old is not None else set()
-    changes = [f"+{name}={value}" for name, value in sorted(config.attributes.items())] + [f"-{name}" for name in sorted(gone)]
+    had = _plain(old).attributes if old is not None else {}
+    new = sorted(config.attributes.items() - had.items())  # some cannot be set again, not even to the same value
+    changes = [f"+{name}={value}" for name, value in new] + [
+        f"-{name}" for name in sorted(had.keys() - config.attributes.keys())
+    ]
     header = creation_header(config, ",".join(changes))
     deadline = machine.monotonic() + timeout
     await _create_at(instance, header, {broker: address}, deadline)

@@ -65,6 +65,10 @@ _ATTRIBUTES: Final = {
 }
 
 
+_UNCHANGEABLE: Final = frozenset({"queue.type", "cleanup.policy"})
+"""Attributes that only a new topic can get."""
+
+
 def describe(config: TopicConfig) -> str:
     """A topic's settings, in the form of a broker's remark on a refused queue id."""
     perm = "".join(letter if config.perm & bit else "-" for bit, letter in ((4, "R"), (2, "W"), (1, "X")))
@@ -181,7 +185,7 @@ class TopicTable:
         """Makes or changes a user's topic; ``attributes`` (``+key=value,-key``) change those it has. Raises Refused (29, 1)."""
         self.check(config)
         old = self._topics.get(config.topic_name)
-        merged = _attributes(old.config.attributes if old else {}, attributes)
+        merged = _attributes(old.config.attributes if old else {}, attributes, is_new=old is None)
         self._put(msgspec.structs.replace(config, attributes=merged))
 
     def delete(self, name: str) -> Topic | None:
@@ -272,7 +276,7 @@ class TopicTable:
         return topic
 
 
-def _attributes(old: dict[str, str], text: str) -> dict[str, str]:
+def _attributes(old: dict[str, str], text: str, *, is_new: bool) -> dict[str, str]:
     """Attributes after a change written as ``+key=value,-key`` (``AttributeParser``)."""
     attributes = dict(old)
     for item in text.split(",") if text else ():
@@ -281,6 +285,8 @@ def _attributes(old: dict[str, str], text: str) -> dict[str, str]:
             raise Refused(ResponseCode.SYSTEM_ERROR, f"attribute format is wrong: {item[:60]}")
         if key not in _ATTRIBUTES:
             raise Refused(ResponseCode.SYSTEM_ERROR, f"unsupported key: {key[:60]}")
+        if not is_new and key in _UNCHANGEABLE:
+            raise Refused(ResponseCode.SYSTEM_ERROR, f"attempt to update an unchangeable attribute. key: {key}")
         if not equals:
             attributes.pop(key, None)
         elif value not in _ATTRIBUTES[key]:

@@ -260,3 +260,15 @@ async def test_cancelling_a_creation_leaves_nothing(steps: int) -> None:
             await call
         instance = await client_of(admin)
         await until(lambda: not any(connection.pending for connection in instance.pool.connections))
+
+
+async def test_sync_topics_sets_no_attribute_again_that_the_other_broker_has() -> None:
+    async with embedded(brokers=2) as (_, admin):
+        attributes = {"cleanup.policy": "DELETE", "message.type": "FIFO"}
+        await admin.create_topic("Kept", queues=1, broker="broker-a", attributes=attributes)
+        (copied,) = await admin.sync_topics("broker-a", "broker-b")
+        await admin.create_topic("Kept", queues=3, broker="broker-a", attributes={"message.type": "NORMAL"})
+        (changed,) = await admin.sync_topics("broker-a", "broker-b")
+        (same,) = await admin.sync_topics("broker-a", "broker-b")
+    assert [each.action for each in (copied, changed, same)] == ["create", "update", "same"]
+    assert same.config.attributes == {"cleanup.policy": "DELETE", "message.type": "NORMAL"}

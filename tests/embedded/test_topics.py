@@ -74,6 +74,11 @@ async def test_queue_counts_are_bounded(broker: RawClient, count: str) -> None:
 async def test_attributes_known_to_brokers_are_taken_others_refused(broker: RawClient) -> None:
     assert (await broker.create_topic("T", attributes="+message.type=FIFO")).code == 0
     assert (await broker.create_topic("T", attributes="-message.type")).code == 0
+    for code in (0, 1):
+        again = await broker.create_topic("Old", attributes="+cleanup.policy=DELETE")
+        assert again.code == code
+    assert again.remark == "attempt to update an unchangeable attribute. key: cleanup.policy"
+    assert (await broker.create_topic("Old")).code == 0
     for wrong in ("+nope=1", "nope", "+message.type=WRONG", "+cleanup.policy=COMPACTION"):
         assert (await broker.create_topic("U", attributes=wrong)).code == 1
     refused = await broker.send("T", queue=99)
