@@ -133,9 +133,12 @@ async def test_a_process_that_cannot_be_started_is_an_outcome_too(
 
 async def test_a_command_that_takes_too_long_is_ended(server: EmbeddedRocketMQ) -> None:
     await fill(server, "Long", [b"1"])
-    ended = await consume(server, "Long", "--exec", "sleep 60", "--exec-timeout", "0.3", "--count", "1")
+    ended = await consume(server, "Long", "--exec", "sleep 60", "--exec-timeout", "0.3", "--count", "1", "--json")
     assert ended.code == 0
-    assert ended.err.splitlines()[-1].startswith("rmq: 1 messages: 0 done")
+    assert ended.err.splitlines()[-1] == "rmq: 1 messages: 0 done, 1 to be tried again, 0 dead-lettered"
+    (outcome,) = ended.records
+    assert (outcome["outcome"], outcome["exit_code"]) == ("retry", None)
+    assert outcome["error"] == "the command did not end within 0.3 s"
     assert [each.body for each in server.retries("g-Long")] == [b"1"]
 
 

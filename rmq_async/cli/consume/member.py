@@ -15,7 +15,7 @@ from typing import Final
 import click
 import msgspec
 
-from rmq_async import ClientConfig, Consumer, DeadLetter, MessageExt, RetryLater, RocketMQError, current_delivery
+from rmq_async import ClientConfig, Consumer, DeadLetter, Delivery, MessageExt, RetryLater, RocketMQError, current_delivery
 
 from ..output import Output
 from ..printer import Printer
@@ -185,12 +185,17 @@ class _Work:
     async def _execute(self, message: MessageExt) -> tuple[str, int | None]:
         """Returns the outcome of the message, and the exit code; None where no process can be started."""
         assert self._commands is not None
-        began = asyncio.get_running_loop().time()
         delivery = current_delivery()
         code: int | None = None
         error: str | None = None
         try:
             code = await self._commands.run(message, delivery)
+        except asyncio.CancelledError:
+            if delivery.timed_out and not self.cut.is_set():
+                self._outcomes["retry"] += 1
+                error = f"the command did not end within {self._options.exec_timeout:g} s"
+                await self._tell(message, delivery, {"exit_code": None, "error": error, "outcome": "retry"})
+            raise
         except OSError as raised:
             error = f"no process can be started: {raised}"
             self._output.trouble(f"message {message.msg_id}: {error}")
@@ -199,13 +204,15 @@ class _Work:
         if code in CANNOT_RUN:
             self._end(click.ClickException(f"the shell cannot run the command (exit code {code}): {self._options.command}"))
         outcome = "done" if code == 0 else "dead-letter" if code == DEAD_LETTER else "retry"
+        await self._tell(message, delivery, {"exit_code": code, "error": error, "outcome": outcome})
+        return outcome, code
+
+    async def _tell(self, message: MessageExt, delivery: Delivery, ended: dict[str, object]) -> None:
+        """Prints the outcome of a command as an object; nothing without --json."""
         if self._options.as_json:
-            seconds = round(asyncio.get_running_loop().time() - began, 3)
             facts = {"topic": message.topic, "broker": message.queue.broker_name, "queue_id": message.queue.queue_id}
             facts |= {"queue_offset": message.queue_offset, "msg_id": message.msg_id, "attempt": delivery.attempt}
-            ended = {"exit_code": code, "error": error, "outcome": outcome, "seconds": seconds}
-            await self._print(msgspec.json.encode({**facts, **ended}) + b"\n")
-        return outcome, code
+            await self._print(msgspec.json.encode({**facts, **ended, "seconds": round(delivery.age, 3)}) + b"\n")
 
     async def _print(self, data: bytes) -> None:
         try:
