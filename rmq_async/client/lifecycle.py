@@ -104,9 +104,13 @@ class LifeCycle(Startable):
         Pending calls fail with ClientStateError immediately. ``timeout``: seconds for the brokers' answers; default 3.
         """
         budget = stop_budget(timeout, self._stop_timeout)
-        if self._state in (LifeState.STARTING, LifeState.STOPPING):
+        while self._is_in(LifeState.STARTING, LifeState.STOPPING):
+            joined = self._present_change()
             await self._join_change()
-            return
+            if self._is_in(LifeState.RUNNING) and self._changing is joined:
+                break  # the start had made its last wait, and did not hear of the stop
+            if not self._is_in(LifeState.STOPPING):
+                return
         if self._state is not LifeState.RUNNING:
             return
         instance = self._running_instance()
@@ -129,6 +133,9 @@ class LifeCycle(Startable):
     async def aclose(self, timeout: float | None = None) -> None:
         """Stops, as ``stop`` does."""
         await self.stop(timeout)
+
+    def _is_in(self, *states: LifeState) -> bool:
+        return self._state in states
 
     async def _join_change(self) -> None:
         """Ends a start that waits, and waits for the end of the start or stop."""

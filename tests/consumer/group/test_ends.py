@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from rmq_async import Consumer, DeadLetter, Delivery, Hook, MessageExt, Outcome, Producer, Retry, RetryLater
+from rmq_async import ClientStateError, Consumer, DeadLetter, Delivery, Hook, MessageExt, Outcome, Producer, Retry, RetryLater
 from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_protocol.command import RemotingCommand
 
@@ -74,6 +74,26 @@ async def test_stop_cancelled_again_and_again_leaves_nothing(mode: Any, steps: i
                 (message,) = await other.receive(timeout=5)
             assert message.body == b"1"
             assert hook.requests == requests
+
+
+@MODES
+async def test_stop_in_any_turn_of_a_start_ends_it(mode: Any) -> None:
+    """A start that has ended by then is followed by the stop, also where two tasks ask for it."""
+    async with EmbeddedRocketMQ() as server:
+        await create(server.namesrv, queues=1)
+        for turns in range(1, 1000):
+            consumer = Consumer("g", namesrv=server.namesrv, mode=mode, start_from="earliest")
+            consumer.subscribe("T", Seen())
+            start = asyncio.ensure_future(consumer.start())
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            is_over = start.done()
+            await asyncio.gather(consumer.stop(), consumer.stop())
+            assert repr(consumer) in ("<Consumer g stopped>", "<Consumer g not started>"), turns
+            assert is_over or isinstance((await asyncio.gather(start, return_exceptions=True))[0], ClientStateError | None)
+            if is_over:
+                break
+        assert is_over
 
 
 @MODES
