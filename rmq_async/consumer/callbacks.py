@@ -22,7 +22,7 @@ from rmq_protocol.message import MessageQueue
 
 from .. import machine
 from .config import AssignmentCallback
-from .subscription import handler_name
+from .functions import handler_name
 
 __all__ = ["AssignmentCallbacks", "Event", "EventKind"]
 

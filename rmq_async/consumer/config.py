@@ -15,6 +15,7 @@ from ..config import ClientConfig, ClientOptions, check_int, check_seconds, chec
 from ..errors import ConfigError
 from ..hooks import Hook, checked_hooks
 from ..options import suggests_keywords
+from .functions import handler_name, is_generator
 from .strategies import Allocate, allocate_evenly
 
 __all__ = [
@@ -194,6 +195,10 @@ class ConsumerConfig:
             function = getattr(self, name)
             if function is not None and not callable(function):
                 raise ConfigError(f"{name} must be a function of a frozenset of queues or None, not {shown(function)}")
+            if function is not None and is_generator(function):
+                raise ConfigError(
+                    f"{name} must be a function that runs when it is called; {handler_name(function)} has a yield"
+                )
 
     def _check_broadcast(self) -> None:
         positions: object = self.broadcast

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Awaitable, Callable, Hashable
-from functools import partial
 from math import inf
 from numbers import Real
 from typing import Final, Literal
@@ -20,8 +18,9 @@ from ..errors import ConfigError
 from ..timeouts import checked_timeout
 from .batch import Batch
 from .config import MAX_CONCURRENCY, Retry
+from .functions import handler_name, is_async, is_generator
 
-__all__ = ["Handler", "Subscription", "by_hand", "handler_name"]
+__all__ = ["Handler", "Subscription", "by_hand"]
 
 Handler = Callable[[MessageExt], Awaitable[object] | object] | Callable[[Batch], Awaitable[object] | object]
 """A coroutine function, or a plain function, which runs in a thread. With ``batch_size`` it takes a Batch."""
@@ -72,11 +71,11 @@ class Subscription:
         self.sql = _checked_sql(sql, self.tags)
         if not callable(handler):
             raise ConfigError(f"handler must be a function of one message, or of a batch, not {shown(handler)}")
-        if _is_generator(handler):
+        if is_generator(handler):
             raise ConfigError(f"handler must be a function that runs when it is called; {handler_name(handler)} has a yield")
         self.handler = handler
         self.name = "by hand" if handler is by_hand else handler_name(handler)
-        self.is_async = _is_async(handler)
+        self.is_async = is_async(handler)
         self.order = _checked_order(order)
         self.retries_here = False
         """Whether no broker takes messages back: those of no line are handled again here, too."""
@@ -168,31 +167,6 @@ async def by_hand(_: MessageExt) -> None:
     """Stands for the handler of topics that are read by hand; never called."""
 
 
-def handler_name(handler: Callable[..., object]) -> str:
-    """Returns the name of a function, of the function of a partial, or of the class of a callable object."""
-    while isinstance(handler, partial):
-        handler = handler.func
-    name = getattr(handler, "__qualname__", None) or type(handler).__qualname__
-    module = getattr(handler, "__module__", None) or type(handler).__module__
-    return f"{module}.{name}"
-
-
-def _is_async(handler: Callable[..., object]) -> bool:
-    return any(map(inspect.iscoroutinefunction, _functions(handler)))
-
-
-def _is_generator(handler: Callable[..., object]) -> bool:
-    """Returns whether a call only makes a generator, so that each message would count as done and nothing would run."""
-    return any(inspect.isgeneratorfunction(each) or inspect.isasyncgenfunction(each) for each in _functions(handler))
-
-
-def _functions(handler: Callable[..., object]) -> tuple[object, object]:
-    """Returns the function of a partial, and the method that a call of an object runs."""
-    while isinstance(handler, partial):
-        handler = handler.func
-    return handler, getattr(handler, "__call__", None)  # noqa: B004
-
-
 def _checked_topic(topic: str) -> str:
     try:
         check_topic(topic)
@@ -250,7 +224,7 @@ def _checked_key(key: Key | None, order: object) -> Key | None:
         return None
     if order != "key":
         raise ConfigError('key is for order="key" only; set that, or leave key out')
-    if not callable(key) or _is_async(key) or _is_generator(key):
+    if not callable(key) or is_async(key) or is_generator(key):
         raise ConfigError(f"key must be a plain function of a message, not {shown(key)}")
     return key
 

@@ -63,6 +63,7 @@ class Yielding:
         ({"mode": "push"}, 'mode must be "pull" or "pop"'),
         ({"hooks": [1]}, "1 is not a Hook object"),
         ({"on_assigned": 3}, "on_assigned must be a function of a frozenset of queues or None, not 3"),
+        ({"on_lost": yields_later}, r"on_lost must be a function that runs when it is called; .*yields_later has a yield"),
         ({"commit_interval": 0}, "commit_interval must be above 0 seconds"),
         ({"retry": 3}, "retry must be a Retry, not 3"),
         ({"allocate": "AVG"}, "allocate must be a function"),

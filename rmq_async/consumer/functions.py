@@ -1,0 +1,34 @@
+"""What kind of function a user has given: seen through partials and callable objects."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import partial
+
+__all__ = ["handler_name", "is_async", "is_generator"]
+
+
+def handler_name(handler: Callable[..., object]) -> str:
+    """Returns the name of a function, of the function of a partial, or of the class of a callable object."""
+    while isinstance(handler, partial):
+        handler = handler.func
+    name = getattr(handler, "__qualname__", None) or type(handler).__qualname__
+    module = getattr(handler, "__module__", None) or type(handler).__module__
+    return f"{module}.{name}"
+
+
+def is_async(handler: Callable[..., object]) -> bool:
+    return any(map(inspect.iscoroutinefunction, _functions(handler)))
+
+
+def is_generator(handler: Callable[..., object]) -> bool:
+    """Returns whether a call only makes a generator, so that each message would count as done and nothing would run."""
+    return any(inspect.isgeneratorfunction(each) or inspect.isasyncgenfunction(each) for each in _functions(handler))
+
+
+def _functions(handler: Callable[..., object]) -> tuple[object, object]:
+    """Returns the function of a partial, and the method that a call of an object runs."""
+    while isinstance(handler, partial):
+        handler = handler.func
+    return handler, getattr(handler, "__call__", None)  # noqa: B004
