@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Hashable
 from math import inf
 from numbers import Real
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from rmq_protocol.errors import InvalidMessageError, LocalProtocolError, shown
 from rmq_protocol.heartbeat import SubscriptionData
@@ -41,8 +41,8 @@ class Subscription:
     """
 
     __slots__ = (
-        "_concurrency", "_rate", "_timeout", "batch_size", "batch_wait", "dead_letter_on", "group", "handler", "is_async", "key",
-        "name", "namespace", "order", "retries_here", "retry", "sql", "tags", "task_name", "topic", "wake",
+        "_concurrency", "_rate", "batch_size", "batch_wait", "dead_letter_on", "group", "handler", "is_async", "key",
+        "name", "namespace", "order", "retries_here", "retry", "sql", "tags", "task_name", "timeout", "topic", "wake",
     )  # fmt: skip
 
     def __init__(
@@ -80,7 +80,6 @@ class Subscription:
         self.retries_here = False
         """Whether no broker takes messages back: those of no line are handled again here, too."""
         self.key = _checked_key(key, order)
-        self._timeout: float | None = None
         self.timeout = timeout
         if not isinstance(retry, Retry | None):
             raise ConfigError(f"retry must be a Retry or None, not {shown(retry)}")
@@ -130,15 +129,11 @@ class Subscription:
         """Whether the topic is read by hand, without a handler."""
         return self.handler is by_hand
 
-    @property
-    def timeout(self) -> float | None:
-        """Seconds for one call of the handler, or for which a message may be in hand; None for no limit. Calls that have begun, and
-        messages in hand, keep theirs."""
-        return self._timeout
-
-    @timeout.setter
-    def timeout(self, value: float | None) -> None:
-        self._timeout = None if value is None else checked_timeout(value)
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Checks ``timeout``, which is no property: each call of a handler reads it."""
+        if name == "timeout" and value is not None:
+            value = checked_timeout(value)
+        super().__setattr__(name, value)
 
     @property
     def concurrency(self) -> int | None:
