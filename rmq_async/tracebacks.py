@@ -28,9 +28,9 @@ def own_copy(error: BaseException) -> BaseException:
     return twin
 
 
-def drop_frames(error: BaseException | None) -> None:
+def drop_frames(error: BaseException) -> None:
     """Removes the tracebacks of an error, of its causes, of what was handled when it was raised, and of the errors of a group."""
-    left, seen = [error], set[int]()
+    left, seen = list[BaseException | None]([error]), set[int]()
     while left:
         each = left.pop()
         if each is not None and id(each) not in seen:

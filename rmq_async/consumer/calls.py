@@ -264,18 +264,23 @@ class HandlerCalls:
             else:
                 await self._settle(delivery, taken, error)
         except asyncio.CancelledError:
-            if delivery.state == "running":
-                delivery.elapsed = delivery.age
-            self._settling.leave(delivery, self.running[delivery], closing=self._closing or self.ending())
+            self._leave(delivery)
         finally:
             delivery.state = "finished"
             self.running.pop(delivery, None)
             self.dispatcher.ended(delivery.subscription, taken)
             if hooks is not None:
                 hooks.end(delivery, error, frames)
-            drop_frames(error)  # it is kept for ``wait_settled``, and its causes with it
+            if error is not None:
+                drop_frames(error)  # it is kept for ``wait_settled``, and its causes with it
             delivery.task = None
             del error, frames
+
+    def _leave(self, delivery: Delivery) -> None:
+        """Leaves the messages of a cancelled call without an outcome."""
+        if delivery.state == "running":
+            delivery.elapsed = delivery.age
+        self._settling.leave(delivery, self.running[delivery], closing=self._closing or self.ending())
 
     async def _settle(self, delivery: Delivery, taken: tuple[Waiting, ...], error: BaseException | None) -> None:
         left = self.running[delivery] = self._settling.decide(delivery, taken, error)
