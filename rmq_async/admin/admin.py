@@ -361,7 +361,7 @@ class Admin(ClientUser):
 
         All groups of these topics get them, not only ``group``. The brokers keep the number of letters that were sent again,
         and the next call continues after them; a letter that was sent just before a call failed is sent twice. Raises the
-        error of the first failed request.
+        error of the first failed request, with a note that says how many were sent before it, and which letter is the next.
         """
         async with self._call() as instance:
             if limit is not None:

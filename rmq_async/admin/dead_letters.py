@@ -28,7 +28,7 @@ from rmq_protocol.stored import decode_pull
 from .. import machine
 from ..broker_answers import broker_error
 from ..client import TOOLS_GROUP, ClientInstance, commit_offset, committed_offset, max_offset, min_offset
-from ..errors import RequestTimeoutError, TopicNotFoundError
+from ..errors import RequestTimeoutError, RocketMQError, TopicNotFoundError
 
 __all__ = ["read", "resend"]
 
@@ -66,7 +66,11 @@ async def resend(instance: ClientInstance, group: str, limit: int | None, timeou
             left = min(end - offset, PULL_SIZE if limit is None else limit - sent)
             messages, offset = await _pull(instance, queue, offset, left, machine.monotonic() + timeout)
             for message in messages:
-                await _send(instance, group, message, machine.monotonic() + timeout)
+                try:
+                    await _send(instance, group, message, machine.monotonic() + timeout)
+                except RocketMQError as error:
+                    error.add_note(f"{sent} dead letters were sent before {message.msg_id}, which the next call begins with")
+                    raise
                 await commit_offset(instance, TOOLS_GROUP, queue, message.queue_offset + 1)
                 sent += 1
     return sent

@@ -10,7 +10,7 @@ from typing import Final, Literal
 
 import click
 
-from rmq_async import Admin
+from rmq_async import Admin, RocketMQError
 from rmq_async.admin import OffsetChange
 from rmq_protocol.forwarding import original_topic
 from rmq_protocol.validation import is_system_group
@@ -240,7 +240,10 @@ def resend(name: str, limit: int | None, yes: bool, namesrv: str | None, timeout
     _confirm(f"Send the dead letters of group {name} to their topics again?", yes=yes)
 
     async def work(admin: Admin) -> None:
-        count = await admin.resend_dead_letters(name, limit=limit)
+        try:
+            count = await admin.resend_dead_letters(name, limit=limit)
+        except RocketMQError as error:
+            raise click.ClickException("; ".join((str(error), *getattr(error, "__notes__", ())))) from None
         output.record({"group": name, "sent": count})
         output.line(f"{count} sent again")
 

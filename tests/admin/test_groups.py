@@ -287,6 +287,29 @@ async def test_resend_dead_letters_sends_each_once(server: EmbeddedRocketMQ, adm
     assert len(handled) == 5
 
 
+async def test_resend_dead_letters_of_a_deleted_topic_says_how_many_were_sent(server: EmbeddedRocketMQ, admin: Admin) -> None:
+    for topic in ("BillTopic", "RefundTopic"):
+        await admin.create_topic(topic, queues=1, broker="broker-a")
+    consumer = Consumer("billing", namesrv=server.namesrv, start_from="earliest")
+
+    async def refuse(message: MessageExt) -> None:
+        raise DeadLetter
+
+    for topic in ("BillTopic", "RefundTopic"):
+        consumer.subscribe(topic, refuse)
+    async with consumer, Producer("orders", namesrv=server.namesrv) as producer:
+        ids = []
+        for topic in ("BillTopic", "RefundTopic", "BillTopic"):
+            ids.append((await producer.send(Message(topic, b"bad"))).msg_id)
+            await consumer.wait_settled(1)
+    await admin.delete_topic("RefundTopic")
+    with pytest.raises(TopicNotFoundError, match="RefundTopic") as caught:
+        await admin.resend_dead_letters("billing")
+    assert caught.value.__notes__ == [f"1 dead letters were sent before {ids[1]}, which the next call begins with"]
+    await admin.create_topic("RefundTopic", queues=1)
+    assert await admin.resend_dead_letters("billing") == 2
+
+
 async def test_resend_dead_letters_with_a_sharding_key_goes_to_its_queue(server: EmbeddedRocketMQ, admin: Admin) -> None:
     keys = [f"customer-{number}" for number in range(8)]
     async with Producer("orders", namesrv=server.namesrv) as producer:
