@@ -1,6 +1,6 @@
-"""A program that uses Spark Connect: ``python connect_client.py URL NAMESRV PLACE GROUP``; prints a JSON object for each step.
+"""A program that uses Spark Connect: ``python connect_client.py URL NAMESRV PLACE``; prints a JSON object for each step.
 
-``PLACE``: a directory for files of Spark. ``GROUP``: a group with dead letters. The topics Written, Published and Loaded exist.
+``PLACE``: a directory for files of Spark. The topics Written, Published and Loaded exist.
 """
 
 from __future__ import annotations
@@ -13,12 +13,11 @@ from pyspark.sql import SparkSession
 
 from rmq_async.errors import ConfigError
 from rmq_async.spark.pipelines.archive import archive
-from rmq_async.spark.pipelines.dlq_replay import replay_dead_letters
 from rmq_async.spark.pipelines.load import load
 from rmq_async.spark.pipelines.publish import publish
 
 
-def main(url: str, namesrv: str, place: str, group: str) -> None:
+def main(url: str, namesrv: str, place: str) -> None:
     spark = SparkSession.builder.remote(url).getOrCreate()
     options = {"nameserver": namesrv}
 
@@ -44,8 +43,6 @@ def main(url: str, namesrv: str, place: str, group: str) -> None:
     said(published=published.messages, arrived=published.arrived)
     report = load(spark, topic="Loaded", results=f"{place}/results", options=options, rate=100.0, seconds=1.0, tasks=2)
     said(acknowledged=report.acknowledged, attempted=report.attempted, lost=report.lost)
-    replayed = replay_dead_letters(spark, group, options, send=True, rate=1000)
-    said(replayed=replayed.replayed, found=replayed.found)
     try:
         archive(spark, "Written", f"{place}/archive", options=options)
     except ConfigError as error:

@@ -26,7 +26,9 @@ def main(place: str, port: str) -> None:
         "spark.driver.extraJavaOptions": f"{QUICK} -Dderby.system.home={place}",
         "spark.executor.extraJavaOptions": f"{QUICK} {os.environ.get('SPARK_SUBMIT_OPTS', '')}",
         "spark.executorEnv.PYTHONPATH": os.environ.get("PYTHONPATH", ""),
-        "spark.sql.shuffle.partitions": "2",
+        "spark.sql.shuffle.partitions": "1",
+        "spark.sql.codegen.wholeStage": "false",
+        "spark.sql.adaptive.enabled": "false",
         "spark.sql.warehouse.dir": f"{place}/warehouse",
         "spark.local.dir": f"{place}/local",
     }.items():
