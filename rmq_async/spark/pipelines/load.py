@@ -34,7 +34,7 @@ from rmq_async.spark.pipelines.load_plot import needs_matplotlib, plot
 from rmq_async.spark.pipelines.load_report import WHOLE, RunReport, read_results, report
 from rmq_async.spark.pipelines.load_tasks import COLUMNS, MODES, STORED, LoadPlan, Result, results_of
 from rmq_async.spark.pipelines.outgoing import Arrivals, access_for, target_queues, watched
-from rmq_async.spark.pipelines.session import parallelism
+from rmq_async.spark.pipelines.session import master_of, parallelism
 
 __all__ = ["LoadSummary", "load", "main"]
 
@@ -196,7 +196,7 @@ def _tasks(spark: SparkSession, wanted: int | None) -> int:
     at_once = parallelism(spark)
     if wanted is None:
         return at_once
-    master = spark.conf.get("spark.master") or ""
+    master = master_of(spark)
     if wanted < 1 or (wanted > at_once and master.startswith("local")):
         raise ConfigError(f"tasks must be from 1 to {at_once}, what --master {master} runs at a time, not {wanted}")
     return wanted

@@ -14,7 +14,7 @@ from pyspark.errors import PySparkAttributeError, PySparkRuntimeError
 from pyspark.sql import SparkSession
 from pyspark.sql.functions import spark_partition_id
 
-__all__ = ["activate", "parallelism", "running_or"]
+__all__ = ["activate", "master_of", "parallelism", "running_or"]
 
 _MANY: Final = 1 << 16
 """Rows of a range, more than a cluster has cores: Spark makes as many partitions of it as tasks run at a time."""
@@ -33,6 +33,14 @@ def parallelism(spark: SparkSession) -> int:
         return int(spark.sparkContext.defaultParallelism)
     except PySparkAttributeError:
         return spark.range(_MANY).select(spark_partition_id()).distinct().count()
+
+
+def master_of(spark: SparkSession) -> str:
+    """Returns the master URL of the session's context; of Spark Connect the setting, which a session may have changed."""
+    try:
+        return str(spark.sparkContext.master)
+    except PySparkAttributeError:
+        return spark.conf.get("spark.master", "") or ""
 
 
 @contextmanager
