@@ -268,12 +268,11 @@ async def clone(instance: ClientInstance, source: str, target: str, topic: str, 
         await commit_offset(instance, target, queue, offset)
         verified = await committed_offset(instance, target, queue) == offset
         if not verified:  # a reset waits for members, and until then the broker ignores commits
-            low, high = await min_offset(instance, queue), await max_offset(instance, queue)
-            change = OffsetChange(queue, before, min(max(offset, low), high))
+            offset = await _target(instance, queue, offset)
             broker = instance.routes.broker_of(queue)
-            of_target = _Reset(instance, target, topic, change.after, timeout)
-            await of_target.reset_by_offset([change], broker, brokers_of(route.data)[broker])
-            verified = await committed_offset(instance, target, queue) == change.after
+            of_target = _Reset(instance, target, topic, offset, timeout)
+            await of_target.reset_by_offset([OffsetChange(queue, before, offset)], broker, brokers_of(route.data)[broker])
+            verified = await committed_offset(instance, target, queue) == offset
         changes.append(OffsetChange(instance.names.shown_queue(queue), before, offset, verified))
     if not changes:
         name, of_topic = instance.names.display_name(source), instance.names.display_name(topic)

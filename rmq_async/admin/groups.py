@@ -34,6 +34,7 @@ from ..errors import (
     BrokerNotFoundError,
     ClientStateError,
     GroupNotOnlineError,
+    NoPermissionError,
     SubscriptionGroupNotExistError,
     TopicNotFoundError,
 )
@@ -93,9 +94,14 @@ async def _known(instance: ClientInstance, brokers: Mapping[str, str], deadline:
 
 
 async def check_exists(instance: ClientInstance, group: str, deadline: float) -> None:
-    """Raises SubscriptionGroupNotExistError where no broker has settings of the group."""
+    """Raises SubscriptionGroupNotExistError where no broker has settings of the group. A user who may not list groups is not
+    stopped by that: the request that follows needs rights of its own."""
     brokers = masters_of(await cluster_info(instance, deadline))
-    if group not in await _known(instance, brokers, deadline):
+    try:
+        known = await _known(instance, brokers, deadline)
+    except NoPermissionError:
+        return
+    if group not in known:
         raise _not_there(instance, group, brokers)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from math import isnan
 from typing import Final, NamedTuple
 
 from .config import MAX_DELAY, Retry
@@ -50,9 +51,12 @@ def level_of(delay: float) -> int:
 
 def _delay_of(error: BaseException, retry: Retry, attempt: int) -> float | None:
     """Returns the seconds that a RetryLater says, else those of ``retry``. Raises TypeError or ValueError for what is no number."""
-    if isinstance(error, RetryLater) and error.delay is not None:
-        return float(error.delay)
-    return retry.delay_after(attempt)
+    if not isinstance(error, RetryLater) or error.delay is None:
+        return retry.delay_after(attempt)
+    delay = float(error.delay)
+    if isnan(delay):
+        raise ValueError("delay must be a number of seconds, not NaN")
+    return delay
 
 
 def decide(error: BaseException | None, subscription: Subscription, retry: Retry, attempt: int) -> Decision:

@@ -142,6 +142,15 @@ async def test_group_lag_counts_topics_and_retries_apart(server: EmbeddedRocketM
     assert (await admin.group_lag("shipping", "OrderTopic")).messages == 14  # never consumed: counts whole
 
 
+async def test_group_lag_of_a_user_who_may_not_list_groups(server: EmbeddedRocketMQ, admin: Admin) -> None:
+    await send(server, b"1", b"2")
+    listing = RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG
+    server.fail_next(ResponseCode.NO_PERMISSION, 2, request=listing)
+    assert (await admin.group_lag("billing", "OrderTopic")).messages == 2
+    server.fail_next(ResponseCode.NO_PERMISSION, 2, request=listing)
+    assert {change.after for change in await admin.reset_offsets("billing", "OrderTopic", "earliest", dry_run=True)} == {0}
+
+
 # -- resets
 
 

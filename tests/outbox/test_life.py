@@ -13,7 +13,7 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 from sqlalchemy.pool import NullPool
 
-from rmq_async import ClientStateError, ConfigError, ForkedError, Message, Producer, WrongLoopError
+from rmq_async import ConfigError, ForkedError, Message, Producer, WrongLoopError
 from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_async.outbox import Outbox
 from rmq_async.outbox.relay import is_owned
@@ -259,116 +259,6 @@ def test_a_child_process_is_refused(tmp_path: Path) -> None:
                 os._exit(1)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 17
         runner.run(outbox.stop())
-
-
-# -- the producer
-
-
-async def test_producer_that_runs_elsewhere_is_refused(tmp_path: Path) -> None:
-    """On another loop and in a forked child: no row counts an attempt that could not be made."""
-    engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path}/service.db", poolclass=NullPool)
-
-    async def refused(producer: Producer, error: type[Exception]) -> None:
-        outbox = Outbox(engine, producer)
-        await outbox.create_table()
-        async with engine.begin() as connection:
-            await outbox.add(connection, Message("T", b"x"))
-        for call in (outbox.start, outbox.relay_once):
-            with pytest.raises(error):
-                await call()
-        assert {row["attempts"] for row in await rows(engine, "rmq_outbox")} == {0}
-
-    async with EmbeddedRocketMQ() as server, Producer("orders", namesrv=server.namesrv) as producer:
-        await asyncio.to_thread(asyncio.run, refused(producer, WrongLoopError))
-        child = os.fork()
-        if child == 0:
-            try:
-                asyncio.run(refused(producer, ForkedError))
-                os._exit(17)
-            finally:
-                os._exit(1)
-        _, status = await asyncio.to_thread(os.waitpid, child, 0)
-        assert os.waitstatus_to_exitcode(status) == 17
-
-
-@on_sqlite
-async def test_a_producer_that_is_new_is_started_and_stopped_with_the_outbox(
-    engine: AsyncEngine, table: str, server: EmbeddedRocketMQ, sessions: Sessions
-) -> None:
-    producer = Producer("orders", namesrv=server.namesrv)
-    outbox = Outbox(engine, producer, table=table, poll_interval=0.02)
-    await outbox.create_table()
-    for count in (1, 2):
-        async with outbox:
-            async with sessions.begin() as session:
-                await outbox.add(session, Message("T", b"x"))
-            assert (await settled(outbox)).sent == count
-        assert producer.state is ProducerState.STOPPED
-
-
-@on_sqlite
-async def test_a_producer_that_runs_is_left_running(outbox: Outbox, producer: Producer) -> None:
-    await outbox.stop()
-    assert producer.state is ProducerState.RUNNING
-
-
-@on_sqlite
-async def test_the_last_of_two_outboxes_stops_their_producer(
-    engine: AsyncEngine, table: str, server: EmbeddedRocketMQ, sessions: Sessions
-) -> None:
-    producer = Producer("orders", namesrv=server.namesrv)
-    first, second = (Outbox(engine, producer, table=table, poll_interval=0.02) for _ in range(2))
-    await first.create_table()
-    async with first:
-        async with second:
-            await until(lambda: producer.state is ProducerState.RUNNING)
-        async with sessions.begin() as session:
-            await first.add(session, Message("T", b"x"))
-        assert (await settled(first)).sent == 1
-    assert producer.state is ProducerState.STOPPED
-
-
-@on_sqlite
-async def test_name_servers_that_are_away_at_the_start_are_waited_for(
-    engine: AsyncEngine, table: str, server: EmbeddedRocketMQ, sessions: Sessions
-) -> None:
-    await server.stop()
-    producer = Producer("orders", namesrv=server.namesrv, request_timeout=0.2)
-    outbox = Outbox(engine, producer, table=table, poll_interval=0.02)
-    await outbox.create_table()
-    async with outbox:
-        async with sessions.begin() as session:
-            await outbox.add(session, Message("T", b"x"))
-        await asyncio.sleep(0.1)
-        assert (await outbox.status()).pending == 1
-        await server.start()
-        assert (await settled(outbox)).sent == 1
-
-
-@on_sqlite
-async def test_an_outbox_whose_producer_never_started_stops_at_once(engine: AsyncEngine, table: str) -> None:
-    producer = Producer("orders", namesrv="127.0.0.1:1", request_timeout=5.0)
-    outbox = Outbox(engine, producer, table=table)
-    await outbox.create_table()
-    async with asyncio.timeout(2):
-        async with outbox:
-            await asyncio.sleep(0.05)
-    assert producer.state is not ProducerState.RUNNING
-
-
-@on_sqlite
-async def test_a_producer_that_its_user_stops_and_starts_goes_on(
-    outbox: Outbox, producer: Producer, sessions: Sessions
-) -> None:
-    await producer.stop()
-    async with sessions.begin() as session:
-        await outbox.add(session, Message("T", b"x"))
-    await asyncio.sleep(0.1)
-    assert (await outbox.status()).pending == 1
-    with pytest.raises(ClientStateError, match="is stopped"):
-        await outbox.relay_once()
-    await producer.start()
-    assert (await settled(outbox)).sent == 1
 
 
 # -- a database that is away

@@ -11,6 +11,7 @@ import threading
 import traceback
 import weakref
 from datetime import timedelta
+from math import nan
 from typing import Any
 
 import pytest
@@ -173,7 +174,10 @@ class _Dead(DeadLetter):
 
 
 @pytest.mark.parametrize("options", [{}, {"order": "queue"}, {"batch_size": 2}, {"mode": "pop"}])
-@pytest.mark.parametrize("error", [RetryLater(timedelta(seconds=1)), RetryLater("soon"), _Later()])  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    "error",
+    [RetryLater(timedelta(seconds=1)), RetryLater("soon"), RetryLater(nan), _Later()],  # type: ignore[arg-type]
+)
 async def test_retry_later_without_a_usable_delay_waits_for_the_usual_one(
     error: RetryLater, options: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
