@@ -1,14 +1,17 @@
-"""What members of a group rely on, on real brokers: ids of two clients in a process, and dead letters that brokers make."""
+"""Facts about groups on real brokers: ids of clients, dead letters that brokers make, resets, copies and retries of pops."""
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from collections import Counter
 from dataclasses import replace
+from datetime import UTC, datetime
 
 import pytest
 
-from rmq_async import Admin, ClientConfig, Consumer, Message, MessageExt, Producer
+from rmq_async import Admin, ClientConfig, Consumer, Message, MessageExt, Producer, RetryLater
+from rmq_async.errors import SubscriptionGroupNotExistError
 from rmq_async.testing.cluster import OLD_VERSION, RealCluster
 
 from ..consumer.group.support import until
@@ -89,3 +92,53 @@ async def test_dead_letter_with_a_sharding_key_is_sent_again_to_the_queue_of_its
             assert await admin.resend_dead_letters(group) == len(keys)
             await until(lambda: len(came) == 2 * len(keys), 30.0)
         assert {str(message.sharding_key): message.queue for message in came[len(keys) :]} == sent
+
+
+async def test_resets_to_early_times_and_copies_over_a_reset(each_cluster: RealCluster) -> None:
+    """To brokers a negative time is the end of a queue; from 5.2 on they ignore commits from a reset until a member pulls."""
+    topic = source = f"Early_{uuid.uuid4().hex}"
+    target = f"{source}_copy"
+    async with Admin(namesrv=each_cluster.namesrv) as admin, Producer("p", namesrv=each_cluster.namesrv) as producer:
+        await admin.create_topic(topic, queues=1)
+        for group in (source, target):
+            await admin.create_group(group)
+        for number in range(6):
+            await producer.send(Message(topic, b"%d" % number))
+        for group in (source, target):
+            (change,) = await admin.reset_offsets(group, topic, datetime(1960, 1, 1, tzinfo=UTC))
+            assert (change.after, change.verified) == (0, True)
+            assert (await admin.group_lag(group, topic)).messages == 6
+        (change,) = await admin.reset_offsets(source, topic, 4)
+        assert (change.after, change.verified) == (4, True)
+        (change,) = await admin.clone_offsets(source, target, topic)
+        assert (change.after, change.verified) == (4, True)
+        assert (await admin.group_lag(target, topic)).messages == 2
+        with pytest.raises(SubscriptionGroupNotExistError, match="there is no group"):
+            await admin.group_lag(f"{source}_unknown", topic)
+
+
+async def test_retries_of_pops_are_counted_apart_and_deleted_with_their_group(cluster: RealCluster) -> None:
+    topic = group = f"Pops_{uuid.uuid4().hex}"
+    async with Admin(namesrv=cluster.namesrv) as admin, Producer("p", namesrv=cluster.namesrv) as producer:
+        await admin.create_topic(topic, queues=1)
+        await admin.create_group(group)
+        await producer.send(Message(topic, b"bad"))
+        consumer = Consumer(group, namesrv=cluster.namesrv, mode="pop", start_from="earliest")
+
+        @consumer.handler(topic)
+        async def handle(message: MessageExt) -> None:
+            raise RetryLater(1.0)
+
+        async with consumer:
+            await consumer.wait_settled(1)
+        for _ in range(100):
+            if (await admin.group_lag(group, topic)).retries:
+                break
+            await asyncio.sleep(0.3)
+        lag = await admin.group_lag(group, topic)
+        assert (lag.messages, lag.retries) == (0, 1)
+        await admin.delete_group(group)
+        with pytest.raises(SubscriptionGroupNotExistError, match="there is no group"):
+            await admin.delete_group(group)
+        await admin.create_group(group)
+        assert (await admin.group_lag(group, topic)).retries == 0
