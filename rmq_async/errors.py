@@ -99,7 +99,7 @@ class ForbiddenError(RocketMQError):
 
 
 class ClientStateError(RocketMQError):
-    """The call needs a started client, and this one is not started yet or already stopped."""
+    """The client is not in the state that the call needs: not started yet, stopped already, or running."""
 
 
 class ForkedError(RocketMQError):

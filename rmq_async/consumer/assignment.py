@@ -252,7 +252,6 @@ class Assignment:
                 logger.warning("the last offset of %s was not committed in time; its messages are repeated", held.shown)
             locked = held.is_ordered and not await self._calls_over(held)
         finally:
-            self._intake.stopped.pop(held, None)
             lost, held.state = held.state is QueueState.LOST, QueueState.RELEASED
             self._forget(held)
         if locked and not lost:
@@ -285,6 +284,7 @@ class Assignment:
         """Removes the state of a queue that has left this member."""
         self.leaving.pop(held, None)
         self._abandoned.pop(held, None)
+        self._intake.stopped.pop(held, None)
         self._intake.marks.given_up(held.queue, held.committed)
         self._intake.withdraw_waiting(held)
         self.dispatcher.forget(held)

@@ -247,8 +247,11 @@ class Consumer(Reader):
     async def run(self, *, signals: Sequence[signal.Signals] = (signal.SIGINT, signal.SIGTERM)) -> None:
         """Starts, runs until a signal comes or ``stop()`` is called, and stops. A second signal ends the running handlers at once.
 
-        Outside of the main thread it handles no signal. Raises as ``start()`` does.
+        Outside of the main thread it handles no signal. Raises as ``start()`` does, and ClientStateError while another task
+        is in ``run()``.
         """
+        if self._over is not None:
+            raise ClientStateError(f"{self._label} is in run() already: await that call, or stop() it first")
         loop = asyncio.get_running_loop()
         self._over = over = asyncio.Event()
         aborted = asyncio.Event()

@@ -55,6 +55,13 @@ def test_what_is_sent_is_pulled(server: EmbeddedRocketMQ, rmq_here: Rmq) -> None
     assert body == "naïve"
 
 
+def test_pull_of_a_topic_without_read_permission(rmq_here: Rmq) -> None:
+    assert rmq_here("topic", "create", "Closed", "--perm", "2").code == 0
+    ended = rmq_here("pull", "Closed")
+    assert (ended.code, ended.out) == (1, "")
+    assert ended.err.startswith("rmq: topic Closed has no readable queue: ")
+
+
 def test_json_of_what_was_sent(rmq_here: Rmq) -> None:
     (record,) = rmq_here("send", "Json", "--body", "x", "--sharding-key", "order-1", "--json").records
     assert record.keys() == {

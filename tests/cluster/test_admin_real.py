@@ -212,6 +212,21 @@ async def _once_online(call: object, group: str) -> object:
             await asyncio.sleep(0.05)
 
 
+async def test_reading_a_topic_without_read_permission(each_cluster: RealCluster) -> None:
+    """An iteration that ended at once would say that nothing is there."""
+    async with admin_of(each_cluster) as admin, PullConsumer(new("CG"), client=admin.config) as consumer:
+        topic = new("Closed")
+        await admin.create_topic(topic, queues=2)
+        async with Producer("PG", client=admin.config) as producer:
+            await producer.send(Message(topic, b"x"))
+        await admin.create_topic(topic, queues=2, perm=2)
+        assert await consumer.queues(topic) == ()
+        with pytest.raises(BrokerNotFoundError, match=f"topic {topic} has no readable queue"):
+            await anext(aiter(consumer.read(topic)))
+        await admin.create_topic(topic, queues=2, perm=6)
+        assert [message.body async for message in consumer.read(topic)] == [b"x"]
+
+
 async def test_what_does_not_exist_is_one_clear_error(each_cluster: RealCluster) -> None:
     async with admin_of(each_cluster) as admin, PullConsumer(new("CG"), client=admin.config) as consumer:
         topic = new("Wrong")

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from time import monotonic
+from typing import Literal
 
 import pytest
 
+from rmq_async import Admin
 from rmq_async.consumer.read import reading as reading_module
 from rmq_async.errors import (
     BrokerError,
+    BrokerNotFoundError,
     ConnectError,
     CorruptMessageError,
     NoPermissionError,
@@ -136,3 +139,15 @@ async def test_a_queue_that_leaves_the_route_leaves_the_reading() -> None:
         assert not reading.done()
         reading.cancel()
         await asyncio.gather(reading, return_exceptions=True)
+
+
+@pytest.mark.parametrize("end", ["latest", None])
+async def test_topic_without_a_readable_queue_is_an_error(end: Literal["latest"] | None) -> None:
+    async with embedded(queues=2) as (_, consumer), Admin(client=consumer.config) as admin:
+        await admin.create_topic(TOPIC, queues=2, perm=2)
+        with pytest.raises(BrokerNotFoundError) as caught:
+            await anext(consumer.read(TOPIC, end=end))
+        assert str(caught.value) == (
+            "topic t has no readable queue: its brokers do not permit reading; give it there the permission 4 (read) or 6 (read "
+            "and write)"
+        )

@@ -139,7 +139,8 @@ class PullConsumer(ClientUser):
         datetime, or offsets by queue. ``end``: exclusive; "latest" includes every message that was acknowledged before the
         first step (which costs some 60 ms per broker); None never ends and includes new queues. For an offset beyond the last
         message the iteration waits. With offsets by queue and no ``queues``, these queues are read; else ``queues``, else all.
-        Offsets are those of masters: without one the first step raises BrokerNotFoundError.
+        Offsets are those of masters: without one the first step raises BrokerNotFoundError, as for a topic without a readable
+        queue.
 
         The iteration raises OffsetRangeError where a queue does not hold its offset (any more), and where messages were
         deleted before they were read, except that "earliest" goes on with the first message there is; CorruptMessageError for
@@ -160,7 +161,8 @@ class PullConsumer(ClientUser):
                     if end is None and queues is None:  # so that what the topic has already is no new queue to follow
                         await instance.routes.get(topic, instance.config.request_timeout)
                     await for_each(chosen, lambda queue: known_queue(instance, queue))
-                return await self._cursors(instance, await self._queues(topic) if chosen is None else chosen, start, end)
+                found = await self._readable_queues(topic) if chosen is None else chosen
+                return await self._cursors(instance, found, start, end)
 
         scope = ReadScope(tags, end is None, topic if queues is None and end is None else None, chosen is not None, start)
         return Reader(instance, self._group, scope, opening, self._calls, self._readers).messages()
@@ -210,6 +212,17 @@ class PullConsumer(ClientUser):
         async with self._call() as instance:
             route = await instance.routes.refresh(topic, provisional=False)
         return route.subscribe_queues
+
+    async def _readable_queues(self, topic: str) -> tuple[MessageQueue, ...]:
+        """Returns the queues of a topic on the wire. Raises BrokerNotFoundError if there is none: an iteration that ended at
+        once would look like that of an empty topic."""
+        queues = await self._queues(topic)
+        if not queues:
+            raise BrokerNotFoundError(
+                f"topic {self._names.shown(topic)} has no readable queue: its brokers do not permit reading; give it there the "
+                "permission 4 (read) or 6 (read and write)"
+            )
+        return queues
 
     def _join(self, instance: ClientInstance) -> None:
         instance.register_consumer(ConsumerData(group_name=self._group, unit_mode=self.config.unit_mode))

@@ -80,6 +80,39 @@ def test_lock_of_an_ordered_queue_that_another_client_got_ends_its_calls(caplog:
     assert "the lock of" in caplog.text
 
 
+def test_lock_lost_by_a_stopped_queue_leaves_no_entry_of_the_stop() -> None:
+    async def main(s: Simulation) -> None:
+        await create(s.namesrv, queues=1)
+        await send(s.namesrv, b"0", b"1")
+        seen: list[bytes] = []
+
+        async def handle(message: MessageExt) -> None:
+            seen.append(message.body)
+
+        async with ordered(s.namesrv, handle) as consumer:
+            await until(lambda: len(seen) == 2)
+        await send(s.namesrv, b"2", b"3")
+        s.brokers[0].expire(Q0, 3)
+        instance = await ClientInstance.acquire(ClientConfig(namesrv=s.namesrv, instance_name="another"))
+        consumer = Consumer("g", namesrv=s.namesrv, out_of_range="stop")
+        consumer.subscribe("T", handle, order="queue")
+        async with consumer:
+            await until(lambda: [problem.code for problem in consumer.health().problems] == ["queue_stopped"])
+            session = consumer._session
+            assert session is not None
+            assert len(session.intake.stopped) == 1
+            await instance.routes.get("T", 3.0)
+            locks = QueueLocks(instance, "g")
+            (client_id,) = await group_members(instance, "g", "broker-a", "T")
+            await locks.unlock_for(client_id, [Q0])
+            assert await locks.lock([Q0]) == {Q0}
+            await until(lambda: Q0 not in consumer.assignment, 40.0)
+            assert session.intake.stopped == {}
+        await instance.release()
+
+    Simulation(4, faults=None).run(main)
+
+
 def test_queue_of_a_crashed_ordered_member_waits_for_the_end_of_its_lock() -> None:
     async def main(s: Simulation) -> None:
         await create(s.namesrv, queues=1)
