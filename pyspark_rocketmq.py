@@ -1,4 +1,4 @@
-"""Lets Spark find ``format("rocketmq")`` by itself: it looks for ``DefaultSource`` in modules named ``pyspark_*``."""
+"""Lets Spark find ``format("rocketmq")`` by itself: Spark looks for ``DefaultSource`` in modules named ``pyspark_*``."""
 
 from rmq_async.spark.source import RocketMQDataSource as DefaultSource
 

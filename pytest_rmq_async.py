@@ -1,10 +1,7 @@
-"""pytest plugin: the fixtures ``rocketmq``, ``rocketmq_cluster`` and ``simulated_rocketmq``.
+"""Provides the fixtures ``rocketmq``, ``rocketmq_cluster`` and ``simulated_rocketmq``, as a plugin of pytest.
 
-pytest finds it by itself once rmq-async is installed.
-
-Every pytest run on the machine loads this module, whether it has to do with RocketMQ or not. So it stands outside the package
-(importing ``rmq_async.anything`` would load the client, asyncio and TLS) and imports nothing of ours, nor asyncio, until a
-fixture is asked for.
+pytest finds the plugin by itself where rmq-async is installed: each run of pytest in that environment loads this module, whether
+it has to do with RocketMQ or not. So this module imports neither the library nor asyncio until a fixture is requested.
 """
 
 from __future__ import annotations
@@ -24,13 +21,13 @@ _started: pytest.StashKey[RealCluster] = pytest.StashKey()
 
 @pytest.fixture
 def rocketmq_options() -> dict[str, Any]:
-    """Arguments of EmbeddedRocketMQ for ``rocketmq``; override it to have others, say {"brokers": 2}."""
+    """The arguments of EmbeddedRocketMQ for ``rocketmq``: none. Override this fixture to give some, such as {"brokers": 2}."""
     return {}
 
 
 @pytest.fixture
 def rocketmq(rocketmq_options: dict[str, Any]) -> Iterator[EmbeddedRocketMQ]:
-    """A name server and brokers of the test's own, empty, in memory, at ``rocketmq.namesrv``.
+    """A name server and brokers for one test, empty, in memory; ``rocketmq.namesrv`` is their address.
 
     They run in a thread with a loop of their own, so plain and ``async`` tests on any loop may use them; see
     rmq_async.testing.ThreadedRocketMQ.
@@ -43,7 +40,8 @@ def rocketmq(rocketmq_options: dict[str, Any]) -> Iterator[EmbeddedRocketMQ]:
 
 @pytest.fixture(scope="session")
 def rocketmq_cluster_options() -> dict[str, Any]:
-    """Arguments of RealCluster for ``rocketmq_cluster``; override it to have others, say {"brokers": 2, "version": "4.9.7"}."""
+    """The arguments of RealCluster for ``rocketmq_cluster``: none. Override this fixture to give some, such as {"brokers": 2,
+    "version": "4.9.7"}."""
     return {}
 
 
@@ -55,8 +53,8 @@ def rocketmq_cluster(
     ``start()`` (coroutines, on any loop), ``pause()`` and ``resume()`` (plain calls). Servers that a test left stopped or paused
     run again before the next test with this fixture begins.
 
-    NAMESRV_ADDR set: that cluster instead, without controls. Without Java, or without Maven at the first time, the test is
-    skipped with the reason; with RMQ_REQUIRE_CLUSTER=1 it fails.
+    If NAMESRV_ADDR is set, it is that cluster instead, without controls. Without Java, or without Maven at the first time, the
+    test is skipped with the reason; with RMQ_REQUIRE_CLUSTER=1 it fails.
     """
     from rmq_async.testing.cluster import ExternalCluster, RealCluster, require
 
@@ -78,10 +76,10 @@ def rocketmq_cluster(
 
 @pytest.fixture
 def simulated_rocketmq(request: pytest.FixtureRequest) -> Callable[..., Any]:
-    """Runs a coroutine function on a simulated cluster, under virtual time, and checks what was promised:
-    ``simulated_rocketmq(main)`` returns what ``main(simulation)`` returns. For plain tests.
+    """A function that runs a coroutine function on a simulated cluster, under virtual time, and then checks the guarantees of the
+    library: ``simulated_rocketmq(main)`` returns what ``main(simulation)`` returns. For plain tests.
 
-    Further keywords are those of rmq_async.testing.simulation.Simulation. Without ``seed=`` it is that of the environment
+    Further keywords are those of rmq_async.testing.simulation.Simulation. Without ``seed=``, the seed is that of the environment
     variable RMQ_SEED, else a drawn one; the report of a test that fails says how to repeat it.
     """
     from rmq_async.testing.simulation import Simulation
@@ -108,7 +106,9 @@ def _seed_of_the_environment() -> int:
     try:
         return int(text)
     except ValueError:
-        raise pytest.UsageError(f"RMQ_SEED must be a whole number, not {text!r}") from None
+        raise pytest.UsageError(
+            f"RMQ_SEED must be a whole number, not {text!r}; set the one of a report, or unset it"
+        ) from None
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -29,7 +29,7 @@ __all__ = ["Flight", "SingleFlight", "Startable", "StopScope", "WaitFor", "WaitT
 BLOCKED_AFTER: Final = 0.1
 GRACE: Final = 0.02
 SCAN_GRAIN: Final = 0.005
-"""Seconds within which deadlines are judged together."""
+"""Seconds between two looks at the deadlines: those that fall in between end together."""
 RESOLVED_PER_TURN: Final = 256
 MIN_COMPACTED: Final = 64
 """Compact the heap only above this number of entries (compaction is O(n))."""
@@ -134,8 +134,8 @@ class WaitTable(Generic[T]):
 async def wait_until(future: asyncio.Future[Any], deadline: float) -> bool:
     """Waits until ``future`` is done or ``deadline`` (``time.monotonic``) has come; returns whether it is done.
 
-    It neither reads nor raises the future's outcome. Cancelling the wait does not cancel the future. For a future with few
-    waiters: ending a wait costs a pass over all of them.
+    The future's outcome is neither read nor raised, and cancelling the wait does not cancel the future. Meant for a future with
+    few waiters: the end of each wait costs a pass over all of them.
     """
     if future.done():
         return True
@@ -168,7 +168,7 @@ async def wait_until(future: asyncio.Future[Any], deadline: float) -> bool:
 
 
 class Flight(Generic[T]):
-    """Shared work that runs. ``waiting``: its callers, whose futures get True when it has ended."""
+    """Shared work that runs. ``waiting``: the futures of its callers, which get True when it has ended."""
 
     __slots__ = ("_error", "_result", "task", "waiting")
 
@@ -181,7 +181,8 @@ class Flight(Generic[T]):
     async def wait(self, deadline: float) -> T:
         """Returns the result of the work. Always suspends.
 
-        Raises the error of the work, TimeoutError at ``deadline`` (``time.monotonic``), and ClientStateError if it was closed.
+        Raises a copy of the error of the work, TimeoutError at ``deadline`` (``time.monotonic``), and ClientStateError after
+        ``SingleFlight.close``.
         """
         future = self.waiting.join(deadline)
         try:
@@ -208,7 +209,7 @@ WaitFor = Callable[[Flight[T], float], Awaitable[T]]
 
 
 class SingleFlight(Generic[T]):
-    """Shared work by key: the first caller starts a Task, later ones join it. A connect or a look-up is such work.
+    """Runs shared work by key, such as a connect or a look-up: the first caller starts a Task, later ones join it.
 
     Each caller waits with its own deadline; neither a deadline nor a cancelled caller stops the work. Joining and leaving are
     O(1) with 65,535 callers. Each caller gets its own copy of an error: a shared instance would collect all their tracebacks.
@@ -227,9 +228,10 @@ class SingleFlight(Generic[T]):
         return key in self._flights
 
     def start(self, key: Hashable, make: Callable[[], Coroutine[Any, Any, T]]) -> Flight[T]:
-        """Returns the work ``key``, started with ``make()`` unless it runs. Its error is reported if no caller waits for it.
+        """Returns the work ``key``, started with ``make()`` unless it runs. Raises ClientStateError after ``close``.
 
-        Work that has ended in this turn of the loop is not joined: its result may be older than the caller's question.
+        Work that has ended in this turn of the loop is not joined: its result may be older than the caller's question. Where no
+        caller waits, an error of the work goes to the loop's exception handler, unless it is a RocketMQError or TimeoutError.
         """
         if self._closed:
             raise _stopping()
@@ -241,7 +243,7 @@ class SingleFlight(Generic[T]):
         return flight
 
     def waiting(self, key: Hashable) -> int:
-        """Number of callers that wait for the work ``key``; 0 if it does not run."""
+        """Returns the number of callers that wait for the work ``key``; 0 if it does not run."""
         flight = self._flights.get(key)
         return 0 if flight is None else len(flight.waiting)
 
@@ -278,7 +280,7 @@ def _stopping() -> ClientStateError:
 
 
 class StopScope:
-    """Waits that ``stop()`` ends; ``error`` makes the error of current and later waits.
+    """Runs waits that ``stop()`` ends; ``error`` makes the error that current and later waits then raise.
 
     Waits for a flight, of which there may be thousands, share its table. Any other wait is a cancellation scope that ``stop()``
     triggers; other cancellations pass through.
@@ -297,7 +299,7 @@ class StopScope:
         return len(self._scopes) + len(self._futures)
 
     async def wait(self, flight: Flight[T], deadline: float) -> T:
-        """Waits for a flight as ``Flight.wait`` does."""
+        """Waits for a flight as ``Flight.wait`` does; raises the error of the scope if the stop comes first."""
         if self._stopped:
             raise self._error()
         future = flight.waiting.join(deadline)

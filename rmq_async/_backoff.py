@@ -1,4 +1,4 @@
-"""Pauses between repeated attempts: each twice as long as the one before, up to a limit, and shortened at random.
+"""Computes pauses between repeated attempts: each twice as long as the one before, up to a limit, and shortened at random.
 
 Without the random part, clients that fail together would retry together.
 """
@@ -12,9 +12,9 @@ from . import machine
 __all__ = ["Backoff", "pause_after"]
 
 SPREAD: Final = 0.2
-"""Share of a pause that is left to chance."""
+"""The largest share by which a pause is shortened at random."""
 MOST_DOUBLINGS: Final = 64
-"""Keeps the power within a float, however many attempts failed."""
+"""Keeps ``2 ** failures`` within the range of a float."""
 
 
 def pause_after(failures: int, first: float, longest: float, luck: float = 1.0) -> float:
@@ -28,7 +28,7 @@ def pause_after(failures: int, first: float, longest: float, luck: float = 1.0) 
 
 
 class Backoff:
-    """The pauses of one row of failures. ``first``, ``longest``: as for ``pause_after``."""
+    """The pauses after failures in a row. ``first``, ``longest``: as for ``pause_after``."""
 
     __slots__ = ("_failures", "_first", "_longest")
 

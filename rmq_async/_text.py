@@ -1,4 +1,4 @@
-"""Text for logs and errors."""
+"""Helpers for the texts of logs and errors."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _FAQ: Final = "See http"
 
 
 def is_power_of_two(count: int) -> bool:
-    """Returns whether a repeated event is logged: its first, second, fourth, eighth, ... occurrence."""
+    """Returns whether ``count``, 1 or more, is 1, 2, 4, 8, ...: the occurrences of a repeated event that are logged."""
     return count & (count - 1) == 0
 
 
 def without_faq(remark: str) -> str:
-    """Returns a server's remark without its last line, which refers to RocketMQ's questions and answers."""
+    """Returns a server's remark without the reference to RocketMQ's FAQ at its end ("See https://...")."""
     return remark.partition(_FAQ)[0].rstrip()

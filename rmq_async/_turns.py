@@ -1,4 +1,4 @@
-"""Starts and stops of one object, one after the other."""
+"""A lock for the starts and stops of an object that may be used on several event loops, one after the other."""
 
 from __future__ import annotations
 

@@ -25,8 +25,8 @@ _AUTHENTICATION_REMARKS = ("check signature failed", "is not found.", "is disabl
 _ACL_EXCEPTION = "AclException"
 """In the remark of a 4.x broker, which responds with code 1 where one of 5.x responds with 16."""
 _UNREPLICATED_REMARKS = ("in-sync replicas not enough", "[PC_SYNCHRONIZED]", "OS page cache busy")
-"""Of brokers of 5.x, and of 4.9 to a send and to a commit, that replicate by DLedger (``WAIT_QUORUM_ACK_TIMEOUT``); others send
-them before they store."""
+"""Begin the remarks for WAIT_QUORUM_ACK_TIMEOUT of brokers that replicate by DLedger (``DLedgerCommitLog``): of 5.x; of 4.9 to a
+send; of 4.9 to a commit. Brokers without DLedger respond so before they store."""
 _ACL_RIGHTS = ("No default permission", "Need admin permission")
 
 
@@ -49,5 +49,5 @@ def broker_error(
 
 
 def is_unreplicated(code: int | None, remark: str | None) -> bool:
-    """Returns whether a broker refuses a message that it may have stored: its replicas did not confirm in time, and still may."""
+    """Returns whether the broker refused a message that it may have stored: its replicas did not confirm it in time."""
     return code == ResponseCode.SYSTEM_ERROR and (remark or "").startswith(_UNREPLICATED_REMARKS)

@@ -1,4 +1,5 @@
-"""Settings. Immutable, checked when made, with Java's defaults unless a docstring says otherwise."""
+"""The settings of a client instance, and the checks of settings. ``ClientConfig`` is immutable, checked when made, and has Java's
+defaults where Java has the setting, unless its docstring says otherwise."""
 
 from __future__ import annotations
 
@@ -47,11 +48,11 @@ _NAMESPACE: Final = re.compile(r"[a-zA-Z0-9_-]+")
 _SYSTEM_PREFIXES: Final = ("rmq_sys_", "CID_RMQ_SYS_")
 
 _inherited_names: Final[set[str]] = set()
-"""What the processes that this one was forked from have drawn."""
+"""The instance names of the processes that this one was forked from."""
 
 
 def _process_instance_name() -> str:
-    """``<pid>#<8 hex>``, drawn once per process, so that clients of one process share and those of two do not."""
+    """Returns ``<pid>#<8 hex digits>``, drawn once per process: clients of one process share a name, those of two never do."""
     if not machine.instance_name:
         machine.instance_name = f"{machine.process_id()}#{machine.entropy.getrandbits(32):08x}"
     return machine.instance_name
@@ -79,16 +80,18 @@ class ClientConfig:
     Times are seconds, sizes bytes. ``route_poll_interval``: time between two requests for the routes in use.
     ``heartbeat_interval``: time between two registrations of this client's groups at the brokers in use. ``connect_timeout``:
     time limit of one connect, including the look-up of the host name, all its addresses and the TLS handshake.
-    ``request_timeout``: time limit of every request except sends. ``idle_timeout``: time after which unused connections are
-    closed. ``max_frame_size``: a larger frame closes the connection. ``max_decompressed_size``: maximum size of a received
-    body. ``serialize_type``: form of request headers, "json" or "rocketmq" (binary); answers are read in either form.
+    ``request_timeout``: time limit of a request that is no send, unless the call has one of its own; a pull that waits at the
+    broker gets it in addition. ``idle_timeout``: time after which unused connections are closed. ``max_frame_size``: a larger
+    frame that a server sends closes the connection. ``max_decompressed_size``: maximum size of a received body once it is
+    decompressed. ``serialize_type``: form of request headers, "json" or "rocketmq" (binary); answers are read in either form.
 
     ``credentials`` sign every request. ``tls``: True for the default context, which verifies the servers' certificates unless
     ``tls_verify`` is False, or an SSLContext; for name servers and brokers alike. ``server_hostname``: the name that
     certificates must have, if it is not that of the host. ``allowed_broker_hosts``: host names, addresses and networks
-    ("10.0.0.0/8") that routes may send this client to, compared as they are written; default: any. ``vip_channel``: messages
-    go to the brokers' second port, two below the first. ``namespace``: prefix of topics and groups; ``namespace_v2``: sent
-    beside them. ``unit_name``, ``unit_mode``: name and flag that a client of one unit of a cluster sends.
+    ("10.0.0.0/8") that routes may send this client to; names are compared as texts, not resolved; default: any.
+    ``vip_channel``: messages go to the brokers' second port, two below the first. ``namespace``: prefix of topics and groups;
+    ``namespace_v2``: sent in a field of each request, names stay as they are. ``unit_name``, ``unit_mode``: name and flag that
+    a client of one unit of a cluster sends.
     ``start_without_cluster``: True lets ``start()`` return while no name server answers; calls then wait, within their
     timeouts, until one answers and names a broker.
 
@@ -176,6 +179,7 @@ class ClientConfig:
         """Returns a copy of the settings with the name servers as a sorted tuple, from the environment if none are given.
 
         Settings that were made before a fork get this process's own ``instance_name``: servers distinguish clients by it.
+        Raises ConfigError for an invalid address in the environment.
         """
         given = self.namesrv if self.namesrv else os.environ.get(NAMESRV_ENVIRONMENT)
         name = _process_instance_name() if self.instance_name in _inherited_names else self.instance_name
@@ -222,9 +226,10 @@ def client_options(
     options: Mapping[str, object],
     others: Collection[str] = (),
 ) -> ClientConfig:
-    """Returns ``client`` with the keyword options that are its fields. ``others``: names that belong to another config.
+    """Returns ``client`` (default: the default settings) with ``namesrv`` and the keyword options that are its fields.
 
-    Raises TypeError for an option that is neither, and for a config of another type.
+    ``others``: names of options that are fields of another config. Raises TypeError for an option that is a field of neither,
+    and for a ``client`` of another type; ConfigError for an invalid value.
     """
     if not isinstance(client, ClientConfig | None):
         raise TypeError(f"client must be a ClientConfig, not {type(client).__name__}")
@@ -239,8 +244,8 @@ def client_options(
 
 
 def name_servers(given: str | Sequence[str] | None) -> list[str]:
-    """Returns the addresses in "a:1;b:2" (or with commas) or in a sequence of such texts. Raises ConfigError for one
-    without a port."""
+    """Returns the addresses in "a:1;b:2" (or with commas) or in a sequence of such texts. Raises ConfigError for one that is
+    not host:port."""
     if given is None:
         return []
     if not isinstance(given, Sequence):

@@ -14,7 +14,7 @@ class Credentials(SessionCredentials, frozen=True):
     """The keys that requests are signed with. ``access_key``: the user's name, ``secret_key``: the password, where brokers
     have users; ``security_token``: the token of a session.
 
-    Neither ``repr`` nor an error shows the secret or the token. Raises ConfigError for an empty one.
+    Neither ``repr`` nor an error shows the secret or the token. Raises ConfigError for a value that is empty or no text.
     """
 
     def __post_init__(self) -> None:
@@ -30,14 +30,14 @@ class Credentials(SessionCredentials, frozen=True):
 
 
 def _fault_of(secret: object) -> str:
-    """Returns the fault of a secret, or None. It raises no error itself, because a traceback may show the variables of its
-    frame."""
+    """Returns the fault of a secret, "" if it has none. Raises no error itself: a traceback may show the variables of its frame,
+    here the secret."""
     if not isinstance(secret, str):
         return f"not {type(secret).__name__}"
     try:
         secret.encode()
     except UnicodeEncodeError:
-        return "not one that is no Unicode"
+        return "not one that UTF-8 cannot encode"
     return "" if secret else "not an empty one"
 
 

@@ -2,7 +2,7 @@
 
 ``retriable``: another attempt, on another broker if there is one, may succeed. ``maybe_stored``: the request may have reached
 the broker, so the message may be stored although the call failed. ``uses_retry``: the attempt is one of those that ``retries``
-counts, since it may have reached a broker, or since waiting does not help. For a broker's answer
+counts, because it may have reached a broker, or because waiting does not help. For a broker's answer
 ``ProducerConfig.retry_codes`` decides about retrying, unless the class says ``never_retried`` or ``always_retried``.
 """
 
@@ -85,21 +85,22 @@ class SubscriptionConflictError(ConfigError):
 
 
 class InvalidGroupError(ConfigError, InvalidMessageError):
-    """A group name that brokers do not take (-1). An InvalidMessageError too, as it was before it became a ConfigError."""
+    """The name of a group is blank, too long, or has a character that is not allowed (-1, as in Java's ``Validators``)."""
 
     code = -1
 
 
 class SelectorError(RocketMQError):
-    """A queue selector raised, or returned something that is not one of the queues it was given."""
+    """A selector raised, cannot use the key, or returned none of the queues it was given; or ``queue`` is of another topic."""
 
 
 class ForbiddenError(RocketMQError):
-    """A ``check_forbidden`` hook refused the message; nothing was sent."""
+    """A ``check_forbidden`` hook refused an attempt, or raised another error (``__cause__``); that attempt was not sent."""
 
 
 class ClientStateError(RocketMQError):
-    """The client is not in the state that the call needs: not started yet, stopped already, or running."""
+    """The call is not possible in the present state: of the client, such as not started yet, stopped or running already; of a
+    group that still has members; of a consumer or topic that is paused as a whole. The message says which."""
 
 
 class ForkedError(RocketMQError):
@@ -111,30 +112,33 @@ class WrongLoopError(RocketMQError):
 
 
 class BackpressureError(RocketMQError):
-    """No credit became free within the call's timeout: too many messages or bytes are unanswered. Nothing was sent."""
+    """The call's timeout passed before the message could be sent: too many messages or bytes of other calls were unfinished,
+    earlier ordered sends were, or a broker did not keep up with one-way messages. The message was not sent."""
 
 
 class NameServerError(RocketMQError):
-    """No name server is configured, or none answered; the message names each name server that was tried and its answer."""
+    """No name server is configured, or none gave a usable answer in time (10004). For calls that all name servers must answer:
+    at least one did not. The message names the name servers, and what is known of why they failed."""
 
     code = 10004
 
 
 class TopicNotFoundError(RocketMQError):
-    """No route for the topic: 10005 from the look-up (the message names the name server that answered), 17 from a broker."""
+    """The topic has no route, or no queue for the call: 10005 from the look-up of the route, 17 from a broker."""
 
     code = 10005
 
 
 class BrokerNotFoundError(RocketMQError):
-    """The route has no address of this broker, or none of its master (10003)."""
+    """There is no broker to ask (10003): the address of the broker or of its master is not known, the cluster has no such broker,
+    or the topic is not on that broker or has no queue there that the call may use."""
 
     code = 10003
     retriable = True
 
 
 class ConnectError(RocketMQError):
-    """No connection to ``address`` could be made; nothing was sent (10001). ``__cause__`` is the system's error.
+    """No connection to ``address`` could be made; nothing was sent (10001). ``__cause__``: the system's error, if it is one.
 
     ``permanent``: True if every later attempt fails too, because the address is malformed or a setting forbids it.
     """
@@ -242,14 +246,14 @@ class NoPermissionError(BrokerError):
 
 
 class AuthenticationError(NoPermissionError):
-    """The server does not accept the credentials (16, from 4.9 also 1; recognized by the remark)."""
+    """The server does not accept the credentials (16, or 1 from brokers of 4.x; recognized by the remark)."""
 
     retriable = False
     never_retried = True
 
 
 class PermissionDeniedError(NoPermissionError):
-    """The user lacks the permission for the request (16, from 4.9 also 1; recognized by the remark)."""
+    """The user lacks the permission for the request (16, or 1 from brokers of 4.x; recognized by the remark)."""
 
     retriable = False
     never_retried = True
@@ -284,7 +288,7 @@ class QueueNotExistError(InvalidParameterError):
     """The topic has no queue of that number on the broker, or no longer has it; no message was stored.
 
     ``queue_id``: the requested number; ``queues``: the number of queues. Both are None if the broker does not report them (29,
-    from 4.9 also 1; recognized by the remark).
+    or 1 from brokers of 4.x; recognized by the remark).
     """
 
     retriable = True
@@ -357,10 +361,10 @@ class GoAwayError(BrokerError):
 
 
 class OffsetRangeError(BrokerError):
-    """The offset lies outside what the queue holds (21); ``min_offset`` and ``max_offset`` are the limits of the queue.
+    """The offset lies outside what the queue holds (21), or the messages there were deleted, or replaced, before they were read.
 
-    ``lost``: offsets that were deleted before they were read, where these are known. A broker that deletes corrects
-    ``min_offset`` some seconds later.
+    ``min_offset`` and ``max_offset``: the limits of the queue, the latter exclusive; a broker that deletes corrects
+    ``min_offset`` some seconds later. ``lost``: offsets that were deleted before they were read, where these are known.
     """
 
     response_code = ResponseCode.PULL_OFFSET_MOVED
@@ -375,11 +379,11 @@ class OffsetRangeError(BrokerError):
 
 
 class TransactionError(RocketMQError):
-    """The half message is stored, but the broker refused or did not confirm COMMIT or ROLLBACK; it will ask later (``check``).
+    """The half message is stored, but the broker refused or did not confirm COMMIT or ROLLBACK; it will call ``check`` later.
 
     ``result``: the TransactionSendResult, with ``local_status``. ``maybe_ended``: True if the broker may have ended the
     transaction nevertheless. ``code`` and ``remark``: those of the broker's refusal. ``maybe_stored``: True for COMMIT:
-    consumers see the message now, or once ``check`` returns COMMIT.
+    consumers see the message now, or after ``check`` has returned COMMIT.
     """
 
     def __init__(
@@ -406,15 +410,15 @@ class ReplyTimeoutError(RocketMQError, TimeoutError):
 
 
 class HandlerTimeoutError(RocketMQError, TimeoutError):
-    """The handler of a consumer did not end within the ``timeout`` of its subscription; the message is delivered again."""
+    """A handler ran, or an iteration had a message in hand, for longer than the subscription's ``timeout``: a failed attempt."""
 
 
 class QueueLostError(RocketMQError):
-    """Another member of the group has taken the queue over, so this member may not commit offsets for it any more."""
+    """This consumer does not read the queue, or another member took it over during the call; ``assignment()`` lists its queues."""
 
 
 class Attempt(NamedTuple):
-    """One try of a send call. ``elapsed``: seconds from the start of the try; ``error`` is None for a stored answer."""
+    """One attempt of a send. ``elapsed``: seconds that it took; ``error``: None if it was unanswered when the call ended."""
 
     queue: MessageQueue
     address: str | None
@@ -426,8 +430,8 @@ class Attempt(NamedTuple):
 class SendError(RocketMQError):
     """Two or more attempts were made and none succeeded; ``__cause__`` is the newest one's error.
 
-    ``attempts``: the first eight and the newest eight errors, or all if there are at most 16; ``made``: number of attempts.
-    ``maybe_stored``: True if at least one attempt may have been stored.
+    ``attempts``: the first eight and the newest eight attempts, or all if there are at most 16; ``made``: their number, with
+    those left out. ``maybe_stored``: True if at least one attempt may have been stored.
     """
 
     def __init__(

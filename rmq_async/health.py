@@ -38,7 +38,7 @@ ProblemCode = Literal[
     "subscription_conflict",
     "restarted",
 ]
-"""They stay the same, for alerts and tests; docs/production.md says what each means."""
+"""The kinds of problems. Codes do not change, for alerts and tests; docs/production.md says what each means."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +59,9 @@ class Problem:
 class BrokerHealth:
     """State of the connection to a broker's master; read without a request.
 
-    ``reachable``: False if the newest connect failed, if the connection broke and no newer one was made, or if requests are
-    unanswered and no byte has come for ``request_timeout`` seconds. A broker that was not needed yet counts as reachable.
-    ``unanswered``: requests of all clients that share the connection.
+    ``address``: "host:port". ``reachable``: False if the newest connect failed, if the connection broke and no newer one was
+    made, or if requests are unanswered and no byte has come for ``request_timeout`` seconds. A broker that was not needed yet
+    counts as reachable. ``unanswered``: number of requests, of all clients that share the connection.
     """
 
     address: str

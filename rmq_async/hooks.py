@@ -1,7 +1,7 @@
 """Hooks of users in producers and group consumers, and the context object of a send.
 
 Only the methods that a hook defines are called, so a hook for sends adds no cost to requests. Hooks run on the loop, in the
-order of ``hooks``, and must not block. An error of ``check_forbidden`` ends the call; any other error of a hook goes to the
+order of ``hooks``, and must not block. An error of ``check_forbidden`` ends the call; an error of any other method goes to the
 loop's exception handler, and the message is sent or handled all the same.
 """
 
@@ -29,7 +29,7 @@ METHODS: Final = (
 
 
 class SendContext(msgspec.Struct, eq=False, kw_only=True):
-    """One attempt of a send; ``before_send`` and ``after_send`` receive the same object.
+    """One attempt of a send; ``check_forbidden``, ``before_send`` and ``after_send`` receive the same object.
 
     ``message``: the caller's message, a tuple for a batch. ``attempt``: number of the attempt in its call, from 1. ``elapsed``:
     seconds of this attempt, connect included; 0.0 before it. ``result`` and ``error``: None before the attempt; afterwards one
@@ -40,8 +40,8 @@ class SendContext(msgspec.Struct, eq=False, kw_only=True):
     ``born_host``: the client's own address; ``name_servers``: those of its settings, as "host:port"; ``unit_mode``: the client
     setting of that name.
 
-    ``properties``: properties that ``before_send`` adds for this attempt, beside the message's own. ``state``: free for hooks,
-    to carry values from ``before_send`` to ``after_send``.
+    ``properties``: properties that ``before_send`` adds for this attempt; they replace the message's own of the same name.
+    ``state``: free for hooks, to carry values from ``before_send`` to ``after_send``.
     """
 
     message: Message | tuple[Message, ...]
@@ -90,14 +90,16 @@ class Hook:
     def before_send(self, context: SendContext) -> None:
         """Runs before each attempt (``SendMessageHook.sendMessageBefore``).
 
-        Properties that it adds to ``context.properties`` are sent with this attempt, beside the message's own.
+        Properties that it puts into ``context.properties`` are sent with this attempt, and replace the message's own of the same
+        name.
         """
 
     def after_send(self, context: SendContext) -> None:
-        """Runs once after each attempt that was stored, failed or was abandoned (``sendMessageAfter``)."""
+        """Runs once after each attempt that was stored, failed, was abandoned or, one-way, queued (``sendMessageAfter``)."""
 
     def check_forbidden(self, context: SendContext) -> None:
-        """Runs before ``before_send``; raise ForbiddenError to refuse the message and end the call (``CheckForbiddenHook``)."""
+        """Runs before ``before_send``, for each attempt; raise ForbiddenError to refuse it and end the call
+        (``CheckForbiddenHook``). Any other error becomes the ``__cause__`` of a ForbiddenError."""
 
     def before_consume(self, delivery: Any) -> None:
         """Runs before each call of a handler, with its ``Delivery``, in the call's own context (of ``contextvars``).
@@ -113,13 +115,15 @@ class Hook:
     def before_request(self, address: str, command: RemotingCommand) -> None:
         """Runs before each request is signed and written (``RPCHook.doBeforeRequest``).
 
-        It may add strings to ``command.ext_fields``; any other change is reported and undone.
+        It may change ``command.ext_fields``: names are str, values str or None, all of them encodable in UTF-8; otherwise its
+        changes to ``ext_fields`` are undone, as are those to any other attribute, and the loop's exception handler is called.
         """
 
     def after_request(
         self, address: str, command: RemotingCommand, response: RemotingCommand | None, error: BaseException | None
     ) -> None:
-        """Runs once per request, with its response, its error, or neither for a one-way request (``doAfterResponse``)."""
+        """Runs once for each request that ``before_request`` has seen, with its response, its error, or neither for a one-way
+        request (``doAfterResponse``)."""
 
 
 def checked_hooks(hooks: object) -> tuple[Any, ...]:
@@ -146,7 +150,7 @@ def defining(hooks: Iterable[Any], name: str) -> tuple[Any, ...]:
 
 
 class _RequestHook:
-    """The request methods of a user's hook. Equal for the same hook in two producers, so that it is called once."""
+    """The request methods of a user's hook. Equal for the same hook of two clients, so that it sees each request once."""
 
     __slots__ = ("_after", "_before", "_hook")
 

@@ -23,13 +23,13 @@ monotonic: Callable[[], float] = _time.monotonic
 time: Callable[[], float] = _time.time
 """Seconds since the epoch. This clock may be set."""
 random: Random = cast("Random", _random)
-"""The source of pauses, orders and choices: the generator that ``random.seed`` seeds. A forked child repeats its parent's draws."""
+"""The source of pauses, orders and choices: the generator that ``random.seed`` seeds."""
 entropy: Random = SystemRandom()
 """The source of ids and names, which two processes must not draw twice."""
 process_id: Callable[[], int] = os.getpid
 executor: Executor | None = None
-"""Runs the library's jobs; None: threads of its own (``transport/threads.py``)."""
+"""Runs the library's jobs and plain handlers; None: threads of the library's own (``transport/threads.py``) run them."""
 address = ""
-"""IP address of this machine towards the name servers; empty: asked of the system."""
+"""The IP address of this machine that name servers see; empty: the system is asked for it."""
 instance_name = ""
 """The default ``instance_name`` of the clients of this process; empty until one is drawn."""

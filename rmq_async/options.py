@@ -13,13 +13,13 @@ from rmq_protocol.errors import shown
 __all__ = ["lists_options", "suggests_keywords", "unexpected_keyword"]
 
 LONGEST_DEFAULT: Final = 40
-"""Characters of a default that is shown; of a longer one its type is."""
+"""Characters up to which a default is shown; for a longer one its type is shown."""
 
 Class = TypeVar("Class", bound=type[Any])
 
 
 def unexpected_keyword(owner: str, name: str, known: Collection[str]) -> TypeError:
-    """Names the keyword, and the one of ``known`` that is most like it."""
+    """Returns the error for the keyword ``name`` of ``owner``; it suggests the one of ``known`` that is most like it, if any."""
     import difflib  # here, since it is only needed for errors
 
     like = difflib.get_close_matches(name, known, n=1)
@@ -29,7 +29,7 @@ def unexpected_keyword(owner: str, name: str, known: Collection[str]) -> TypeErr
 
 
 def suggests_keywords(cls: Class) -> Class:
-    """Makes a dataclass's constructor raise ``unexpected_keyword``."""
+    """Makes a dataclass's constructor raise ``unexpected_keyword`` for a keyword that is no field."""
     construct: Callable[..., None] = cls.__init__
     known = [field.name for field in fields(cls)]
 

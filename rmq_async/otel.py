@@ -1,4 +1,4 @@
-"""OpenTelemetry: spans, durations and counts of sends and of handler calls, and trace contexts that travel with messages.
+"""Reports to OpenTelemetry: spans, durations and counts of sends and of handler calls, and trace contexts in messages.
 
     producer = Producer("orders", hooks=[OpenTelemetryHook()])
     consumer = Consumer("billing", hooks=[OpenTelemetryHook()])
@@ -54,10 +54,11 @@ TYPES: Final = {
 
 
 class OpenTelemetryHook(Hook):
-    """One of the ``hooks`` of a producer or a group consumer; several of both may share it.
+    """A hook that reports sends and handler calls, for the ``hooks`` of producers and group consumers; several may share one.
 
     Providers and propagator default to the global ones. A message that has a trace context in its properties already keeps it;
-    the span then links to that context. With ``inject=False`` it adds no context to messages.
+    the span of the send then links to that context. If a message of a batch has one, no other message of that batch gets one.
+    With ``inject=False`` the hook adds no context to messages.
     """
 
     def __init__(
@@ -161,7 +162,7 @@ class OpenTelemetryHook(Hook):
             self._consumed.add(len(delivery.messages), attributes, inside)
 
     def _own_context(self, message: Message) -> trace.SpanContext | None:
-        """The trace context that the sender gave the message, if any."""
+        """Returns the trace context that the message has in its properties already, if any."""
         if not message.properties:
             return None
         return _span_context(_extract(message.properties, self._propagator, Context()))
@@ -212,7 +213,7 @@ def _span_context(context: Context) -> trace.SpanContext | None:
 
 
 def error_type(error: BaseException) -> str:
-    """The class of the error, as SystemBusyError; a broker's code that has no class, by its name or number."""
+    """Returns the name of the error's class, such as SystemBusyError; for a broker's code without a class, its name or number."""
     if type(error) is BrokerError and error.code is not None:
         try:
             return ResponseCode(error.code).name
@@ -226,7 +227,7 @@ def _messages(context: SendContext) -> tuple[Message, ...]:
 
 
 def _shared_attributes(context: SendContext) -> dict[str, Any]:
-    """Attributes of both spans and metrics."""
+    """Returns the attributes of both spans and metrics of a send."""
     host, _, port = context.address.rpartition(":")
     return {
         "messaging.system": "rocketmq",
@@ -284,7 +285,7 @@ def _finish(span: Span, context: SendContext, failed: str | None) -> None:
 
 
 def _consume_attributes(delivery: Delivery) -> dict[str, Any]:
-    """Attributes of both spans and metrics of a handler call."""
+    """Returns the attributes of both spans and metrics of a handler call."""
     attributes: dict[str, Any] = {
         "messaging.system": "rocketmq",
         "messaging.operation.name": "process",

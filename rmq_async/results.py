@@ -32,8 +32,11 @@ class SendStatus(Enum):
 class SendResult(msgspec.Struct, frozen=True, gc=False):
     """One stored message.
 
-    ``msg_id``: the unique id (UNIQ_KEY), the same for every attempt of the call. ``offset_msg_id``: the broker's id, which
-    names its store address and commit log offset. ``attempts``: number of requests of the call.
+    ``msg_id``: the unique id (UNIQ_KEY), the same for every attempt of the call. ``offset_msg_id``: the broker's id, made of its
+    address and the offset in its commit log. ``queue_offset``: offset in the queue. ``attempts``: number of attempts of the call.
+
+    ``transaction_id``, ``region_id``, ``trace_on`` (False: the broker wants no message traces) and ``recall_handle`` (of a
+    message that is delivered later, for ``recall``) are those of the response; None where it has none.
     """
 
     status: SendStatus
@@ -59,7 +62,8 @@ class TransactionStatus(Enum):
 class TransactionSendResult(SendResult, frozen=True, gc=True):
     """One half message and its local transaction.
 
-    Status, ids, queue and offset are the half message's; the message that consumers read after a commit has another offset.
+    Status, ids, queue and offset are those of the half message; the message that consumers read after a commit has another
+    offset.
     ``local_status``: ROLLBACK also if the half message was stored without confirmation, so that ``execute`` was not called.
     ``local_error``: the error of ``execute``; the status is UNKNOWN then.
     """
@@ -69,7 +73,8 @@ class TransactionSendResult(SendResult, frozen=True, gc=True):
 
 
 class BatchSendResult(msgspec.Struct, frozen=True):
-    """One stored batch. ``queue_offset`` is its first message's; the others follow it without a gap."""
+    """One stored batch. ``queue_offset``: offset of its first message; the others follow without a gap. ``msg_ids``,
+    ``offset_msg_ids``: one per message, as those of ``SendResult``."""
 
     status: SendStatus
     queue: MessageQueue
@@ -99,6 +104,9 @@ class BatchSendResult(msgspec.Struct, frozen=True):
 
 
 class PullStatus(Enum):
+    """The outcome of one pull. FOUND: messages; NO_NEW: there is none from the offset on yet; NO_MATCH: the messages passed over
+    have none of the tags; OFFSET_ILLEGAL: the offset is outside the queue."""
+
     FOUND = "FOUND"
     NO_NEW = "NO_NEW"
     NO_MATCH = "NO_MATCH"

@@ -16,7 +16,7 @@ FOR_EVER: Final = 10 * 365 * 86400.0
 """Seconds, 10 years: longer timeouts, infinity included, are cut to this."""
 
 MILLISECONDS_FROM: Final = 1000
-"""A timeout of this many seconds is more often one in milliseconds, which other clients take."""
+"""A timeout of this many seconds or more is probably one in milliseconds, which other clients take."""
 
 _BETWEEN: Final = frozenset({__name__.partition(".")[0], "asyncio", "contextlib", "dataclasses"})
 """Packages whose frames lie between a caller's line and the check of its argument."""
@@ -26,8 +26,7 @@ _warned = False
 def checked_timeout(timeout: float, name: str = "timeout") -> float:
     """Returns the seconds of a call's budget, at most ``FOR_EVER``. ``name``: name of the argument.
 
-    Raises TypeError for a value that is not a number, ValueError for NaN, 0 and less. Warns once of a value from 1000 seconds
-    on.
+    Raises TypeError for a value that is not a number, ValueError for NaN, 0 and less. Warns as ``warn_of_milliseconds`` does.
     """
     seconds = _number(timeout, name)
     if not seconds > 0:
@@ -50,7 +49,8 @@ def stop_budget(timeout: float | None, default: float) -> float:
 
 
 def warn_of_milliseconds(name: str, timeout: float) -> None:
-    """Warns (UserWarning) at the line that called into the package, once per process; not for ``FOR_EVER`` and more."""
+    """Warns (UserWarning) of a timeout from 1000 seconds to below ``FOR_EVER``, at the line that called into the package, once
+    per process."""
     global _warned
     if _warned or not MILLISECONDS_FROM <= timeout < FOR_EVER:
         return
@@ -69,7 +69,7 @@ def _number(timeout: Any, name: str) -> float:
 
 
 def _callers_level() -> int:
-    """The ``stacklevel``, for ``warnings.warn`` in the calling function, of the nearest frame in a caller's own module."""
+    """Returns the ``stacklevel``, for ``warnings.warn`` in the calling function, of the nearest frame outside ``_BETWEEN``."""
     level = 1
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _BETWEEN:

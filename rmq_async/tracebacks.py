@@ -1,5 +1,5 @@
-"""Copies of errors without tracebacks, for errors that are kept or shared: a traceback keeps its frames alive, and their
-variables."""
+"""Removes the tracebacks of errors that are kept, and copies errors that are shared: a traceback keeps its frames alive, and
+their variables."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ Error = TypeVar("Error", bound=BaseException)
 
 
 def own_copy(error: BaseException) -> BaseException:
-    """Returns a copy of the error: a shared instance would collect the tracebacks of all raises."""
+    """Returns a copy of the error, without its traceback, for one of several callers: a shared error would collect the tracebacks
+    of all raises."""
     twin: BaseException
     if isinstance(error, RocketMQError):  # what ``copy`` does, at a third of the cost: thousands may share one
         make, given = error.__reduce__()
@@ -29,7 +30,7 @@ def own_copy(error: BaseException) -> BaseException:
 
 
 def drop_frames(error: BaseException) -> None:
-    """Removes the tracebacks of an error, of its causes, of what was handled when it was raised, and of the errors of a group."""
+    """Removes the tracebacks of an error, and of all errors that it leads to: causes, contexts and the members of groups."""
     left, seen = list[BaseException | None]([error]), set[int]()
     while left:
         each = left.pop()
@@ -42,7 +43,8 @@ def drop_frames(error: BaseException) -> None:
 
 
 def without_frames(error: Error) -> Error:
-    """Returns the error without its traceback: a stored error would keep its frames alive, and through them itself."""
+    """Removes the error's traceback, and a suppressed context, and returns the error itself: a stored error would keep its frames
+    alive, and through them itself."""
     error.__traceback__ = None
     if error.__suppress_context__:
         error.__context__ = None
