@@ -40,9 +40,9 @@ __all__ = ["BYTES", "ROWS", "Rows", "arrow_schema", "record_batches"]
 ROWS: Final = 10_000
 """Rows of a record batch that is read, as many as Spark itself puts into one: 1.1 times as fast as 4096 (medians of two runs)."""
 BYTES: Final = 16 * 1024 * 1024
-"""Bytes of rows from which on a record batch has fewer."""
+"""Bytes of rows with which a record batch is full, even with fewer than ``ROWS``."""
 PROPERTIES_WEIGHT: Final = 4
-"""What a byte of properties counts: its text is copied so often while maps are made of it."""
+"""Weight of a byte of properties in ``BYTES``: the text is copied about that many times while maps are made of it."""
 
 _TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
 _MAP: Final = pa.map_(pa.string(), pa.string())
@@ -59,7 +59,7 @@ _OF_PROPERTIES: Final = frozenset({"msgId", "tags", "keys", "properties"})
 
 
 class Rows:
-    """Rows of one record batch while it is filled: ``stored``, and their queues by ``came``.
+    """The rows of one record batch while it is filled: records are added to ``stored``, then ``came`` says of which queue.
 
     ``shown``: returns the name of a topic without its namespace. ``runs``: queues, each with the row before which its rows end.
     """
@@ -99,7 +99,7 @@ class Rows:
         return parts[0] if len(parts) == 1 else pa.concat_arrays(parts)
 
     def properties(self) -> Any:
-        """The properties as a column of maps; made once."""
+        """Returns the properties as a column of maps; made once."""
         if self._properties is None:
             self._properties = _maps(self.stored.properties.join(), self.stored.property_sizes)
         return self._properties
@@ -109,12 +109,12 @@ class Rows:
 
 
 def arrow_schema(columns: Iterable[str]) -> pa.Schema:
-    """The schema of these columns, equal to the one that Spark expects."""
+    """Returns the schema of these columns, equal to the one that Spark expects."""
     return pa.schema([pa.field(name, _TYPES[SOURCE_COLUMNS[name]]) for name in columns])
 
 
 def record_batches(filled: Iterable[Rows], columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """Record batches of at most ``ROWS`` rows."""
+    """Yields the rows as record batches of at most ``ROWS`` rows."""
     schema = arrow_schema(columns)
     makers = [_MAKERS[name] for name in columns]
     for rows in filled:
@@ -135,7 +135,7 @@ def _integers(place: int) -> Callable[[Rows], Any]:
 
 
 def _moments(place: int) -> Callable[[Rows], Any]:
-    """Timestamps; NULL for a time that microseconds cannot hold."""
+    """Returns a maker of a column of timestamps, with NULL for a time that microseconds cannot hold."""
 
     def make(rows: Rows) -> Any:
         millis = _numbers(rows.stored.int64(place), pa.int64())
@@ -155,7 +155,7 @@ def _cut(kind: Any, joined: bytes, sizes: Sequence[int]) -> Any:
 
 
 def _texts(values: list[str]) -> Any:
-    """A column of texts, most of them equal."""
+    """Returns a column of texts, which are often all equal."""
     if values.count(values[0]) == len(values):
         return pa.repeat(pa.scalar(values[0], pa.string()), len(values))
     return pa.array(values, pa.string())
@@ -255,7 +255,7 @@ def _split(raw: Any, joined: bytes) -> Any:
 
 
 def _even(count: int) -> Any:
-    """0, 2, 4 and so on below ``count``."""
+    """Returns the places of the names: 0, 2, 4 and so on below ``count``."""
     return pa.Array.from_buffers(pa.int32(), count // 2, [None, pa.py_buffer(array("i", range(0, count, 2)))])
 
 

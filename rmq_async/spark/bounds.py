@@ -17,7 +17,7 @@ Offsets = Mapping[MessageQueue, int]
 
 
 class OffsetLookup(Protocol):
-    """The cluster, where a bound is a moment."""
+    """The requests to the cluster that a bound needs which is a moment (milliseconds since 1970)."""
 
     def stored_at(self, moments: Offsets) -> dict[MessageQueue, int]: ...
 
@@ -29,9 +29,9 @@ def starts_of_options(
 ) -> dict[MessageQueue, int]:
     """Returns the start offset of every queue of ``latest``.
 
-    Raises ConfigError for an option that names a queue which is not read, for a queue that an option by queue does not name,
-    unless ``startingOffsets.default`` says where it begins, and for a queue without a message at or after the moment, unless the
-    strategy is to begin at its end.
+    Raises ConfigError for an option that names a queue which is not read; for a queue that an option by queue does not name,
+    unless ``startingOffsets.default`` says where it begins; and for a queue without a message at or after the moment, unless
+    ``startingOffsetsByTimestampStrategy`` is "latest".
     """
     bound = options.start
     if options.start_default == "error":
@@ -52,7 +52,10 @@ def starts_of_options(
 
 
 def ends_of_options(options: ReadOptions, lookup: OffsetLookup, earliest: Offsets, latest: Offsets) -> dict[MessageQueue, int]:
-    """The exclusive ends of a batch read; a queue that the options do not name ends with its last message. Raises ConfigError."""
+    """Returns the exclusive ends of a batch read; a queue that the options do not name ends with its last message.
+
+    Raises ConfigError for an option that names a queue or topic which is not read.
+    """
     assert options.end is not None
     ends = _resolve(options.end, "ending", lookup, earliest, latest, latest)
     if isinstance(options.end, int | Times):  # messages that were stored after ``latest`` was asked for are not read
@@ -104,7 +107,7 @@ def _check_names(bound: Positions, option: str, latest: Offsets) -> None:
     strange = [key_of(queue) for queue in bound.queues if queue not in latest]
     strange += [topic for topic in bound.topics if topic not in topics]
     if strange:
-        raise ConfigError(f"option {option} names {strange[0]}, which is not read; {_some(latest)} are")
+        raise ConfigError(f"option {option} names {strange[0]}, which is not read; name only queues that are: {_some(latest)}")
 
 
 def _some(queues: Iterable[MessageQueue]) -> str:

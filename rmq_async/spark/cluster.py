@@ -61,7 +61,8 @@ class Find(Protocol):
 
 
 class Extents(NamedTuple):
-    """The first and last offsets of queues. ``proven``: queues whose master gave them; a replica gave others."""
+    """The first offsets of queues and their exclusive ends (``latest``). ``proven``: queues whose master gave them; a replica gave
+    those of the others."""
 
     earliest: Offsets
     latest: Offsets
@@ -83,7 +84,8 @@ class Cluster:
         self._options = options
 
     def queues(self, *, begun: bool = False, wanted: Collection[MessageQueue] = ()) -> tuple[MessageQueue, ...]:
-        """The readable queues that the options choose. Raises TopicNotFoundError, ConfigError, NameServerError.
+        """Returns the readable queues that the options choose. Raises TopicNotFoundError, ConfigError for an ``assign`` or a
+        pattern that fits no queue, and the errors of requests.
 
         ``begun``: the stream runs already, and no queue is required. ``wanted``: queues to wait for while requests are repeated:
         a broker that restarts is in no route for a while.
@@ -102,7 +104,8 @@ class Cluster:
             return error.found
 
     def newest(self, *, settled: bool = False) -> Extents:
-        """Returns ``latest`` of the queues of a running stream. Leaves a broker out that has no route any more."""
+        """Returns the ``latest`` of the queues of a running stream, without those that are in no route any more. ``settled``: as
+        for ``extents``."""
 
         async def newest(reader: SparkReader) -> Extents:
             holders = await self._holders(reader, await self._queues(reader, True))
@@ -113,7 +116,8 @@ class Cluster:
         return self._ask(newest, begun=True)
 
     def extents(self, queues: Iterable[MessageQueue], *, settled: bool = False) -> Extents:
-        """First and last offsets. ``settled``: counts all messages acknowledged before this call, at some 60 ms for each broker."""
+        """Returns first offsets and ends. ``settled``: True waits, some 60 ms for a broker that has caught up, until the ends count
+        all messages acknowledged before this call."""
         queues = tuple(queues)
 
         async def extents(reader: SparkReader) -> Extents:
@@ -132,7 +136,8 @@ class Cluster:
         return self._offsets(queues, max_offset)
 
     def stored_at(self, moments: Mapping[MessageQueue, int]) -> Offsets:
-        """Offsets of the first messages stored at these moments (milliseconds) or later; the end of a queue without one."""
+        """Returns the offsets of the first messages stored at these moments (milliseconds since 1970) or later; for a queue
+        without one its end."""
 
         async def search(reader: SparkReader) -> Offsets:
             holders = await self._holders(reader, moments)
@@ -229,7 +234,8 @@ class Cluster:
         return self._ask(offsets)
 
     async def _holders(self, reader: SparkReader, queues: Iterable[MessageQueue]) -> _Holders:
-        """The brokers of the queues. Raises BrokerNotFoundError for one with replicas only, unless an option allows them."""
+        """Returns the brokers of the queues. Raises BrokerNotFoundError for one that has replicas only, unless an option allows
+        them."""
         instance = reader.instance
         wired = {queue: instance.names.wire_queue(queue) for queue in queues}
         timeout = instance.config.request_timeout
@@ -258,8 +264,8 @@ class Cluster:
         async def settle(name: str) -> None:
             if not await until_readable(instance, name, topics[name], any_replica=False, timeout=patience):
                 raise _BehindError(
-                    f"the queues of broker {printable(name)} have not caught up with its commit log in {patience:.3g} s (option "
-                    "fetchOffset.numRetries), so messages that it has acknowledged cannot be read yet",
+                    f"the queues of broker {printable(name)} have not caught up with its commit log in {patience:.3g} s, so "
+                    "messages that it has acknowledged cannot be read yet; run again later, or raise fetchOffset.numRetries",
                     broker=name,
                 )
 
@@ -358,13 +364,13 @@ _OF_GROUPS: Final = (RETRY_TOPIC_PREFIX, DLQ_TOPIC_PREFIX)
 
 
 class _BehindError(RequestTimeoutError):
-    """A broker is still behind after the wait."""
+    """The queues of a broker are still behind its commit log after the wait; the request is not repeated."""
 
     retriable = False
 
 
 class _MissingError(BrokerNotFoundError):
-    """A wanted queue does not exist. ``found``: the existing ones."""
+    """A wanted queue is in no route. ``found``: the queues that are."""
 
     def __init__(self, message: str = "", *, found: tuple[MessageQueue, ...] = (), **details: Any) -> None:
         super().__init__(message, **details)

@@ -21,8 +21,9 @@ NAMESRV_ENVIRONMENT = "NAMESRV_ADDR"
 
 @dataclass(frozen=True, kw_only=True)
 class Access:
-    """Checked options and environment. ``files``: authorities, certificate, its key. ``credentials_file`` and
-    ``credentials_provider``: where credentials are taken from at each use, instead (``renewal``)."""
+    """The checked options of a connection, with what the environment gives. ``files``: authorities, certificate, its key, each a
+    path or None. ``credentials_file``, ``credentials_provider``: where tasks take credentials from at each use, instead of the
+    keys (``renewal``). ``request_timeout``: seconds."""
 
     name_servers: tuple[str, ...]
     access_key: str | None = field(default=None, repr=False)
@@ -42,7 +43,8 @@ class Access:
 
 @dataclass(frozen=True, kw_only=True)
 class AccessOptions:
-    """The options of a connection, as given. ``tls_files``: authorities, certificate, its key."""
+    """The options of a connection as they were given. ``tls_files``: paths of authorities, certificate, its key; None if not
+    given."""
 
     nameserver: str | None
     access_key: str | None = field(default=None, repr=False)
@@ -61,7 +63,8 @@ class AccessOptions:
 
 
 def access_of(options: AccessOptions) -> Access:
-    """Adds the environment and checks what can be checked without opening a file. Raises ConfigError that names the option."""
+    """Adds what the environment gives, and checks what can be checked without opening a file. Raises ConfigError for an invalid
+    option or combination."""
     servers = _name_servers(options)
     access_key, secret_key, security_token = _credentials(options)
     _check_tls(options)
@@ -136,7 +139,8 @@ def _check_tls(options: AccessOptions) -> None:
 
 
 def client_config(access: Access, *, with_files: bool = True) -> ClientConfig:
-    """The settings of a client. Raises ConfigError for a file that cannot be used."""
+    """Returns the settings of a client. ``with_files``: False leaves out the files of TLS. Raises ConfigError for a file that
+    cannot be used."""
     credentials = None
     if access.access_key and access.secret_key:
         credentials = Credentials(access.access_key, access.secret_key, access.security_token)
@@ -162,7 +166,8 @@ def _context(access: Access) -> ssl.SSLContext:
             context.load_cert_chain(certificate, key, "")
     except (OSError, ValueError) as error:
         files = ", ".join(name for name in access.files if name)
-        raise ConfigError(f"{files} cannot be used: {getattr(error, 'reason', None) or error}") from None
+        why = getattr(error, "reason", None) or error
+        raise ConfigError(f"{files} cannot be used: {why}; TLS needs PEM files that can be read on this machine") from None
     if not access.tls_verify:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE

@@ -61,10 +61,10 @@ def option_of_kafka(name: str) -> str | None:
 
 
 def read_column_of_kafka(name: str) -> str | None:
-    """The name of a column that the Kafka source calls ``name``."""
+    """Returns the name of our column that the Kafka source calls ``name``; None if none has that name there."""
     return _READ_COLUMNS.get(name.lower())
 
 
 def sink_column_of_kafka(name: str) -> str | None:
-    """The name of a column that the Kafka sink calls ``name``."""
+    """Returns the name of our column that the Kafka sink calls ``name``; None if none has that name there."""
     return _SINK_COLUMNS.get(name.lower())

@@ -1,9 +1,9 @@
-"""The lag of streaming queries, as gauges of OpenTelemetry and a log line, from the progress that Spark reports.
+"""Reports the lag of streaming queries, as gauges of OpenTelemetry and a log line, from the progress that Spark reports.
 
 Everything comes from the offsets in a progress, so a listener asks no broker, and serves all queries of a session that read
-RocketMQ. A planner reports the ends of the queues at the last trigger, and the store time of the oldest message that its
-micro-batch leaves unread; for that it reads a message of a few queues at each such trigger, even without a listener
-(``StreamReader``).
+RocketMQ. A planner reports the ends of the queues at the last trigger, and the store time of the oldest message that the
+micro-batch leaves unread; for that it asks for a message of up to 64 queues at each trigger that leaves some unread, even
+without a listener (``StreamReader``).
 """
 
 from __future__ import annotations
@@ -68,11 +68,11 @@ class QueryLag:
     at: float = 0.0
 
     def rate(self, topic: TopicLag) -> float:
-        """Offsets read per second of the micro-batch."""
+        """Returns the offsets of ``topic`` that were read per second of the micro-batch."""
         return topic.read / self.duration if self.duration > 0 else 0.0
 
     def text(self, now: float) -> str:
-        """The log line. ``now``: seconds since 1970."""
+        """Returns the log line. ``now``: seconds since 1970."""
         topics = "; ".join(
             f"{printable(each.topic)}: {each.behind:,} offsets, {_age_text(each.seconds_behind(now))}, "
             f"{self.rate(each):,.0f} read per second"
@@ -125,7 +125,7 @@ def _topics(start: _Offsets | None, end: _Offsets, latest: _Offsets | None) -> I
     topics: dict[str, list[int]] = {}
     for queue, offset in end.queues.items():
         first = (start.queues if start is not None else {}).get(queue, end.init.get(queue, offset))
-        if first > offset:  # made anew
+        if first > offset:  # the queue was made anew
             first = end.init.get(queue, offset)
         behind = 0 if latest is None else max(latest.queues.get(queue, offset) - offset, 0)
         sums = topics.setdefault(queue.partition("/")[0], [0, 0])

@@ -132,7 +132,10 @@ STREAM_ONLY: Final = frozenset(option.name.lower() for option in OPTIONS if opti
 
 
 class OptionTexts:
-    """The texts of one use's options, by name; each method reads one as its type."""
+    """The texts of one use's options, by name; each method reads one as its type.
+
+    Raises ConfigError for an option that is unknown, not one of the use, or given twice; the methods, for an invalid text.
+    """
 
     def __init__(self, options: Mapping[str, str], use: Use) -> None:
         self._values: dict[str, str] = {}
@@ -153,7 +156,7 @@ class OptionTexts:
         return name in self._values
 
     def text(self, name: str) -> str | None:
-        """The text, None if it is not given. Raises ConfigError for an empty one."""
+        """Returns the text; None if it is not given. Raises ConfigError for an empty one."""
         value = self._values.get(name)
         if value is not None and not value.strip():
             raise ConfigError(f"option {name} is empty; give a value, or leave it out")
@@ -171,7 +174,7 @@ class OptionTexts:
         return text == "true"
 
     def choice(self, name: str, *choices: str) -> str:
-        """One of ``choices``; the first one is the default."""
+        """Returns one of ``choices``; the first one is the default."""
         text = self.text(name)
         for choice in choices:
             if text is not None and text.lower() == choice.lower():
@@ -196,7 +199,7 @@ class OptionTexts:
         return self.integer(name, default_ms, 1, 10**10) / 1000
 
     def decoded(self, name: str) -> Any:
-        """The decoded JSON, None if it is not given."""
+        """Returns the decoded JSON; None if it is not given."""
         text = self.text(name)
         if text is None:
             return None

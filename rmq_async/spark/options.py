@@ -39,10 +39,11 @@ LENGTH_OF_ID: Final = 36
 
 @dataclass(frozen=True, kw_only=True)
 class ReadOptions:
-    """Checked options of a read. Times are seconds. Exactly one of ``topics``, ``pattern`` and ``assign`` is given.
+    """Checked options of a read. Times are seconds. Either ``topics`` or ``pattern`` is given; ``topics`` includes those of
+    ``assign``.
 
     ``start_default``: start of queues that a ``start`` by queue does not name; error, earliest or latest. ``group_prefix``:
-    replaces ``group`` in the tasks of a streaming query.
+    the tasks of a streaming query pull in the group ``group_of_query(group_prefix, id)`` instead of ``group``.
     """
 
     access: Access
@@ -89,7 +90,7 @@ class WriteOptions:
 
 
 def read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
-    """Raises ConfigError for an option that is unknown, malformed or in contradiction to another."""
+    """Returns the checked options of a read. Raises ConfigError for one that is unknown, malformed or contradicts another."""
     given = OptionTexts(options, "streaming read" if streaming else "batch read")
     group = given.text("consumerGroup") or DEFAULT_GROUP
     _named("consumerGroup", check_group, group)
@@ -148,7 +149,7 @@ def _check_companions(given: OptionTexts) -> None:
 
 
 def _offsets_per_trigger(given: OptionTexts) -> tuple[int | None, int | None]:
-    """The least and the greatest size of a micro-batch."""
+    """Returns the least and the greatest number of offsets in a micro-batch; None for no limit."""
     fewest = given.number("minOffsetsPerTrigger", None, 1, 1 << 62)
     most = given.number("maxOffsetsPerTrigger", None, 1, 1 << 62)
     if fewest is not None and most is not None and fewest > most:
@@ -163,7 +164,7 @@ def read_options_of_either(options: Mapping[str, str]) -> ReadOptions:
 
 
 def write_options(options: Mapping[str, str], *, streaming: bool) -> WriteOptions:
-    """Raises ConfigError for an option that is unknown, malformed or in contradiction to another."""
+    """Returns the checked options of a write. Raises ConfigError for one that is unknown, malformed or contradicts another."""
     given = OptionTexts(options, "streaming write" if streaming else "batch write")
     topic = given.text("topic")
     if topic is not None:
@@ -223,7 +224,7 @@ def _group_prefix(given: OptionTexts) -> str | None:
 
 
 def group_of_query(prefix: str, query: str) -> str:
-    """The group that a query pulls in. ``query``: its id, which stays the same as long as its checkpoint."""
+    """Returns the group that a query pulls in. ``query``: the query's id, which stays the same as long as its checkpoint."""
     return f"{prefix}-{query}"
 
 
@@ -250,7 +251,7 @@ def _topics(given: OptionTexts) -> tuple[tuple[str, ...], str | None, Mapping[st
 
 
 def _bound(given: OptionTexts, side: str, default: Literal["earliest", "latest"]) -> Start:
-    """The bound of one side, from the first of its three options that is given, in the order of Spark's Kafka source."""
+    """Returns the bound of one side, from the first of its three options that is given, in the order of Spark's Kafka source."""
     moment = given.number(f"{side}Timestamp", None, 0, LAST_MOMENT)
     if moment is not None:
         return moment

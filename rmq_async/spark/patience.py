@@ -21,7 +21,7 @@ LAST_REST: Final = 1.0
 
 
 class Patience:
-    """Backoff with a limit. ``seconds``: allowed since the last message."""
+    """Waits with growing pauses. ``seconds``: time since the last ``renew`` after which an error is raised."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -36,7 +36,7 @@ class Patience:
         self._rests: Backoff | None = None
 
     async def rest(self, error: RocketMQError | None = None) -> None:
-        """Waits; raises ``error`` if waiting cannot help, or if the time is over."""
+        """Waits for the next pause; raises ``error``, if one is given, where waiting cannot help or the time is over."""
         if self._rests is None:
             self._rests = Backoff(FIRST_REST, LAST_REST)
         rest = self._rests.next()

@@ -65,7 +65,7 @@ class EndOffset:
 
     @classmethod
     def from_json(cls, data: Any) -> EndOffset:
-        """Reads that form. Raises ConfigError for a checkpoint of another source or of a later version."""
+        """Parses the form of ``to_json``. Raises ConfigError for a checkpoint of another source or of another version."""
         if not isinstance(data, dict) or not isinstance(data.get("q"), dict):
             raise ConfigError(f"the checkpoint holds no offsets of this source: {shown(json.dumps(data))}; use a new one")
         if data.get("v") != VERSION:
@@ -101,7 +101,8 @@ def limited(start: Offsets, latest: Offsets, limit: int | None) -> dict[MessageQ
 
 
 def _shares(start: Offsets, backlog: Offsets, limit: int) -> dict[MessageQueue, int]:
-    """One offset for each queue, the rest in proportion to the backlogs, which are more than ``limit`` together."""
+    """Divides ``limit``, which is less than all backlogs together: one offset for each queue, the rest in proportion to the
+    backlogs."""
     queues = sorted(backlog)
     if limit < len(queues):
         # The sum of the starts grows by what was read, so the next micro-batch begins where this one ends.
@@ -175,8 +176,8 @@ def starts_of(first: EndOffset, last: EndOffset) -> dict[MessageQueue, int]:
 def cut(
     ranges: Iterable[Range], *, at_least: int | None = None, at_most: int | None = None, max_records: int | None = None
 ) -> list[tuple[Range, ...]]:
-    """Cuts ranges into partitions: one range each, and cut further until there are ``at_least`` and none is above ``max_records``;
-    or several ranges together, so that there are at most ``at_most``. Leaves empty ranges out."""
+    """Cuts ranges into partitions: of one range each, and cut further until there are ``at_least`` (or no range can be cut) and
+    none is above ``max_records``; or of several ranges, so that there are at most ``at_most``. Leaves empty ranges out."""
     pieces = [piece for whole in ranges if whole.size for piece in _pieces(whole, max_records)]
     if at_least is not None and len(pieces) < at_least:
         pieces = _cut_further(pieces, at_least)
@@ -228,7 +229,8 @@ class Loss(NamedTuple):
 
 
 def find_losses(start: Offsets, end: Offsets, earliest: Offsets, latest: Offsets) -> list[Loss]:
-    """The missing parts of planned ranges. ``earliest``, ``latest``: of the queues that exist now."""
+    """Returns a loss for each planned range of which a part is missing. ``earliest``, ``latest``: first offsets and ends of the
+    queues that exist now."""
     losses = []
     for queue in sorted(end):
         first, last = start.get(queue, end[queue]), end[queue]

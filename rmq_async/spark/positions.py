@@ -59,7 +59,7 @@ def key_of(queue: MessageQueue) -> str:
 
 
 def queue_of(key: str) -> MessageQueue:
-    """The inverse of ``key_of``. Topic names have no "/", broker names may. Raises ValueError."""
+    """Returns the queue of a text of ``key_of``. Topic names have no "/", broker names may. Raises ValueError for another text."""
     topic, _, rest = key.partition("/")
     broker, _, number = rest.rpartition("/")
     if not topic or not broker or not number.isascii() or not number.isdigit() or len(number) > 10:

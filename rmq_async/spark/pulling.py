@@ -45,24 +45,25 @@ __all__ = ["Puller"]
 logger = logging.getLogger(__name__)
 
 CHUNKS_AHEAD: Final = (4, 32)
-"""Fewest, also before the first answer, and most; in between so many that their answers take some ``AHEAD_BYTES``."""
+"""Chunks that are pulled at once: the minimum, also before the first answer, and the maximum; between the two, as many as have
+answers of about ``AHEAD_BYTES``."""
 AHEAD_BYTES: Final = 2 * 1024 * 1024
 WAITING_BYTES: Final = 8 * 1024 * 1024
 """Bytes of answers that wait for Spark's thread from which on only the first chunk pulls."""
 PORTION: Final = 12
 PORTION_BYTES: Final = 512 * 1024
-"""Answers, and their bytes, that make it worth while to wake Spark's thread."""
+"""Number of answers, and of their bytes, from which on Spark's thread is woken."""
 FILTERED_CHUNK: Final = 2048
 """Offsets of a chunk where tags are filtered."""
 FULL_ANSWERS: Final = 32
-"""After so many in a row the broker is asked for more at a time."""
+"""After so many full answers in a row the broker is asked for more messages at a time."""
 ILLEGAL_PATIENCE: Final = 2.0
 """Seconds to wait at an offset that the broker does not know yet: a stored message is readable a moment later."""
 DELETED: Final = "messages were deleted before they were read"
 
 
 class _Answer(NamedTuple):
-    """One response. ``first``, ``end``: its wanted offsets. ``whole``: their range."""
+    """One response. ``first``, ``end`` (exclusive): the offsets wanted of it; ``whole``: the range that they are a part of."""
 
     whole: Range
     first: int
@@ -80,8 +81,8 @@ class _Answer(NamedTuple):
 
 
 class _Chunk:
-    """A part of a range and its responses. ``offset``: of the next pull. ``skipped``: offsets that tags skipped, for a check.
-    ``odd_at``: the offset at which another message was in place of the requested one."""
+    """A part of a range and its responses. ``offset``: that of the next pull. ``skipped``: offsets that tags skipped, for a check.
+    ``odd_at``: the newest offset that was requested and in whose place there was another message."""
 
     __slots__ = ("answers", "end", "odd_at", "offset", "skipped", "task", "whole")
 
@@ -110,7 +111,7 @@ class Puller:
         self._full_answers = 0
         self._answer_bytes = 0.0
         self._left = deque(ranges)
-        """What no chunk was made of yet."""
+        """Ranges, and rests of ranges, that are not in a chunk yet."""
         self._ahead: deque[_Chunk] = deque()
         self.waiting = 0
         self._news = asyncio.Event()
@@ -120,7 +121,7 @@ class Puller:
         """The lost offsets that were logged last."""
 
     def batches(self) -> Iterator[Rows]:
-        """Iterates over the responses, in order. Raises the error of a pull when waiting did not help."""
+        """Yields the rows of the responses, in order. Raises the error of a pull when waiting did not help."""
         try:
             rows = Rows(self._options.columns, self._instance.names.shown)
             for answer in self._answers():
@@ -329,7 +330,7 @@ class Puller:
         return True
 
     async def _check(self, chunk: _Chunk) -> None:
-        """Checks that the offsets which tags skipped were stored."""
+        """Looks for deleted messages among the offsets that tags skipped, and reports them as lost."""
         whole, skipped = chunk.whole, chunk.skipped
         queue = self._instance.names.wire_queue(whole.queue)
         lost, high = await deleted_among(
@@ -341,7 +342,7 @@ class Puller:
         skipped.clear()
 
     async def _losses(self, whole: Range, missing: tuple[range, ...], pulled: PulledBody) -> tuple[range, ...]:
-        """The deleted part of ``missing``; the rest never was stored."""
+        """Returns the deleted part of ``missing``; the rest never was stored."""
         queue = self._instance.names.wire_queue(whole.queue)
         static = pulled.offset_delta is not None
         lost = await lost_offsets(self._instance, queue, missing, static=static, calls=self._calls)
@@ -390,7 +391,7 @@ class Puller:
         if waited > self._options.pull_timeout:
             raise RequestTimeoutError(
                 f"{key_of(whole.queue)} gave nothing at offset {chunk.offset} for {waited:.3g} s, "
-                f"{chunk.end} was to be reached (option pullTimeoutMs)",
+                f"{chunk.end} was to be reached (option pullTimeoutMs: how long is waited)",
                 broker=whole.broker,
             )
         return False

@@ -29,8 +29,8 @@ SLACK_MS: Final = 60_000
 class PushedFilters:
     """The filters that a read carries out itself.
 
-    ``tags``: None for any. ``values``: of the columns that name a queue, those that are wanted. ``offsets``, ``stored``
-    (milliseconds): from and to, both included; None for no bound.
+    ``tags``: the wanted ones, None for any. ``values``: the wanted values, by the column (topic, brokerName, queueId).
+    ``offsets``, ``stored`` (milliseconds since 1970): from and to, both included; None for no bound.
     """
 
     tags: frozenset[str] | None = None
@@ -43,7 +43,7 @@ class PushedFilters:
         return all(place[column] in wanted for column, wanted in self.values.items())
 
     def tags_with(self, option: str) -> str | None:
-        """The expression for both, the option's and these; None where no tag is in both."""
+        """Returns the expression for the tags that both ``option`` and these filters want; None if there are none."""
         if self.tags is None:
             return option
         own = parse_tags(option)

@@ -44,11 +44,11 @@ __all__ = ["BatchReader", "PushingReader", "RefusedStream", "Slice", "StreamRead
 logger = logging.getLogger(__name__)
 
 ASKED_FOR_TIMES: Final = 64
-"""Queues at most, those with the most unread messages, whose oldest unread message is looked at for the lag in seconds."""
+"""Number of queues at most, those with the most unread messages, of whose oldest unread message the store time is requested."""
 
 
 def _of_query(options: ReadOptions, context: TaskContext | None) -> ReadOptions:
-    """The options with the group of the streaming query that a task belongs to; only tasks know the query's id."""
+    """Returns the options with the group of the streaming query that a task belongs to; only tasks know the query's id."""
     query = None if context is None else context.getLocalProperty("sql.streaming.queryId")
     if options.group_prefix is None or not query:
         return options
@@ -102,8 +102,8 @@ class _Reader:
             logger.warning("data is lost, the query goes on: %s", loss)
 
     def _ranges(self, starts: Offsets, ends: Offsets, there: Extents) -> list[Range]:
-        """The existing parts of the ranges; the rest counts as lost. A range for which only a replica answered stays whole: the
-        task waits for messages that the replica lacks."""
+        """Returns the existing parts of the ranges; the rest counts as lost. A range for which only a replica answered stays whole:
+        the task waits for messages that the replica lacks."""
         self._report_losses(_losses(starts, ends, there))
         return [
             Range(*queue, max(starts[queue], there.earliest[queue]), min(ends[queue], there.latest[queue]))
@@ -194,7 +194,7 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._snapshot = self._cluster.newest(settled=True)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
-        """The ends at the last trigger, and store times, from which ``LagListener`` computes the lag."""
+        """Returns the ends at the last trigger, and store times, from which ``LagListener`` computes the lag."""
         return self._reported
 
     @short_errors
@@ -244,10 +244,10 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
         return self._cut(self._ranges(starts, ends, there))
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Commits the read offsets, if an option names a group for that. Spark reports a micro-batch as read one micro-batch
-        late, and never the last one of a run with an end.
+        """Commits the read offsets, if the option ``commitOffsets`` asks for that. Spark reports a micro-batch as read one
+        micro-batch late, and never the last one of a run with an end.
 
-        Brokers know a group from its pulls, so no offset is committed for a queue without one.
+        Brokers know a group from its pulls, so no offset is committed for a queue from which nothing was pulled.
         """
         if self._options.commit:
             offset = EndOffset.from_json(end)
@@ -303,7 +303,8 @@ class _Watch:
         self._absent: dict[MessageQueue, float] = {}
 
     def look(self, begin: EndOffset, latest: Mapping[MessageQueue, int]) -> None:
-        """Raises OffsetRangeError."""
+        """Logs the queues that are newly absent. Raises OffsetRangeError for one that has unread messages and was absent for
+        longer than requests are repeated, if losses fail the query."""
         self._seen.update(latest)
         absent = [queue for queue in begin.queues if queue not in latest]
         self._absent = {queue: self._absent.get(queue, 0.0) for queue in absent}

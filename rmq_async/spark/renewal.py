@@ -34,7 +34,7 @@ PROVIDED_FOR: Final = 30.0
 """Seconds that a function's answer is used: a planner asks many times a second."""
 LONGEST_FILE: Final = 65_536
 LONGEST: Final = 30.0
-"""Seconds that a caller waits."""
+"""Seconds that a caller waits for credentials at most."""
 
 
 @dataclass(frozen=True)
@@ -67,11 +67,15 @@ class _Question:
 
     def answer(self, patient: bool) -> Credentials | ConfigError:
         """Returns the credentials, or the error because of which there are none. ``patient``: True waits for them even if
-        another caller has waited already."""
+        another caller has waited in vain."""
         if not self._over.wait(LONGEST if patient or not self.late else 0.0):
             self.late = True
-            return ConfigError(f"option {_asked(self._access)} has not returned in {LONGEST:g} s")
-        return self._found or ConfigError(f"option {_asked(self._access)} ended its thread")
+            return ConfigError(
+                f"option {_asked(self._access)} has not returned in {LONGEST:g} s; check the file system or service behind it"
+            )
+        return self._found or ConfigError(
+            f"option {_asked(self._access)} ended its thread; it must return or raise an Exception"
+        )
 
     @property
     def over(self) -> bool:
@@ -110,7 +114,7 @@ def current(access: Access) -> Access:
 
 
 def forget(access: Access) -> bool:
-    """Makes the next ``current`` ask again; returns whether it can give anything else."""
+    """Makes the next ``current`` ask again; returns whether there are earlier credentials which that may replace."""
     key = (access.credentials_file, access.credentials_provider)
     with _lock:
         kept = _kept.get(key)
@@ -141,7 +145,7 @@ def _current_of(access: Access) -> Credentials:
         if warns:
             _kept[key] = replace(_kept[key], warned=monotonic())
     if warns:
-        logger.warning("the credentials of the last time are used again: %s", printable(found))
+        logger.warning("the previous credentials are used again: %s", printable(found))
     return kept.credentials
 
 

@@ -101,7 +101,7 @@ class Targets(NamedTuple):
         return in_order + [Part(topic, None, rows, singly) for (topic, singly), rows in anywhere.items()]
 
     def _rows_alone(self, count: int) -> Collection[int]:
-        """Brokers take no batches for retry topics."""
+        """Returns the rows that are sent alone: also those for retry topics, for which brokers take no batches."""
         if isinstance(self.topics, str):
             return range(count) if self.topics.startswith(RETRY_TOPIC_PREFIX) else self.alone or ()
         to_retry = {row for row, topic in enumerate(self.topics) if topic.startswith(RETRY_TOPIC_PREFIX)}
@@ -164,7 +164,7 @@ class Block:
         return self.targets.keyed_topics()
 
     def parts(self, queues_of: Mapping[str, Sequence[MessageQueue]]) -> list[Part]:
-        """All rows, by where they go. ``queues_of``: the queues to choose from, of ``keyed_topics``."""
+        """Returns all rows, by where they go. ``queues_of``: the queues to choose from, of each topic of ``keyed_topics``."""
         return self.targets.parts(len(self), queues_of)
 
 
@@ -340,7 +340,7 @@ class _Reading:
         return [flag or 0 for flag in flags] if flags is not None and any(flags) else None
 
     def _queues(self) -> list[tuple[str, int] | None] | None:
-        """Broker and queue of each row that names them."""
+        """Returns broker and queue of each row, None for a row without them; None if no row has them."""
         column = self._columns.get("brokerName")
         if column is None:
             return None
@@ -368,7 +368,8 @@ class _Reading:
         return values
 
     def _check_text(self, values: Sequence[str | None], what: str, column: Any = None) -> None:
-        """Raises for characters that separate properties on the wire. ``column``: of maps that the values are out of."""
+        """Raises InvalidMessageError for characters that separate properties on the wire. ``column``: the column of maps from which
+        the values come, if they do."""
         joined = "".join([value for value in values if value])
         if "\x01" not in joined and "\x02" not in joined and "\x00" not in joined:
             return

@@ -52,7 +52,7 @@ SINK_COLUMNS: Final[Mapping[str, tuple[str, ...]]] = {
 
 
 def source_ddl(columns: tuple[str, ...]) -> str:
-    """The schema of a read, as Spark's DDL; independent of a session's reserved words and meaning of ``timestamp``."""
+    """Returns the schema of a read as Spark's DDL; a session's reserved words and meaning of ``timestamp`` do not change it."""
     return ", ".join(f"`{name}` {_IN_ANY_SESSION.get(kind, kind)}" for name in columns for kind in [SOURCE_COLUMNS[name]])
 
 

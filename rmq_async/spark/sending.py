@@ -1,4 +1,5 @@
-"""Sends the rows of one task: in batches if the broker takes them, in order if they have one, with bounded memory.
+"""Sends the rows of one task: in batches where they may be in one, in order if they name a queue or a sharding key, with bounded
+memory.
 
 Spark's thread passes blocks of rows; the rest runs on the worker's loop. A request (a batch or a single row) is one asyncio task.
 Requests for one queue form a chain: each begins when the one before it is stored, retries included; others run concurrently.
@@ -45,17 +46,17 @@ T = TypeVar("T")
 
 IN_FLIGHT_BYTES: Final = 16 * 1024 * 1024
 AT_ONCE: Final = 64
-"""Requests of one task under way."""
+"""Requests of one task that are under way at most."""
 FIRST_REST: Final = 0.05
 LAST_REST: Final = 1.0
 PACES: Final = 8
-"""Shares of a second's rate that are handed over at a time. One that was not used is kept, so that in any time no more is sent than
-the rate allows and a quarter of a second's besides."""
+"""A request has the rows of 1/PACES of a second at most, and the time of one such request may be saved up, so that in any period
+no more is sent than the rate allows and that of a quarter of a second in addition."""
 
 
 class Sending:
-    """The sending of one partition's rows. ``rows``, ``bytes``, ``retried``: acknowledged ones; ``retried``: rows that took
-    more than one attempt.
+    """Sends the rows of one partition. ``rows``, ``bytes`` (of bodies): those acknowledged; ``retried``: number of acknowledged
+    rows that took more than one attempt.
 
     ``topic_known``: the topic existed before, so a send waits for it while no name server knows it: they forget the topics of
     brokers that are down.
@@ -80,7 +81,7 @@ class Sending:
         self._failure: BaseException | None = None
 
     def send(self, block: Block) -> None:
-        """Passes rows to the loop; raises the error of an earlier one."""
+        """Passes rows to the loop, and waits until they fit into memory; raises the error of an earlier send."""
         self._worker.run(self._dispatch(block))
 
     def finish(self) -> None:
@@ -107,7 +108,7 @@ class Sending:
         self._check()
 
     async def _queues_of(self, topic: str) -> Sequence[MessageQueue]:
-        """The queues of a topic, requested once, so that a key keeps its queue for the whole task."""
+        """Returns the queues of a topic, requested once, so that a key keeps its queue for the whole task."""
         deadline = monotonic() + self._options.timeout
         return await self._patiently(lambda _: self._producer.fetch_publish_queues(topic), deadline)
 
@@ -204,7 +205,9 @@ class Sending:
             await asyncio.wait(self._running)
         self._check()
         if self.rows != self._handed:
-            raise RocketMQError(f"{self._handed} rows were handed over and {self.rows} of them acknowledged")
+            raise RocketMQError(
+                f"{self._handed} rows were handed over and {self.rows} of them acknowledged; run the write again"
+            )
 
     async def _cancel(self) -> None:
         running = list(self._running)

@@ -1,8 +1,8 @@
 """``format("rocketmq")``: the entry point that Spark calls with a name and options.
 
-Spark imports this in every session that uses any Python data source, to find the available sources, even if its version is too
-old for this one. So no package is imported before it is needed, and only a user of this source sees an error for a missing
-package.
+Spark imports this in every session that uses any Python data source, to find the available sources, even if Spark's version is
+too old for this one. So no package but pyspark is imported before it is needed, and only a user of this source sees an error for
+a missing package.
 """
 
 from __future__ import annotations
@@ -34,12 +34,16 @@ if TYPE_CHECKING:
 __all__ = ["RocketMQDataSource"]
 
 OLDEST: Final = (4, 2)
-"""Before it streams know no limits: a run of AvailableNow would read one micro-batch and end as if that were all."""
+"""The oldest version of pyspark. Earlier ones have no read limits for streams of Python sources: a run of AvailableNow would read
+one micro-batch and end as if that were all."""
 
 
 class RocketMQDataSource(DataSource):
     """The Spark data source ``rocketmq``, which reads and writes topics as DataFrames. docs/spark.md lists its options.
-    Raises ConfigError for an invalid option, and names it."""
+
+    Spark makes it and calls its methods. They raise ConfigError for an invalid option, which the error names, for a schema with
+    other columns than the source's or the sink's, and for a pyspark before 4.2.
+    """
 
     @short_errors
     def __init__(self, options: dict[str, str]) -> None:
@@ -94,7 +98,7 @@ class RocketMQDataSource(DataSource):
 
 
 def _narrowed(options: ReadOptions, schema: StructType, given: Mapping[str, str]) -> ReadOptions:
-    """The options with the columns of the user's schema, which must be columns of the source."""
+    """Returns the options with the columns of the user's schema. Raises ConfigError for one that the source does not have."""
     by_name = {name.lower(): name for name in SOURCE_COLUMNS}
     for field in schema.fields:
         wanted = SOURCE_COLUMNS.get(field.name)

@@ -1,4 +1,4 @@
-"""The clients of one process of Spark: an event loop in a thread, and one client for each cluster and its options.
+"""Keeps the clients of one process of Spark: an event loop in a thread, and one client for each cluster and its options.
 
 Python workers are forked, reused for many tasks, and killed without notice when a task or a query is over. So clients are made
 at first use, belong to the process that made them (by its pid), and leave no state on a broker: readers are in no consumer
@@ -95,7 +95,9 @@ class Worker:
                 if future.done():
                     raise
                 if not self._thread.is_alive():
-                    raise ClientStateError("the loop that this was to be done on has ended: the worker is closed") from None
+                    raise ClientStateError(
+                        "the worker of this process was closed before the call ended; call before the process ends"
+                    ) from None
 
     def start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
@@ -201,7 +203,7 @@ async def _stopped(client: Client) -> None:
     try:
         await client.stop(1.0)
     except (RocketMQError, OSError, TimeoutError) as error:
-        logger.warning("an unused client did not end as it should: %s", printable(error))
+        logger.warning("an unused client could not be stopped in order: %s", printable(error))
 
 
 _worker: Worker | None = None
@@ -209,7 +211,7 @@ _making = threading.Lock()
 
 
 def worker() -> Worker:
-    """The worker of this process, made at the first call."""
+    """Returns the worker of this process, which the first call makes."""
     global _worker
     with _making:
         if _worker is None or _worker.pid != os.getpid():

@@ -45,7 +45,8 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class Sent(WriterCommitMessage):
-    """The result of one task. ``attempt``: its number. ``retried``: messages that took more than one request."""
+    """The result of one task. ``attempt``: number of the task's attempt, from 0. ``bytes``: size of the bodies. ``retried``:
+    number of messages that took more than one attempt to send."""
 
     partition: int
     attempt: int
@@ -55,7 +56,8 @@ class Sent(WriterCommitMessage):
 
 
 def sink_columns(schema: StructType, options: WriteOptions) -> tuple[str, ...]:
-    """The names of the columns to write. Raises ConfigError for one that is missing, unknown, doubled or of another type."""
+    """Returns the names of the columns to write. Raises ConfigError for one that is missing, unknown, doubled or of another
+    type."""
     names = [field.name for field in schema.fields]
     unknown = [name for name in names if name not in SINK_COLUMNS and name != options.id_column]
     if unknown:
@@ -95,11 +97,11 @@ def _check_present(names: Sequence[str], options: WriteOptions) -> None:
     if options.id_column is not None and options.id_column not in names:
         raise ConfigError(f"option idColumn: there is no column {options.id_column}, only {', '.join(names)}")
     if ("queueId" in names) != ("brokerName" in names):
-        raise ConfigError("columns brokerName and queueId name a queue together; one of them is missing")
+        raise ConfigError("columns brokerName and queueId name a queue together; one of them is missing: give both or none")
 
 
 def _unknown(unknown: list[str], names: list[str]) -> str:
-    """The error text for columns that no message has."""
+    """Returns the error text for columns that the sink does not have."""
     for name in unknown:
         if (meant := {known.lower(): known for known in SINK_COLUMNS}.get(name.lower())) is not None:
             return f"there is no column {name} to write, it is spelt {meant}"
@@ -217,7 +219,7 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
     def __init__(self, options: WriteOptions, columns: tuple[str, ...]) -> None:
         super().__init__(options, columns)
         self._id = uuid.uuid4().hex
-        """Of the job; every task and every attempt of one gets the same, pickled with the writer."""
+        """The id of the job, the same for all attempts of all tasks, because it is pickled with the writer."""
 
     def _job(self, context: TaskContext) -> str:
         return f"{self._id}:0"

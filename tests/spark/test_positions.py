@@ -171,7 +171,7 @@ class TestBounds:
         [
             (
                 {"startingOffsets": '{"t/broker-c/0": 1}'} | EARLY,
-                "option startingOffsets names t/broker-c/0, which is not read; t/broker-a/0",
+                "option startingOffsets names t/broker-c/0, which is not read; name only queues that are: t/broker-a/0",
             ),
             ({"startingOffsets": '{"v": -1, "t": -1, "u": -1}'}, "option startingOffsets names v, which is not read"),
             (

@@ -65,7 +65,7 @@ def test_arguments_that_cannot_be_meant_are_named(capsys: pytest.CaptureFixture[
     assert _given("--acknowledged", "sent,ok").acknowledged == ["sent", "ok"]
     for wrong, expected in (
         (["--fail-on", "lost"], "must be some of missing, unacknowledged, unknown, duplicate, not lost"),
-        (["--acknowledged", " ,"], "names nothing"),
+        (["--acknowledged", " ,"], "must be names with commas between them, not ' ,'"),
         (["--slack", "-1"], "must be a whole number from 0 to 86400"),
     ):
         with pytest.raises(SystemExit):
@@ -88,7 +88,12 @@ def test_an_outbox_is_known_by_its_columns_unless_others_are_named() -> None:
         ("body", (), pipeline.SentTable(), "by must be id, key, spark-id or property:NAME, not body"),
         ("property:", (), pipeline.SentTable(), "by must be"),
         ("id", ("lost",), pipeline.SentTable(), "fail_on must be some of missing,"),
-        ("key", (), pipeline.SentTable(), "by key: no column of the table is named for it"),
+        (
+            "key",
+            (),
+            pipeline.SentTable(),
+            r"by key: no column of the table is named for it; name one with key= \(--key-column\)",
+        ),
     ],
 )
 def test_what_cannot_be_meant_is_refused(by: str, fail_on: tuple[str, ...], table: pipeline.SentTable, expected: str) -> None:

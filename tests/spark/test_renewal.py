@@ -90,7 +90,7 @@ def test_file_is_read_at_each_use(tmp_path: Path, caplog: pytest.LogCaptureFixtu
     )
     keys.unlink()
     assert renewal.current(given) == found, "the last ones serve on"
-    assert "the credentials of the last time are used again: option credentialsFile" in caplog.text
+    assert "the previous credentials are used again: option credentialsFile" in caplog.text
     assert renewal.current(access()) == access()
 
 
@@ -101,7 +101,9 @@ def test_function_that_does_not_return_is_waited_for_once(
     given = access(credentialsProvider=f"{__name__}:slow")
     GIVEN[:] = [("alice", "hush")]
     GATE.clear()
-    with pytest.raises(ConfigError, match=r"option credentialsProvider: .*slow has not returned in 0\.3 s"):
+    with pytest.raises(
+        ConfigError, match=r"option credentialsProvider: .*slow has not returned in 0\.3 s; check the file system"
+    ):
         renewal.current(given)
     GATE.set()
     assert renewal.current(given).access_key == "alice"

@@ -1,9 +1,9 @@
 """Archives topics as Parquet, exactly once: a streaming query that ends when it has read all messages that existed at its start.
 
-The checkpoint records the offsets that were read, ``_spark_metadata`` beside the files the files that were written: a file
-that is not listed there belongs to a failed attempt, and Spark's reader skips it. Both must belong to the same query. Spark
-does not check that: a sink with batches that the checkpoint lacks skips as many new ones without an error. So this module
-checks it before it starts the query.
+The checkpoint records the offsets that were read. The log ``_spark_metadata``, which lies beside the files, records the files
+that were written: a file that it does not list belongs to a failed attempt, and Spark's reader skips it. Checkpoint and log must
+belong to the same query. Spark does not check that: a sink whose log has batches that the checkpoint lacks skips as many new ones
+without an error. So this module checks it before it starts the query.
 
 As a program: ``rmq spark archive``, or this file given to ``spark-submit``.
 """
@@ -40,7 +40,7 @@ ARCHIVE_DDL: Final = f"{source_ddl(tuple(SOURCE_COLUMNS))}, `date` date"
 """The schema of an archive. Readers need it: without one, Spark reads a topic named 007 as the number 7."""
 
 SOURCE_DDL: Final = source_ddl(tuple(name for name in SOURCE_COLUMNS if name != "topic"))
-"""What files hold: topic and date are in the names of their directories."""
+"""The schema of the files: topic and date are in the names of their directories."""
 SINK_LOG: Final = "_spark_metadata"
 POLL: Final = 0.25
 DATE: Final = "date_from_unix_date(cast(unix_seconds(storeTimestamp) div 86400 as int))"
@@ -88,11 +88,13 @@ def archive(
 
     ``pattern``: a regular expression, instead of ``topics``. ``checkpoint``: path of the positions that were read,
     PATH/_checkpoint by default; it belongs to the archive for ever. ``starting``: start of the first run, "earliest", "latest"
-    or a time; later runs start where the last ended. ``max_offsets``: maximum offsets of a micro-batch. ``files``: maximum
-    files per topic and date of a micro-batch. ``compacting``: True rewrites small files of earlier runs into large ones
-    afterwards. ``options``: of format rocketmq.
+    or a time (a naive one is UTC); later runs start where the last ended. ``max_offsets``: maximum offsets of a micro-batch.
+    ``tags``: "a || b"; None for all messages. ``files``: maximum files per topic and date of a micro-batch. ``compression``:
+    that of Parquet. ``compacting``: True rewrites small files of earlier runs into large ones afterwards. ``options``: of
+    format rocketmq. ``progress``: called once per micro-batch.
 
-    Raises ConfigError if path, checkpoint and topics do not belong together, and the errors of Spark.
+    Raises ConfigError for invalid arguments, if path, checkpoint and topics do not belong together, and for a session of Spark
+    Connect; PipelineError if compacted files do not hold the same number of rows; and the errors of Spark.
     """
     began = monotonic()
     wanted = (topics,) if isinstance(topics, str) else tuple(topics)
@@ -260,7 +262,8 @@ def check_topics(checkpoint: str, known: Iterable[str], topics: Sequence[str], p
 
 
 def known_offsets(text: str, checkpoint: str) -> dict[str, int]:
-    """Parses an entry of Spark's offset log: a line for its version, one for Spark, one for each source."""
+    """Parses an entry of Spark's offset log: a line for its version, one for Spark, one for each source. Raises ConfigError if the
+    offsets are not of this source."""
     try:
         offsets = json.loads(text.splitlines()[-1])["q"]
         return {str(key): int(offset) for key, offset in offsets.items()}

@@ -41,14 +41,15 @@ __all__ = [
 SMALL: Final = 32 * 1024 * 1024
 """Bytes below which a file is small."""
 LARGE: Final = 128 * 1024 * 1024
-"""Bytes of a file that is made of small ones, about."""
+"""Bytes, about, of a file that is made of small ones."""
 KEPT: Final = 24 * 3600.0
 """Seconds that files stay which no list names: a reader may have begun with them, or a micro-batch may be about to list them."""
 STAGING: Final = "_compacting"
 VERSION: Final = "v1"
 _WRITTEN: Final = re.compile(r"/topic=[^/]+/date=[^/]+/(part|compacted)-[^/]+\.parquet\Z")
-"""The end of the path of a file that an archive or a compaction has written; others below the same path are somebody else's."""
+"""The end of the path of a file that an archive or a compaction has written; no other file below the path is touched."""
 _ATOMIC: Final = frozenset({"", "file", "hdfs", "viewfs"})
+_OTHER_SPARK: Final = "this release cannot compact archives of that Spark; use a newer one, or archive without compacting"
 
 
 class Entry(NamedTuple):
@@ -65,7 +66,8 @@ class Entry(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Compacted:
-    """The result of one run. ``deleted``: files of earlier runs, and of failed attempts, that no list names."""
+    """The result of one run, in numbers of files. ``before``: small files that were rewritten; ``after``: files made of them.
+    ``deleted``: files of earlier runs and of failed attempts that no list names."""
 
     before: int = 0
     after: int = 0
@@ -102,11 +104,13 @@ def compact(spark: SparkSession, path: str, ddl: str) -> Compacted:
 def check_store(path: str, scheme: str) -> None:
     """Raises ConfigError for the scheme of a store without atomic renames."""
     if scheme not in _ATOMIC:
-        raise ConfigError(f"{path} cannot be compacted: a store {scheme} does not rename files atomically; leave it out")
+        raise ConfigError(
+            f"{path} cannot be compacted: a store {scheme} does not rename files atomically; archive without compacting (--compact)"
+        )
 
 
 def newest_list(names: Iterable[str]) -> str | None:
-    """The name of the newest list of all files; None before the tenth micro-batch."""
+    """Returns the name of the newest list of all files; None before the tenth micro-batch."""
     lists = [name for name in names if re.fullmatch(r"[0-9]+\.compact", name)]
     return max(lists, key=_number, default=None)
 
@@ -121,26 +125,27 @@ def _number(name: str) -> int:
 
 
 def entries_of(text: str) -> list[Entry]:
-    """Parses a file of the log: a line for its version, one for each file. Raises ConfigError for another version."""
+    """Parses a file of the log: a line for its version, one for each file. Raises ConfigError for another version, and for a line
+    that does not add a file."""
     version, *lines = text.splitlines()
     if version != VERSION:
-        raise ConfigError(f"the log of Spark's sink is of version {version}, not {VERSION}: this Spark is not known here")
+        raise ConfigError(f"the log of Spark's sink is of version {version}, not {VERSION}; {_OTHER_SPARK}")
     entries = []
     for line in lines:
         data = json.loads(line)
         if data.get("action") != "add":
-            raise ConfigError(f"the log of Spark's sink holds an action {data.get('action')}: this Spark is not known here")
+            raise ConfigError(f"the log of Spark's sink holds an action {data.get('action')}, not only add; {_OTHER_SPARK}")
         entries.append(Entry(data["path"], data["size"], line))
     return entries
 
 
 def log_text(entries: Iterable[Entry]) -> str:
-    """The inverse of ``entries_of``."""
+    """Returns the text that ``entries_of`` parses."""
     return "\n".join([VERSION, *(entry.line for entry in entries)])
 
 
 def small_files(listed: Sequence[Entry]) -> dict[str, list[Entry]]:
-    """The small files by directory, of directories that have two or more."""
+    """Returns the small files by directory, of directories that have two or more."""
     found: dict[str, list[Entry]] = {}
     for entry in listed:
         if entry.size < SMALL:
@@ -160,7 +165,9 @@ def _rewritten(spark: SparkSession, files: Files, path: str, directory: str, sma
         frame.repartitionByRange(count, *order).sortWithinPartitions(*order).write.parquet(staging)
         rows, wanted = spark.read.schema(ddl).parquet(staging).count(), frame.count()
         if rows != wanted:
-            raise PipelineError(f"the new files of {directory} hold {rows} rows of {wanted}; {path} is as it was")
+            raise PipelineError(
+                f"the new files of {directory} hold {rows} rows, not {wanted}; {path} is unchanged, run it again"
+            )
     except BaseException:
         files.delete(staging)
         raise

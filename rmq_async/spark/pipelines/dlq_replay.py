@@ -91,13 +91,13 @@ def replay_dead_letters(
 
     ``options``: of format rocketmq, for both directions. ``topic``: the target of messages that do not name their original
     topic. ``since``, ``until``: range of their store times as dead letters, aware, ``until`` exclusive. ``tags``: "a || b".
-    ``where``: SQL on the columns of the source. ``max_replays``: maximum number of replays of one message in all runs.
-    ``look``: False sends without reading the messages of earlier runs from the target topics. ``rate``: maximum messages per
-    second. ``progress``: called once per target topic, and while sending.
+    ``key``: only messages with this key. ``where``: SQL on the columns of the source. ``max_replays``: maximum number of replays
+    of one message in all runs. ``look``: False sends without reading the messages of earlier runs from the target topics.
+    ``rate``: maximum messages per second. ``progress``: called once per target topic, and while sending.
 
     Every group that reads a target topic gets the message, not only the one that failed. Raises ConfigError for invalid
-    arguments, TopicNotFoundError if the group has no dead letters, and the errors of Spark; after a failure the next run sends
-    the rest.
+    arguments, TopicNotFoundError if the group has no dead letters, the errors of requests to the cluster, and those of Spark;
+    after a failure the next run sends the rest.
     """
     source = _source(group, topic, max_replays, options)
     writing = options_for("batch write", options, idColumn="id")

@@ -59,7 +59,8 @@ class Files:
         return int(status.getLen()), int(status.getModificationTime())
 
     def parquet_below(self, path: str) -> dict[str, int]:
-        """Returns the Parquet files in the directories of partitions below ``path``, each with its time of change."""
+        """Returns the Parquet files in the directories of partitions below ``path``, each with the time of its last change, in
+        milliseconds since 1970."""
         place, system = self._at(path)
         found = {}
         remaining = [place]
@@ -78,7 +79,7 @@ class Files:
         """Renames a file. Raises OSError if the store refuses, as it does for a target that exists."""
         place, system = self._at(path)
         if not system.rename(place, self._jvm.org.apache.hadoop.fs.Path(to)):
-            raise OSError(f"{path} could not be renamed to {to}")
+            raise OSError(f"{path} could not be renamed to {to}; check that its directory exists and that it does not")
 
     def delete(self, path: str) -> None:
         """Deletes a file, or a directory with its content."""

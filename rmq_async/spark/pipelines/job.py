@@ -46,7 +46,7 @@ FAILED: Final = 1
 WRONG_USE: Final = 2
 INTERRUPTED: Final = 130
 FIRST_MOMENT_MS: Final = 10**11
-"""Of 1973. A smaller number of milliseconds is a number of seconds, or a date without its dashes."""
+"""A moment of 1973. A smaller number is probably one of seconds, or a date without its dashes."""
 
 
 class PipelineError(RocketMQError):
@@ -144,7 +144,7 @@ def named_values(argument: str, texts: Sequence[str]) -> dict[str, str]:
 
 
 def whole_number(low: int, high: int) -> Callable[[str], int]:
-    """A type for argparse."""
+    """Returns a type for argparse: a whole number from ``low`` to ``high``."""
 
     def number(text: str) -> int:
         if not text.isascii() or not text.isdigit() or len(text) > 18 or not low <= int(text) <= high:
@@ -170,8 +170,8 @@ def moment(text: str) -> datetime:
 
 
 def run_job(name: str, job: Job, arguments: Sequence[str] | None = None) -> int:
-    """Reads the arguments and runs the job, in a session that it stops if it made it; returns the exit code. Ends without a
-    message if the reader of its output has closed the pipe."""
+    """Parses the arguments (default: those of the process) and runs the job, in the session that there is, else in one that it
+    makes and stops; returns the exit code. Ends without a message if the reader of its output has closed the pipe."""
     try:
         return _run_job(name, job, arguments)
     except _ReaderGoneError:

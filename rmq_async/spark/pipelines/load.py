@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 
 DEFAULT_GROUP: Final = "spark-rocketmq-load"
 OTHERS: Final = ("idColumn", "batchBytes", "maxMessagesPerSecond")
-"""Options of a write that a load refuses."""
+"""Options of a write that a load refuses, because it has no table or has arguments for them."""
 MAX_BATCH: Final = 4 * 1024 * 1024
 ALL_HERE: Final = 1.1
 """Seconds until every task has left the barrier: Spark polls once a second."""
@@ -51,14 +51,19 @@ _TYPES: Final = (
     *(pa.string(), pa.int32(), pa.string(), pa.int32(), pa.string(), pa.int64(), pa.int64()),
     *(pa.map_(pa.int32(), pa.int64()), pa.float64(), pa.float64(), pa.float64()),
 )
-"""Of the columns of a Result."""
+"""Types of the columns of a Result."""
 PATIENCE: Final = 5.0
 """Seconds in which a broker stores the one-way messages that it has read."""
 
 
 @dataclass(frozen=True)
 class LoadSummary:
-    """The result of a load: figures of all ``runs`` together."""
+    """The result of a load: figures of all ``runs`` together, in messages.
+
+    ``acknowledged``: by a broker; ``handed_over``: one-way messages that were written. ``missed``: messages that were due and not
+    begun in time. ``lost``: acknowledged ones that are not in the topic. ``problems``: sentences that say why the load failed.
+    ``results``: path of the result files; ``plot``: that of the picture.
+    """
 
     runs: int
     attempted: int
@@ -114,12 +119,12 @@ def load(
     """Sends to ``topic``, writes the counts to ``results`` (a directory that all executors can write to) and returns the result.
 
     ``options``: of format rocketmq: ``nameserver``, users, ``sendTimeoutMs``, ... ``rate``: messages per second of all tasks
-    together, None for no limit; ``size``: bytes of a body; ``seconds``: duration of each mode; ``tasks``: number of tasks, by
-    default as many as Spark runs at a time; ``callers``: coroutines of each task that await a send, in mode "sync"; ``batch``:
-    messages of a request in mode "batch".
+    together, None for no limit; ``size``: bytes of a body; ``modes``: "sync", "async", "oneway", "batch", one after another;
+    ``seconds``: duration of each mode; ``tasks``: number of tasks, by default as many as Spark runs at a time; ``callers``:
+    coroutines of each task that await a send, in mode "sync"; ``batch``: messages of a request in mode "batch".
 
-    Failed sends are counted. Raises ConfigError for invalid arguments, and TopicNotFoundError, NameServerError and the errors
-    of a request if the offsets of the topic cannot be read.
+    Failed sends are counted. Raises ConfigError for invalid arguments; TopicNotFoundError, NameServerError and the errors of a
+    request if the route or the offsets of the topic cannot be read; and the errors of Spark.
     """
     sending = _write_options(options, topic)
     _check(tuple(modes), rate, size, seconds, callers, batch)
@@ -154,7 +159,7 @@ def _task(plan: LoadPlan, numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.Reco
 
 
 def _together(context: BarrierTaskContext) -> None:
-    """Waits for all tasks, which return at the same time, up to the difference of their machines' clocks."""
+    """Waits for all tasks, and returns in all of them at the same time, apart from the difference of their machines' clocks."""
     begin = max(map(float, context.allGather(repr(time())))) + ALL_HERE
     sleep(max(begin - time(), 0.0))
 
@@ -171,7 +176,7 @@ def _write_options(options: Mapping[str, str], topic: str) -> WriteOptions:
 
 def _check(modes: Sequence[str], rate: float | None, size: int, seconds: float, callers: int, batch: int) -> None:
     if not modes:
-        raise ConfigError("a load needs at least one mode")
+        raise ConfigError(f"a load needs at least one mode; give some of {', '.join(MODES)}")
     for mode in modes:
         if mode not in MODES:
             raise ConfigError(f"there is no mode {mode!r}, only {', '.join(MODES)}")
@@ -191,8 +196,8 @@ def _check(modes: Sequence[str], rate: float | None, size: int, seconds: float, 
 
 
 def _tasks(spark: SparkSession, wanted: int | None) -> int:
-    """Returns the number of tasks. Raises ConfigError for more than run side by side here: the second half would send after the
-    first."""
+    """Returns the number of tasks. Raises ConfigError, on a local master, for more than run at a time: some would send after the
+    others."""
     at_once = parallelism(spark)
     if wanted is None:
         return at_once
@@ -206,8 +211,8 @@ def _tasks(spark: SparkSession, wanted: int | None) -> int:
 
 
 def _grown(arrivals: Arrivals) -> int | None:
-    """Returns the growth of the topic, once it has ended: one-way messages are stored a moment later. None if the brokers do not
-    report it."""
+    """Returns the growth of the topic once the topic grows no more, after ``PATIENCE`` seconds at most: one-way messages are stored
+    a moment later. None if the brokers do not report it."""
     until = monotonic() + PATIENCE
     try:
         grown = arrivals.count()

@@ -141,7 +141,9 @@ def read_results(spark: SparkSession, path: str) -> DataFrame:
     wanted = dict(part.strip().split(" ") for part in COLUMNS.split(", "))
     missing = [name for name in wanted if name not in frame.columns]
     if missing:
-        raise ConfigError(f"{path} holds no results of rmq spark load: there is no column {missing[0]}")
+        raise ConfigError(
+            f"{path} holds no results of rmq spark load: there is no column {missing[0]}; give the directory of --results"
+        )
     return frame.select(*wanted)
 
 
@@ -180,8 +182,8 @@ def _counts(results: DataFrame) -> list[Any]:
 
 
 def _percentiles(results: DataFrame) -> list[Any]:
-    """Finds the buckets of the percentiles for each second and for each whole mode: the first bucket with which enough messages
-    are reached."""
+    """Finds the buckets of the percentiles for each second and for each whole mode: the first bucket up to which there are
+    enough messages."""
     done = results.where(f.col("what").isin(ACKNOWLEDGED, HANDED_OVER))
     buckets = done.select(
         "run",

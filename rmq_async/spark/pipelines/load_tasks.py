@@ -48,7 +48,7 @@ HANDED_OVER: Final = "handed over"
 STORED: Final = "stored"
 
 TICK: Final = 0.00025
-"""Seconds the clock sleeps at least: what falls due within one is released together."""
+"""Seconds that the clock sleeps at least: messages that fall due meanwhile are released together."""
 GRACE: Final = 0.1
 """Seconds in which messages that were due at the very end are begun."""
 _FILLING: Final = 64 * 1024
@@ -56,8 +56,8 @@ _FILLING: Final = 64 * 1024
 
 @dataclass(frozen=True)
 class LoadPlan:
-    """The plan of one mode. ``rate``: messages a second of all tasks together; None: without a limit. ``callers``:
-    coroutines of mode sync in each task; ``batch``: messages of a request in mode batch."""
+    """The plan of one mode. ``rate``: messages a second of all tasks together; None: without a limit. ``size``: bytes of a body.
+    ``seconds``: duration. ``callers``: coroutines of mode sync in each task; ``batch``: messages of a request in mode batch."""
 
     run: str
     options: WriteOptions
@@ -76,8 +76,8 @@ class Result(NamedTuple):
 
     ``what``: "scheduled", by the second in which messages were due; "attempted", by the second in which their sends began;
     "acknowledged", "handed over" (one-way, without a confirmation), or the kind of failure, by the second in which their sends
-    ended. "stored", of task -1, is the growth of the topic. ``latencies``: messages by bucket. ``began``, ``ended``: of the
-    task's sends, in seconds since 1970.
+    ended. "stored", of task -1, is the growth of the topic. ``latencies``: messages by bucket; ``longest``: the longest latency
+    in seconds. ``began``, ``ended``: of the task's sends, in seconds since 1970.
     """
 
     run: str
@@ -111,7 +111,8 @@ def results_of(plan: LoadPlan, task: int, *, fresh: bool, ready: Callable[[], ob
 
 
 class _Tally:
-    """The counts of a task. ``latencies``: by second and outcome. ``longest``: exact, in seconds, where buckets are not."""
+    """The counts of a task. ``latencies``: messages by bucket, by second and outcome. ``longest``: the longest latency, by second
+    and outcome, in seconds; it is exact, as buckets are not."""
 
     def __init__(self) -> None:
         self.attempted: Counter[int] = Counter()
@@ -262,7 +263,7 @@ class _Run:
             yield result(second, what, counts.total(), dict(counts), self._tally.longest[second, what])
 
     def _scheduled(self) -> Iterator[tuple[int, int]]:
-        """Returns the messages due by second; without a rate, those that were begun."""
+        """Yields each second with the number of messages due in it; without a rate, of those begun in it."""
         if self._interval is None:
             yield from self._tally.attempted.items()
             return

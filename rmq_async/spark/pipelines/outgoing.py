@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 INTERVAL: Final = 2.0
 """Seconds between two looks at what has arrived."""
 PATIENCE: Final = 5.0
-"""Seconds until what was acknowledged is readable, at the longest."""
+"""Seconds to wait, at most, until acknowledged messages are readable."""
 TASK_RATE: Final = 5000
 """Messages a second from which on one more task shares a rate."""
 
@@ -53,7 +53,7 @@ class Written:
 
 
 def access_for(options: Mapping[str, str]) -> Access:
-    """Reads the options of a write before anything is started. Raises ConfigError for a wrong one."""
+    """Checks the options of a write, before anything is started, and returns its connection. Raises ConfigError for a wrong one."""
     return write_options(options, streaming=False).access
 
 
@@ -94,8 +94,8 @@ class Arrivals:
         return None if now is None else now - self._before
 
     def settled(self, expected: int) -> int | None:
-        """Waits until the growth is ``expected`` or stops for a while, because a stored message is readable a moment later,
-        and returns it. It raises no error, because the write has ended: it returns None if the cluster does not answer."""
+        """Waits until the growth is ``expected`` or more, up to ``PATIENCE`` seconds, because a stored message is readable a moment
+        later, and returns it. It raises no error, because the write has ended: it returns None if the cluster does not answer."""
         until = monotonic() + PATIENCE
         while True:
             found: int | None = None

@@ -67,10 +67,12 @@ def publish(
 
     ``body``: None sends the whole row as JSON. ``id``: the identity of a row, its ``RMQ_SPARK_ID``. ``properties``: columns
     that become properties of the same name; a value that is NULL or blank becomes none. With a ``sharding_key``, rows with the
-    same value go to one queue, in the order of ``order_by``, an SQL expression. ``rate``: messages per second of all tasks
-    together.
+    same value go to one queue, in the order of ``order_by``, an SQL expression. ``partitions``: number of tasks that send.
+    ``rate``: messages per second of all tasks together. ``dry_run``: True counts the rows and sends nothing. ``options``: of
+    format rocketmq.
 
-    Raises ConfigError for a column that does not exist and for a contradiction, else the errors of Spark.
+    Raises ConfigError for a column that does not exist and other invalid arguments, the errors of requests to the cluster, and
+    those of Spark.
     """
     began = monotonic()
     given = dict(options or {}) | {"topic": topic}
@@ -159,7 +161,8 @@ def read_table(
     spark: SparkSession, *, format: str | None = None, path: Sequence[str] = (), table: str | None = None,
     options: Mapping[str, str] | None = None,
 ) -> DataFrame:  # fmt: skip
-    """Reads a table of the catalogue, or files or another source by a format. Raises ConfigError."""
+    """Returns a table of the catalogue, or the files (or another source) of a format. Raises ConfigError unless exactly one of
+    ``table`` and ``format`` is given."""
     _check_table(format, path, table)
     if table is not None:
         return spark.read.options(**dict(options or {})).table(table)
@@ -197,7 +200,8 @@ def _body(frame: DataFrame, name: str | None) -> Column:
 
 
 def _placed(rows: DataFrame, partitions: int | None, order_by: str | None, *, capped: bool) -> DataFrame:
-    """Puts rows of one sharding key into one task, in order; others into ``partitions`` tasks. ``capped``: they share a rate."""
+    """Puts the rows of one sharding key into one task, in order; without keys, the rows into ``partitions`` tasks. ``capped``: the
+    tasks share a rate, so that fewer will do as well."""
     if "shardingKey" in rows.columns:
         together = rows.repartition("shardingKey") if partitions is None else rows.repartition(partitions, "shardingKey")
         return together if order_by is None else together.sortWithinPartitions(ORDER).drop(ORDER)

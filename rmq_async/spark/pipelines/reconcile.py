@@ -58,10 +58,11 @@ _RETENTION: Final = "{} messages of these topics were deleted by retention, all 
 @dataclass(frozen=True)
 class Reconciled:
     """The result of one run. ``sent``, ``acknowledged``: numbers of rows of the table. ``messages``: number of messages of
-    the topic. ``matched``: acknowledged rows that have a message. The next fields count the findings of each kind;
-    ``copies``: number of surplus messages. ``without_id``: acknowledged rows without an identity;
-    ``messages_without_id``: messages without one. ``deleted``: messages that retention deleted, stored before
-    ``oldest``; missing messages may be among them."""
+    the topics in the window. ``matched``: acknowledged rows that have a message. The next four fields count the findings of
+    each kind; ``copies``: number of surplus messages. ``without_id``: acknowledged rows without an identity;
+    ``messages_without_id``: messages without one. ``deleted``: number of all messages that retention ever deleted from the
+    topics; missing messages may be among them. ``oldest``: store time of the oldest message that was read. ``failed``: whether
+    there are findings of ``fail_on``, or acknowledged rows without an identity."""
 
     sent: int
     acknowledged: int
@@ -112,12 +113,12 @@ def reconcile(
     ``by``: "id", the message id; "key", each key of a message; "spark-id", its RMQ_SPARK_ID; "property:NAME". By key, the
     table may have a row for each message with that key; otherwise all rows with one identity count as one message.
     ``options``: of format rocketmq. ``since``, ``until``: aware, of store time, and of the table's ``time`` if there is one.
-    ``slack`` extends this range on both sides, for messages sent on one side of an edge and stored on the other; rows that are
-    only in the extension make no findings. ``fail_on``: kinds that make the summary ``failed``; acknowledged rows without an
-    identity always do. ``out``: path of the findings as Parquet, which must not exist.
+    ``slack`` extends this range on both sides, if the table has a ``time``, for messages sent on one side of an edge and stored
+    on the other; rows that are only in the extension make no findings. ``fail_on``: kinds that make the summary ``failed``;
+    acknowledged rows without an identity always do. ``out``: path of the findings as Parquet, which must not exist.
 
     Raises ConfigError for invalid arguments, and if there are rows but none is acknowledged, which means a wrong name of a
-    state; and the errors of Spark.
+    state; the errors of requests to the cluster, and those of Spark.
     """
     table = table or SentTable()
     _check(by, fail_on, table)
@@ -155,7 +156,8 @@ def reconcile(
 
 
 def _window(since: datetime | None, until: datetime | None, slack: timedelta) -> dict[str, str]:
-    """Returns the options of the read, ``slack`` wider on both sides. Raises ConfigError for an empty window."""
+    """Returns the options of a read of the window, ``slack`` wider on both sides. Raises ConfigError for an empty window and for a
+    time without a zone."""
     exact = window(since, until)
     return window(since and since - slack, until and until + slack) if exact and slack else exact
 
@@ -185,7 +187,8 @@ def _check_by(by: str, fail_on: Collection[str]) -> None:
 def _check(by: str, fail_on: Collection[str], table: SentTable) -> None:
     _check_by(by, fail_on)
     if (table.key if by == "key" else table.id) is None:
-        raise ConfigError(f"by {by}: no column of the table is named for it; name one")
+        needed = "key= (--key-column)" if by == "key" else "id= (--id-column)"
+        raise ConfigError(f"by {by}: no column of the table is named for it; name one with {needed}")
 
 
 def _deleted(options: Mapping[str, str], topics: str) -> int:
@@ -326,7 +329,7 @@ def _table(given: argparse.Namespace, columns: Sequence[str]) -> SentTable:
 def _names(text: str) -> list[str]:
     names = [name.strip() for name in text.split(",") if name.strip()]
     if not names:
-        raise argparse.ArgumentTypeError("names nothing")
+        raise argparse.ArgumentTypeError(f"must be names with commas between them, not {text!r}")
     return names
 
 

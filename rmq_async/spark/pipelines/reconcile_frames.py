@@ -25,7 +25,7 @@ __all__ = [
 ]
 
 ACKNOWLEDGED: Final = ("SEND_OK", "SENT")
-"""States that say that a broker has taken the message, in any case."""
+"""States that say that a broker has stored the message; upper and lower case are the same."""
 
 _SHOWN_STATES: Final = 8
 
@@ -113,7 +113,7 @@ def _between(moment: Column, since: datetime | None, until: datetime | None) -> 
 
 
 def totals_of(rows: DataFrame) -> dict[str, int]:
-    """Reads the table and returns its sums by name."""
+    """Reads the rows and returns their sums by name: ``sent``, ``acknowledged``, ``without_id``."""
     counts = {
         "sent": sql.sum("rows"),
         "acknowledged": sql.sum("acked"),
@@ -127,7 +127,10 @@ def totals_of(rows: DataFrame) -> dict[str, int]:
 def no_state(sent: DataFrame, table: SentTable) -> str:
     there = sent.select(_state(sent, table).alias("state")).distinct().limit(_SHOWN_STATES).collect()
     states = ", ".join(sorted(str(row.state) for row in there))
-    return f"no row is acknowledged: column {table.state} holds {states}, and {', '.join(table.acknowledged)} would mean that"
+    meant = ", ".join(table.acknowledged)
+    return (
+        f"no row is acknowledged: column {table.state} holds {states}, and {meant} would mean that; give acknowledged= states"
+    )
 
 
 # -- the topic
@@ -170,7 +173,7 @@ def topic_messages(topic: DataFrame, by: str, since: datetime | None, until: dat
 
 
 def findings_of(joined: DataFrame, seen: Observation, by: str) -> DataFrame:
-    """Returns a row per identity and kind; ``seen`` counts on the way."""
+    """Returns a row per finding, which is an identity and a kind. ``seen`` gets the counts when the frame is computed."""
     numbers = joined.fillna(0, ["rows", "acked", "due", "present", "within"])
     there = sql.col("identity").isNotNull()
     many = by == "key"

@@ -44,7 +44,7 @@ __all__ = ["REPLAY", "ArchivedQueue", "ReplaySummary", "Route", "main", "read_ar
 
 NEEDED: Final = ("topic", "brokerName", "queueId", "offset", "tags", "keys", "body", "properties", "storeTimestamp", "flag")
 DROPPED: Final = frozenset(name.value for name in PropertyName) - {PropertyName.SHARDING_KEY.value} | {ID_PROPERTY}
-"""Properties of a message's former way, which a copy must not have. Tags and keys are columns."""
+"""Properties that clients and brokers gave the archived message, which a copy must not have. Tags and keys are columns."""
 ID: Final = "rmqSparkId"
 
 
@@ -116,13 +116,16 @@ def replay(
 ) -> ReplaySummary:
     """Sends messages stored from ``start`` on and before ``end`` to ``topic``, or to their own topics with ``to_original``.
 
-    ``source_topics``: the topics of the archive to replay; None for all. ``where``: an SQL condition on its columns. ``rate``:
-    messages per second of all tasks together. ``exact_queues``: True refuses a queue for which the target has none of the same
-    broker and number. Body, keys, tags, flag, sharding key and the user's properties are kept; properties of the system are
-    not. ``RMQ_SPARK_ID`` is topic/broker/queue/offset in the archive, which identifies a message that is replayed twice.
+    ``source_topics``: the topics of the archive to replay; empty for all. ``start``, ``end``: naive ones are UTC. ``where``: an
+    SQL condition on the columns of the archive. ``rate``: messages per second of all tasks together. ``exact_queues``: True
+    refuses a queue for which the target has none of the same broker and number. ``dry_run``: True counts and sends nothing.
+    ``options``: of format rocketmq. Body, keys, tags, flag, sharding key and the user's properties are kept; properties of the
+    system are not. ``RMQ_SPARK_ID`` is topic/broker/queue/offset in the archive, which identifies a message that is replayed
+    twice.
 
-    Raises ConfigError for a contradiction and for a path without an archive, PipelineError for an archive that is empty or
-    damaged, TopicNotFoundError for a target that does not exist, and the errors of Spark.
+    Raises ConfigError for invalid arguments and for a path without an archive, PipelineError for an archive that is empty or
+    damaged and for a target without a queue to write to, TopicNotFoundError for a target that does not exist, the other errors
+    of requests to the cluster, and those of Spark.
     """
     began = monotonic()
     _check(topic, to_original, start, end)
@@ -160,7 +163,9 @@ def replay(
 def _check(topic: str | None, to_original: bool, start: datetime | None, end: datetime | None) -> None:
     """Raises ConfigError for no target or two, and for an empty window."""
     if (topic is not None) == to_original:
-        raise ConfigError("say where to: give a topic, or say that everything goes to the topic it came from")
+        raise ConfigError(
+            "say where to: give a topic, or to_original=True (--to-original) for the topics of the archive, not both"
+        )
     if start is not None and end is not None and _utc(start) >= _utc(end):
         raise ConfigError(
             f"the window is empty: it begins at {start.isoformat()} and ends at {end.isoformat()}; give a later end"
@@ -168,7 +173,7 @@ def _check(topic: str | None, to_original: bool, start: datetime | None, end: da
 
 
 def read_archive(spark: SparkSession, path: str) -> DataFrame:
-    """Reads the archive of a path. Raises ConfigError if it holds none, PipelineError for an empty one."""
+    """Returns the archive at a path as a frame. Raises ConfigError if there is none, PipelineError for an empty one."""
     try:
         columns = spark.read.parquet(path).columns
     except AnalysisException as error:
@@ -195,10 +200,11 @@ def routes(
     *,
     exact: bool,
 ) -> list[Route]:
-    """Assigns every source to one queue, of the same name or else one that is the same for every window, and to one task;
-    tasks get about the same number of messages.
+    """Assigns every source to one queue of the target, of the same broker and number, else one that its name alone decides, and
+    to one task; tasks get about the same number of messages.
 
-    Raises ConfigError with ``exact`` for a source whose queue the target does not have.
+    Raises ConfigError with ``exact`` for a source whose queue the target does not have, PipelineError for a target without any
+    queue that can be written to.
     """
     bins = [(0, slot) for slot in range(tasks)]
     slots = {}
@@ -259,7 +265,7 @@ def _archived_queues(frame: DataFrame, path: str) -> list[ArchivedQueue]:
         if source.messages > source.last - source.first + 1:
             raise PipelineError(
                 f"{path} holds messages twice: {source.messages} of {source.name} between offsets {source.first} and "
-                f"{source.last}; was it copied without its _spark_metadata?"
+                f"{source.last}; if it was copied without its _spark_metadata, copy that too"
             )
     return sorted(archived)
 

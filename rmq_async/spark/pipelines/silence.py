@@ -16,10 +16,10 @@ __all__ = ["Said", "silent_start", "stderr_kept"]
 
 STDERR: Final = 2
 KEPT: Final = 64 * 1024
-"""Bytes."""
+"""Bytes of output that are kept."""
 CHUNK: Final = 64 * 1024
 LAST_WORDS: Final = 1.0
-"""Seconds for a process that ends with an error."""
+"""Seconds to wait for the last output of processes that end."""
 
 
 class Said:
