@@ -60,7 +60,7 @@ def test_log_is_written_as_it_was_read() -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("v2\n{}", "is of version v2, not v1"),
+        ("v2\n{}", "is of version v2, not v1; this release cannot compact"),
         ("v1\n" + line("p", 1, action="delete"), "holds an action delete"),
     ],
 )

@@ -377,7 +377,7 @@ def test_mistakes_that_need_no_session() -> None:
     options = {"nameserver": "127.0.0.1:9"}
     with pytest.raises(ConfigError, match="say where to: give a topic"):
         replay.replay(here, "p")
-    with pytest.raises(ConfigError, match="say where to: give a topic"):
+    with pytest.raises(ConfigError, match=r"say where to: give a topic, or to_original=True \(--to-original\)"):
         replay.replay(here, "p", topic="t", to_original=True)
     with pytest.raises(ConfigError, match="the window is empty"):
         replay.replay(here, "p", topic="t", start=NOON, end=NOON.astimezone(timezone(timedelta(hours=3))), options=options)

@@ -251,7 +251,8 @@ def test_an_end_beyond_the_queue(here: Worker, embedded_topics: Topics, monkeypa
     with pytest.raises(OffsetRangeError, match="beyond the last message"):
         found(puller(here, embedded_topics.namesrv, [Range(topic, BROKER, 0, 12, 20)]).batches())
     with pytest.raises(
-        RequestTimeoutError, match=r"gave nothing at offset 10 .* 20 was to be reached \(option pullTimeoutMs\)"
+        RequestTimeoutError,
+        match=r"gave nothing at offset 10 .* 20 was to be reached \(option pullTimeoutMs: how long is waited\)",
     ):
         found(puller(here, embedded_topics.namesrv, [Range(topic, BROKER, 0, 0, 20)], pullTimeoutMs=200).batches())
 
