@@ -1,6 +1,6 @@
 """Consuming: group consumers, and reading by queue and offset.
 
-``__all__`` are the public names; the others are for the Spark source.
+The names in ``__all__`` are public; the other imported ones are for the Spark source.
 """
 
 from __future__ import annotations

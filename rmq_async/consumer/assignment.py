@@ -1,9 +1,9 @@
 """The queues that this member holds, from the takeover to the release or the loss.
 
 A queue that is assigned is pulled when ``on_assigned`` has ended. A queue that leaves this member is drained: its pulls end,
-messages without a call are dropped, ``on_revoked`` is called, running handlers get ``handover_timeout`` to end (that call
-included), the watermark is committed, and only then the lock is released. ``on_released`` follows. No message of an ordered
-queue is given back: a message whose call does not end stays uncommitted. The lock is kept while a call of it runs, in a thread too.
+messages without a call are dropped, ``on_revoked`` is called, running handlers get ``handover_timeout`` to end (the time of
+``on_revoked`` included), the watermark is committed, and only then the lock is released. ``on_released`` follows. No message of
+an ordered queue is given back: one whose call does not end stays uncommitted, and the lock is kept while the call runs.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ logger = logging.getLogger(__name__)
 COMMIT_TIME: Final = 3.0
 """Seconds for the last commit of a queue after its drain."""
 RESET_TIME: Final = 10.0
-"""Seconds that running handlers have before a queue goes on elsewhere; Java waits as long."""
+"""Seconds for which a reset waits for running handlers; Java waits as long."""
 SETTLE_TIME: Final = 2.0
-"""Seconds for outcomes that are on their way when the drain ends."""
+"""Seconds for cancelled calls to end, and for giving messages back, when the time of a drain is over."""
 UNLOCK_TIME: Final = 3.0
 LOOK_EVERY: Final = 5.0
 GATHER_TIME: Final = 0.05
-"""Seconds in which the queues of a new share are gathered for one call of ``on_assigned``, where not all are taken over before."""
+"""Maximum seconds for which queues that are taken over are gathered for one call of ``on_assigned``."""
 
 
 class Assignment:
-    """The queues that this member holds, and those that it should.
+    """The queues that this member holds, and its share, which are the queues that it is to hold.
 
     ``subscriptions``: by topic on the wire; the retry topic is not among them. ``held``: by queue on the wire.
     """
@@ -79,7 +79,7 @@ class Assignment:
         self.takeover: Takeover
         self.locks: MemberLocks
         self.released: Callable[[], None]
-        """Called after a queue was released."""
+        """Called when a queue has left this member."""
         self.callbacks = AssignmentCallbacks({}, 0.0, Context(), supervisor.once, self.callback_limit)
         self._arriving: list[HeldQueue] = []
         """Queues that were taken over, and that no call of ``on_assigned`` has named yet."""
@@ -89,7 +89,7 @@ class Assignment:
         self._announcing = 0
         self.held: dict[MessageQueue, HeldQueue] = {}
         self.leaving: dict[HeldQueue, None] = {}
-        """Queues that are drained."""
+        """Queues that are being drained, and lost ones with running calls."""
         self._pulls: dict[HeldQueue, asyncio.Task[None]] = {}
         self._drains: OrderedSet[asyncio.Task[None]] = OrderedSet()
         self._shares: dict[str, frozenset[MessageQueue]] = {}
@@ -105,7 +105,7 @@ class Assignment:
         """Changes of the share."""
 
     def owned(self) -> list[HeldQueue]:
-        """Returns the queues whose offsets this member commits."""
+        """Returns the queues that this member holds, and those that leave it."""
         return [*self.held.values(), *self.leaving]
 
     def apply(self, shares: dict[str, frozenset[MessageQueue]]) -> None:
@@ -127,7 +127,7 @@ class Assignment:
             self.takeover.want(sorted(share - self.held.keys() - leaving))
 
     def open(self, queue: MessageQueue, offset: int, committed: int | None) -> None:
-        """Starts the pulls of a queue that was taken over."""
+        """Adds a queue that was taken over, and starts its pulls, after ``on_assigned`` if there is one."""
         shown = self._instance.names.shown_queue(queue)
         held = HeldQueue(queue, shown, self._subscriptions.get(queue.topic), offset)
         held.committed = committed
@@ -181,7 +181,7 @@ class Assignment:
             self._add_drain(f"drain of {held.shown}", self._hand_over(held, deadline, revoked if held.announced else None))
 
     def callback_limit(self, kind: EventKind) -> float:
-        """Returns the monotonic time by which a call of ``on_assigned`` and the like is to be over, for a stop."""
+        """Returns the monotonic time at which a stop ends calls of this kind; ``inf`` if none has begun."""
         if self._aborted:
             return 0.0
         return self._drain_until if kind in ("on_assigned", "on_revoked") else self._end
@@ -222,7 +222,7 @@ class Assignment:
         return held.is_owned and not held.ends and self.locks.owns(held.queue) and not self.pauses.covers(held)
 
     def note(self, item: Waiting, outcome: Outcome) -> None:
-        """Keeps a message that is abandoned while its queue leaves."""
+        """Keeps an abandoned message of an unordered queue that leaves, to give it back."""
         held = item.held
         if outcome is Outcome.ABANDONED and held in self.leaving and not held.is_ordered:
             self._abandoned.setdefault(held, []).append(item.message)
@@ -268,7 +268,7 @@ class Assignment:
         return not lost
 
     async def _calls_over(self, held: HeldQueue) -> bool:
-        """Waits until no call of an ordered queue runs, in a stop until its end; returns whether none runs."""
+        """Waits until no call of an ordered queue runs, and commits; returns False if one still runs at the end of a stop."""
         while held.running or self.dispatcher.is_busy(held):
             left = self._end - machine.monotonic()
             if left <= 0:
@@ -349,10 +349,10 @@ class Assignment:
         self._begin_pulls(held)
 
     def lose(self, queues: Iterable[MessageQueue]) -> None:
-        """Ends the pulls and commits of queues whose locks another member has.
+        """Ends the pulls and commits of queues whose locks another member has, or may have.
 
         Messages without a call are dropped. If this member gets the lock back, it reads the queue again when the running calls
-        have ended: so one member never handles a message twice at a time.
+        have ended (``_outlast``), so that it does not handle a message twice at a time.
         """
         lost: list[HeldQueue] = []
         for queue in sorted(queues):

@@ -16,9 +16,11 @@ __all__ = ["Attached"]
 
 
 class Attached:
-    """Requests of brokers for the group, routes in use, hooks, the tracer, and the watch for functions that block the loop.
+    """Registers one consumer: as the listener for requests of brokers, its topics as routes in use, its hooks, its tracer, and
+    the watch for functions that block the loop.
 
     ``group``, ``topics``: on the wire. ``blocking``: returns the name of the user's function that a task calls.
+    ``route_changed``: called with each route that has changed.
     """
 
     def __init__(
@@ -69,7 +71,7 @@ class Attached:
             self._instance.routes.on_change.remove(self._route_changed)
 
     async def end_traces(self, end: float) -> None:
-        """Sends the traces that are left by ``end`` (monotonic), and drops the rest."""
+        """Sends the gathered traces until ``end`` (monotonic), and drops those that are left then."""
         if self.tracer is not None:
             try:
                 await self.tracer.flush(end)

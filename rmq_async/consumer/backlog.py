@@ -32,7 +32,7 @@ class Backlog:
         self.turns: OrderedDict[HeldQueue, Lines] = OrderedDict()
         self.running = 0
         self.is_held = False
-        """Whether one call that has begun takes all messages for now."""
+        """Whether no call begins, because one that has begun takes the messages (``Dispatcher.hold``)."""
         self.is_ordered = subscription.order is not None
         self.has_lines = subscription.has_lines
         self.size = subscription.batch_size or 1
@@ -40,7 +40,7 @@ class Backlog:
         self.rate = subscription.rate
         """Messages per second, as of the last call of ``Dispatcher.settings_changed``."""
         self._bucket: Bucket | None = None
-        """Of the rate, where there is one."""
+        """The token bucket of ``rate``; None without a rate, and before its first call."""
 
     def lines_of(self, held: HeldQueue) -> Lines:
         """Returns the lines of a queue, new ones for a new queue."""
@@ -50,7 +50,7 @@ class Backlog:
         return lines
 
     def check(self, held: HeldQueue, lines: Lines) -> None:
-        """Gives a queue a turn, or takes it, after its lines have changed."""
+        """Gives a queue a turn, or takes its turn away, after its lines have changed."""
         if not lines.ready:
             self.turns.pop(held, None)
         elif held not in self.turns:
@@ -58,7 +58,7 @@ class Backlog:
 
     def due(self) -> float:
         """Returns the monotonic time from which on a call may begin: 0 or less for at once. At least one queue must have a
-        turn; an ordered queue that is due first becomes the next one."""
+        turn; in an ordered subscription, the queue that is due first becomes the next one."""
         if not self.wait:
             return 0.0
         if self.is_ordered:
@@ -87,9 +87,10 @@ class Backlog:
         return self._bucket.due(rate, now)
 
     def take(self, now: float, size: int = 0) -> tuple[Waiting, ...]:
-        """Removes and returns the messages of the next call. The queue of the last one has its next turn after the others.
+        """Removes and returns the messages of the next call. The queue of the last message has its next turn after the others.
 
-        ``now``: monotonic; messages behind the first that are not due stay. ``size``: where it is not that of all calls.
+        ``now``: monotonic time; messages of the line that are not due then stay. ``size``: maximum number; 0 for the size of
+        all calls.
         """
         size = size or self.size
         held, lines = next(iter(self.turns.items()))
@@ -115,7 +116,7 @@ class Backlog:
         return tuple(taken)
 
     def hasten(self, held: HeldQueue | None = None) -> None:
-        """Ends the wait of a queue, or of all, until a batch is full."""
+        """Ends the wait for a full batch, of one queue or of all."""
         if self.wait:
             for lines in self.turns.values() if held is None else [self.turns[held]] if held in self.turns else []:
                 lines.ready[0].since = -inf

@@ -29,7 +29,8 @@ class Batch(Sequence[MessageExt]):
     """Messages of one topic that are handled together; a sequence that does not change.
 
     All of them share the outcome of the call: done where the handler returns, delivered again where it raises. ``mark_retry``
-    and ``mark_dead_letter`` give single messages another outcome, which replaces that of the call.
+    and ``mark_dead_letter`` give single messages another outcome, which replaces that of the call. In reading by hand, a step
+    to the next batch of ``batches()`` is what a handler's return is; a batch of ``receive()`` takes no marks.
     """
 
     __slots__ = ("_marks", "_messages", "_places")
@@ -59,14 +60,14 @@ class Batch(Sequence[MessageExt]):
         ``delay``: seconds, as for RetryLater; None for the delay of its attempt. A later mark replaces an earlier one.
 
         Raises ValueError for a message that is not in the batch, ConfigError for a delay that is not a number from 0 on,
-        ClientStateError when the call has ended, and for a batch that ``receive()`` returned.
+        ClientStateError when the call has ended or the batch is no longer in hand, and for a batch that ``receive()`` returned.
         """
         if delay is not None:
             check_seconds("delay", delay, zero=True)
         self._mark(message, RetryLater(delay))
 
     def mark_dead_letter(self, message: MessageExt, reason: str = "") -> None:
-        """Marks a message of which the consumer makes a dead letter. ``reason``: for the log. Raises as ``mark_retry``
+        """Marks a message to be put into the group's dead-letter topic. ``reason``: for the log. Raises as ``mark_retry``
         does."""
         self._mark(message, DeadLetter(reason))
 

@@ -1,4 +1,5 @@
-"""Finds the handler that blocks the event loop. A thread does this, because a blocked loop runs no other code.
+"""Finds the user's function that blocks the event loop, and names it in the log and in ``health()``. A thread does this,
+because a blocked loop runs no other code.
 
 The client's loop monitor is a timer. While it is overdue, the loop has not finished the turn in which it was due, and in one
 turn each task takes one step. So a task that is the current one in two looks, with the timer overdue since the first of them,
@@ -27,7 +28,7 @@ logger = logging.getLogger(__name__)
 POLL: Final = 0.25
 """Seconds between two looks."""
 THRESHOLD: Final = 1.0
-"""Seconds for which one task holds the loop, at least, when it is named."""
+"""Seconds for which one task must hold the loop before its function is named."""
 REPORT_EVERY: Final = 10.0
 """Seconds between two warnings about one function."""
 MOST_REPORTED: Final = 1024
@@ -37,8 +38,8 @@ Find = Callable[[asyncio.Task[Any]], str | None]
 
 
 class Block(NamedTuple):
-    """A function of the user that holds the loop, or has held it. ``seconds``: at least. ``at``: monotonic time of the last look
-    that found it."""
+    """A function of the user that holds the loop, or has held it. ``seconds``: least time for which it did. ``at``: monotonic
+    time of the last look that found it."""
 
     name: str
     seconds: float
@@ -54,9 +55,9 @@ class LoopWatch:
         self._loop = loop
         self._loop_thread = threading.get_ident()
         self._finders: dict[Find, Callable[[], float]] = {}
-        """And of each the seconds by which its timer is overdue."""
+        """Finder -> the function that returns the seconds by which the timer of its client is overdue."""
         self._blocks: dict[Find, Block] = {}
-        """The newest that each has named."""
+        """Finder -> the newest block whose function it has named."""
         self._reported: dict[str, float] = {}
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="rmq_async loop watch", daemon=True)

@@ -51,7 +51,7 @@ MEBIBYTE: Final = 1024 * 1024
 
 
 class MemberRequests:
-    """The requests of a member that keeps no offsets.
+    """Answers the requests of tools to a member that holds no queues.
 
     ``data``: its part of the heartbeat. ``subscriptions``: by topic on the wire.
     """
@@ -69,10 +69,11 @@ class MemberRequests:
         self._calls = calls
         self._started_ms = round(machine.time() * 1000)
         self._direct = asyncio.Lock()
-        """One message of a tool at a time."""
+        """Held while the handler runs with a message of a tool: one at a time."""
 
     def serve(self, command: RemotingCommand) -> RemotingCommand | Awaitable[RemotingCommand | None] | None:
-        """Returns the answer, or an awaitable of it, to 220, 221, 307 or 309; SYSTEM_ERROR for a body that cannot be read."""
+        """Returns the answer to 221 or 307, an awaitable of that to 309, and None for 220, which expects none; SYSTEM_ERROR for
+        a body that cannot be read."""
         try:
             if command.code == RequestCode.GET_CONSUMER_RUNNING_INFO:
                 return _answer(command, encode_body(self._running_info(), standard=False))
@@ -144,7 +145,7 @@ class MemberRequests:
         return _answer(command, encode_body(answer, standard=False))
 
     async def _call(self, subscription: Subscription, message: MessageExt) -> tuple[str, str | None]:
-        """Returns Java's word for the outcome, and the error."""
+        """Returns the outcome in Java's word (``CMResult``), and the text of the error; None without one."""
         try:
             async with asyncio.timeout(ANSWER_WITHIN):
                 error = await self._calls.call_once(subscription, message)
@@ -157,7 +158,7 @@ class MemberRequests:
 
 
 class BrokerRequests(MemberRequests):
-    """The requests of a member that holds queues. ``data``, ``subscriptions``: as for MemberRequests."""
+    """Answers the requests of tools to a member that holds queues. ``data``, ``subscriptions``: as for MemberRequests."""
 
     def __init__(
         self,

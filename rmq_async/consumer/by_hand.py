@@ -30,7 +30,7 @@ from .subscription import Subscription
 __all__ = ["ByHand", "HandDispatcher", "InHand"]
 
 REFUSED: Final = "messages of receive() are settled with done(), retry() or dead_letter() of the consumer, not by marks"
-MARKED_LATE: Final = "this batch is no longer in hand, what is to be done with its messages is decided"
+MARKED_LATE: Final = "this batch is no longer in hand; mark its messages before you ask for the next one"
 
 Spawn = Callable[[str, Coroutine[Any, Any, None]], asyncio.Task[None]]
 Place = tuple[MessageQueue, int]
@@ -47,8 +47,8 @@ class HandDispatcher(Dispatcher):
     def pump(self) -> None:
         self.room.arrived()
 
-    def again(self, subscription: Subscription, item: Waiting, delay: float) -> None:
-        super().again(subscription, item, delay)
+    def again(self, subscription: Subscription, item: Waiting, due: float) -> None:
+        super().again(subscription, item, due)
         self.put_first(subscription, item.held)
 
     def hasten(self, held: HeldQueue | None = None) -> None:
@@ -98,19 +98,20 @@ class ByHand:
         self._waits: WaitTable[bool] = WaitTable()
         self._asking: dict[asyncio.Future[bool | None], None] = {}
         self._hurries = 0
-        """How often messages were to be handed out without waiting for full batches."""
+        """Number of calls of ``hasten``, which end waits for full batches."""
         self._places: dict[Place, tuple[InHand, Waiting]] = {}
         self.running: dict[Delivery, InHand] = {}
         self._deadlines = CallDeadlines(self.running, self._expire)
         self.closing = False
-        """Whether the consumer stops: what is left below settled messages is handed out, then steps end."""
+        """Whether the consumer stops: steps hand out what the buffer still has, which lies below settled messages, then end."""
 
     # -- steps
 
     async def ask(self, limit: int, wait: float = 0.0, until: float = inf, *, iterated: bool) -> InHand | None:
-        """Hands out up to ``limit`` messages of one topic. Returns None at ``until`` (monotonic), and where the consumer stops.
+        """Hands out up to ``limit`` messages of one topic. Returns None at ``until`` (monotonic), and where the consumer stops
+        and the buffer is empty.
 
-        ``wait``: seconds for which the first of them waits for more.
+        ``wait``: maximum seconds for which the first message waits for more. ``iterated``: whether an iterator makes the step.
         """
         full_until, hurries = inf if wait else 0.0, self._hurries
         while True:
@@ -122,7 +123,7 @@ class ByHand:
             if self.closing or now >= until:
                 return None
             if wait and not self._dispatcher.has_turn:
-                full_until = inf  # of none yet, or no more: another step has them, or their queue is paused or gone
+                full_until = inf  # no message waits (any more): another step has them, or their queue is paused or gone
             elif full_until == inf:
                 full_until = now + wait
             await self._wait(min(until, full_until or inf))
@@ -137,7 +138,7 @@ class ByHand:
             self._waits.leave(future)
 
     def arrived(self) -> None:
-        """Wakes all steps that wait, in the order of their arrival."""
+        """Wakes all steps that wait, in the order in which they began to wait."""
         asking, self._asking = self._asking, {}
         for future in asking:
             if not future.done():
@@ -149,7 +150,8 @@ class ByHand:
         self.arrived()
 
     def is_read(self) -> bool:
-        """Returns whether an iterator is active: it waits for a message, or has one in hand and will ask for the next."""
+        """Returns whether buffered messages will be taken: a step waits for one, or an iterator has messages in hand, after
+        which it asks for the next."""
         return bool(self._asking) or any(hand.iterated and hand.left for hand in self.running.values())
 
     def check(self) -> None:
@@ -194,7 +196,7 @@ class ByHand:
         return bool(taken) and all(taken)
 
     async def finish(self, hand: InHand) -> None:
-        """Settles the messages that an iterator still has in hand from its last step, after giving back those with marks."""
+        """Settles the messages that an iterator still has in hand from its last step, and gives back those with marks."""
         marks = hand.delivery.marks
         if marks is None or not marks.by_place:
             self._settle(hand, list(hand.left))
@@ -222,13 +224,13 @@ class ByHand:
         self._dispatcher.pump()
 
     def let_go(self, task: asyncio.Task[Any] | None, held: HeldQueue | None = None, *, received: bool = False) -> None:
-        """Puts the messages back that a task has in hand, because the task will not settle them. ``received``: True leaves
-        out those of iterators."""
+        """Puts the messages back that a task has in hand, because the task will not settle them. ``held``: the only queue to
+        put back; None for all. ``received``: True leaves out messages of iterators."""
         for hand in [*self.running.values()]:
             if hand.task is task and hand.left and not (received and hand.iterated):
                 self.put_back(hand, held)
 
-    # -- the part of handler calls
+    # -- methods that HandlerCalls has, too
 
     def is_own_task(self, task: asyncio.Task[Any] | None) -> bool:
         """Returns whether ``task`` is in the body of an iteration."""
@@ -243,10 +245,10 @@ class ByHand:
 
     async def call_once(self, subscription: Subscription, message: MessageExt) -> BaseException | None:
         """Returns an error, because messages that a tool sends need a handler."""
-        return RuntimeError("this member reads by hand, it has no handler that could be called")
+        return RuntimeError("this member reads by hand and has no handler; ask a member that has one")
 
     def quiesce(self) -> None:
-        """Notes that the consumer begins to stop."""
+        """Notes that the consumer begins to stop, and wakes the steps."""
         self.closing = True
         self.arrived()
 
@@ -336,7 +338,8 @@ class ByHand:
         delivery.timed_out = True
         hand = self.running[delivery]
         error = HandlerTimeoutError(
-            f"message was in hand for longer than {delivery.age:.6g} s, and neither settled nor given back"
+            f"message was in hand for {delivery.age:.6g} s, and neither settled nor given back; settle it in time, or set a longer "
+            "timeout of its subscription"
         )
         owned = [item for item in hand.left if self._is_owned(item)]
         self._abandon(hand, [item for item in hand.left if item not in owned])
@@ -344,7 +347,7 @@ class ByHand:
             self._begin_return(hand, dict.fromkeys(owned, error), error, [])
 
     def _taken_away(self, delivery: Delivery) -> None:
-        """Ends a delivery of a queue that is given up, if its messages were not settled in time."""
+        """Leaves messages in hand unsettled whose queues are given up: they were not settled in time."""
         hand = self.running.get(delivery)
         if hand is not None:
             self._abandon(hand, [item for item in hand.left if self.closing or not item.held.stays])

@@ -18,11 +18,11 @@ _Method = Callable[[Delivery], object]
 
 
 class CallHooks:
-    """The calls of ``before_consume`` and ``after_consume`` of hooks, in the order of the hooks.
+    """Calls ``before_consume`` and ``after_consume`` of the hooks, in the order of the hooks.
 
     They run in the context (of ``contextvars``) of the call, so a handler sees what ``before_consume`` sets there. Their
-    errors go to the loop's exception handler: for each method the first error, and then those at which the number of errors
-    has doubled.
+    errors go to the loop's exception handler: of each method the first, second, fourth, eighth ... error, and each exception
+    that ends the process, such as SystemExit.
     """
 
     __slots__ = ("_after", "_before", "_errors")
@@ -46,8 +46,8 @@ class CallHooks:
     def end(self, delivery: Delivery, error: BaseException | None, frames: TracebackType | None) -> None:
         """Calls the hooks after a handler.
 
-        ``error``: the error of the call. ``frames``: its traceback at that time; hooks see both, and no object keeps the
-        frames.
+        ``error``: the error of the call; None without one. ``frames``: the traceback that it had when the handler ended; hooks
+        see both, and no object keeps the frames.
         """
         if error is not None:
             delivery.error = error.with_traceback(frames)

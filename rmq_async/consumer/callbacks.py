@@ -2,8 +2,9 @@
 ``on_lost``.
 
 They are called one at a time, in the order of the events, so that the calls for one queue never overlap nor overtake each
-other. Events of one kind that wait are joined into one call. A call runs as a task of its own, in a copy of the context (of
-``contextvars``) in which the consumer was started; a call that exceeds its time is cancelled, and the handover continues.
+other. Consecutive events of one kind that wait are joined into one call. A call runs as a task of its own, in a copy of the
+context (of ``contextvars``) in which the consumer was started; a call that exceeds its time is cancelled, and the handover
+continues.
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ logger = logging.getLogger(__name__)
 
 EventKind = Literal["on_assigned", "on_revoked", "on_released", "on_lost"]
 GRACE: Final = 1.0
-"""Seconds in which a call that was cancelled is to end."""
+"""Seconds for which the end of a cancelled call is waited for."""
 LEAST: Final = 0.05
-"""Seconds that each call has, however little time is left: a plain function needs no more."""
+"""Least seconds of a call, even where less time is left."""
 
 
 class Event:
-    """Queues that were assigned or lost at the same time. ``until``: monotonic time at which the call is cancelled.
-    ``over``: set when the call has ended."""
+    """One call of a function, for the queues of one event or of consecutive ones of its kind. ``until``: monotonic time at
+    which the call is cancelled. ``over``: set when the call has ended."""
 
     __slots__ = ("kind", "over", "queues", "until")
 
@@ -49,11 +50,11 @@ class Event:
 
 
 class AssignmentCallbacks:
-    """The calls of the functions that hear of queues that come and go.
+    """Calls the user's functions for queues that come and go.
 
-    ``functions``: those that the user has given. ``seconds``: for one call. ``context``: that they run in a copy of. ``spawn``:
-    starts a task of the consumer, which its end cancels. ``limit``: returns the monotonic time by which a call of that kind is
-    to be over.
+    ``functions``: those that the user has given. ``seconds``: maximum time of one call. ``context``: each call runs in a copy
+    of it. ``spawn``: starts a task that the end of the consumer cancels. ``limit``: returns the monotonic time by which a call
+    of that kind is to be over.
     """
 
     def __init__(
@@ -72,7 +73,7 @@ class AssignmentCallbacks:
         self._waiting: deque[Event] = deque()
         self._running: asyncio.Task[None] | None = None
         self._name = ""
-        """Of the function that runs, or has run last."""
+        """Kind and name of the function that runs, or has run last."""
         self._changed = asyncio.Event()
         """Set at the end of a call, and where ``limit`` has come closer."""
         self.idle = asyncio.Event()
@@ -83,7 +84,8 @@ class AssignmentCallbacks:
         return kind in self._functions
 
     def add(self, kind: EventKind, queues: Iterable[MessageQueue], until: float = inf) -> Event | None:
-        """Calls the user's function for ``queues``, named as users see them, after the earlier calls; returns None without one.
+        """Calls the user's function for ``queues``, named as users see them, after the earlier calls. Returns the event of the
+        call; None without a function or queues.
 
         ``until``: monotonic time at which the call is cancelled, also where it would have more time.
         """

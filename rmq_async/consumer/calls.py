@@ -3,8 +3,8 @@
 A call that waits has its own task. Calls that end in their first step share a task, one after the other (``eager``), and their
 messages are settled together: no other code of the loop runs between them.
 
-A call occupies its slot until the outcomes of its messages are with the broker, so that a broker that accepts no messages back
-slows the consumer down instead of filling its memory.
+A call occupies its slot until all its messages have their outcomes, so that a broker that accepts no messages back slows the
+consumer down instead of filling its memory.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from .deadlines import CallDeadlines
 from .delivery import CURRENT, Delivery, cut_off, delivery_of
 from .dispatch import Dispatcher
 from .eager import LONGEST_RUN, Pace, Row, cut_short, drive, failed, first_step, returned
+from .functions import handler_name
 from .held_queue import Waiting
 from .settling import Settling
 from .subscription import Handler, Subscription
@@ -40,13 +41,14 @@ __all__ = ["HandlerCalls"]
 
 logger = logging.getLogger(__name__)
 
-MARKED_LATE: Final = "the call of this batch has ended, what is to be done with its messages is decided"
+MARKED_LATE: Final = "the call of this batch has ended; mark its messages before the handler returns"
 
 
 class HandlerCalls:
-    """The calls of handlers that run.
+    """Makes the calls of handlers.
 
-    ``settling``: decides about the messages of a call and carries it out. ``context``: that handlers run in a copy of.
+    ``concurrency``: maximum number of threads for plain functions. ``settling``: decides about the messages of a call, and
+    carries out what it has decided. ``context``: each call runs in a copy of it.
     """
 
     def __init__(
@@ -61,7 +63,7 @@ class HandlerCalls:
         self._context = context
         self._threads: ThreadPoolExecutor | None = None
         self.ending: Callable[[], bool] = _never
-        """Whether the event loop ends, which cancels all tasks."""
+        """Returns whether the event loop ends, which cancels all tasks."""
         self.dispatcher: Dispatcher
         self._paces: dict[Subscription, Pace | None] = {}
         self._closing = False
@@ -87,8 +89,8 @@ class HandlerCalls:
             task.add_done_callback(partial(self._begin_again, delivery, taken))
 
     def _begin_again(self, delivery: Delivery, taken: tuple[Waiting, ...], _: object) -> None:
-        """Starts another task for a call whose task was cancelled before its first step, by code that cancels tasks of others: all
-        calls of the subscription wait for it."""
+        """Starts another task for a call whose task was cancelled before its first step, by code that cancels tasks of others:
+        the call holds all others of the subscription until ``let_go``."""
         if delivery.task is not None or delivery not in self.running or self.ending():
             return
         subscription = delivery.subscription
@@ -124,7 +126,7 @@ class HandlerCalls:
             return pace
 
     async def call_once(self, subscription: Subscription, message: MessageExt) -> BaseException | None:
-        """Calls a handler outside of the slots; returns its error, None where it returned. Its outcome changes nothing."""
+        """Calls a handler outside of the slots, and settles nothing; returns its error, None where it returned."""
         delivery = delivery_of(subscription, (message,), message.reconsume_times + 1)
         if subscription.batch_size is not None:
             delivery.marks = Marks()
@@ -156,7 +158,8 @@ class HandlerCalls:
         return None
 
     async def cut_off(self, timeout: float) -> None:
-        """Cancels all calls, and waits until they have ended, up to ``timeout`` seconds; threads run on, and are named."""
+        """Cancels all calls, and waits until they have ended, up to ``timeout`` seconds. Plain functions run on in their
+        threads, and the log names them."""
         self._closing = True
         current = asyncio.current_task()
         left = [delivery for delivery in self.running if delivery.task is None or delivery.task is not current]
@@ -182,8 +185,8 @@ class HandlerCalls:
             self._threads = None
 
     async def _make_calls(self, delivery: Delivery, item: Waiting, pace: Pace, *, holds: bool) -> None:
-        """Makes a call, and further ones of the same subscription until one waits. ``holds``: whether the dispatcher starts
-        no other call of the subscription until this task releases it."""
+        """Makes a call, and further ones of the same subscription, ``pace.length`` at most, until one waits. ``holds``: whether
+        the dispatcher starts no other call of the subscription until this task releases it."""
         subscription = delivery.subscription
         row = Row(pace.length)
         self._make_first_steps(row, delivery, item)
@@ -204,7 +207,7 @@ class HandlerCalls:
         await call
 
     def _make_first_steps(self, row: Row, delivery: Delivery, item: Waiting) -> None:
-        """Makes calls up to the first one that waits, fails or is cancelled."""
+        """Makes calls up to the first one that waits, fails or is cancelled, for up to LONGEST_RUN seconds."""
         handler, subscription = delivery.subscription.handler, delivery.subscription
         task, clock, copy, next_of = asyncio.current_task(), machine.monotonic, self._context.copy, self.dispatcher.next_of
         until, running = clock() + LONGEST_RUN, self.running
@@ -383,11 +386,15 @@ def _call_plain(handler: Handler, given: MessageExt | Batch) -> object:
     try:
         return handler(given)  # type: ignore[arg-type]
     except (StopIteration, GeneratorExit) as error:
-        raise RuntimeError(f"the handler raised {type(error).__name__}") from error
+        raised = f"handler {handler_name(handler)} raised {type(error).__name__}"
+        raise RuntimeError(f"{raised}, which cannot leave its thread; raise another exception") from error
 
 
 def _timeout(delivery: Delivery) -> HandlerTimeoutError:
-    return HandlerTimeoutError(f"handler {delivery.subscription.name} did not end within {_time_allowed(delivery):.6g} s")
+    return HandlerTimeoutError(
+        f"handler {delivery.subscription.name} did not end within {_time_allowed(delivery):.6g} s; set a longer timeout of its "
+        "subscription, or call current_delivery().extend()"
+    )
 
 
 def _time_allowed(delivery: Delivery) -> float:

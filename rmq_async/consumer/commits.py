@@ -1,9 +1,9 @@
 """Commits: the watermark of each held queue goes to its broker, which keeps it as the group's offset.
 
-Each ``commit_interval`` the queues whose watermark has moved are committed, answered, one request in flight per queue. All
-held queues are committed once per ``rebalance_interval``: brokers accept offsets from any client, and otherwise a stale offset
-of a former owner would stay. A commit without a response may reach its broker after a later one, over a connection that was
-blocked: for a minute its queue is committed in each round.
+Each ``commit_interval`` the queues whose watermark has moved are committed; brokers answer each commit, and each queue has one
+in flight at most. All held queues are committed once per ``rebalance_interval``: brokers accept offsets from any client, and
+otherwise a stale offset of a former owner would stay. A commit without a response may reach its broker after a later one, over
+a connection that was blocked: for a minute its queue is committed in each round.
 """
 
 from __future__ import annotations
@@ -36,9 +36,10 @@ DOUBT: Final = 60.0
 
 
 class Commits:
-    """The offsets that are committed, now and then.
+    """Commits the offsets of this member's queues.
 
-    ``held``: the queues to commit. ``owns``: whether this member may still write the offset of a queue.
+    ``group``: on the wire. ``held``: returns the queues to commit. ``owns``: returns whether this member may still write the
+    offset of a queue.
     """
 
     def __init__(
@@ -55,12 +56,14 @@ class Commits:
         self.count = 0
         """Offsets that brokers have confirmed."""
         self.error: str | None = None
-        """Of the last round; None after one without errors."""
+        """The first error of the last round; None after a round without errors."""
         self._doubted: dict[MessageQueue, float] = {}
-        """When a commit of a queue was last not answered: a queue may be given up and taken over again meanwhile."""
+        """Monotonic times of the last commits without an answer. By queue, which may be given up and taken over again
+        meanwhile."""
 
     async def run(self, interval: float, full_interval: float, after_gap: Callable[[], Awaitable[None]]) -> None:
-        """Commits for ever. ``after_gap``: awaited where the loop was blocked for longer than GAP."""
+        """Commits for ever. ``interval``, ``full_interval``: seconds between rounds, and between those that commit all queues.
+        ``after_gap``: awaited where the loop was blocked for longer than GAP."""
         full_at = machine.monotonic() + full_interval
         while True:
             before = machine.monotonic()
@@ -101,7 +104,7 @@ class Commits:
         await for_each(due, commit, at_once=AT_ONCE)
         error = errors[0] if errors else None
         if error is not None and self.error is None:
-            logger.warning("offsets of %d queues were not committed, they are again in the next round: %s", len(errors), error)
+            logger.warning("offsets of %d queues were not committed; the next round commits them again: %s", len(errors), error)
         self.error = error
 
     async def now(self) -> None:
@@ -146,7 +149,8 @@ class Commits:
         return held.is_owned and self._owns(held.queue)
 
     async def commit_last(self, held: HeldQueue, timeout: float) -> bool:
-        """Commits a queue that is given up; returns whether its broker has confirmed its watermark within ``timeout`` seconds."""
+        """Commits a queue that is given up or moved, again after an error; returns whether its broker has confirmed its
+        watermark within ``timeout`` seconds."""
         deadline = machine.monotonic() + timeout
         while held.committed != held.progress.watermark:
             left = deadline - machine.monotonic()

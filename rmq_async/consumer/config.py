@@ -32,7 +32,7 @@ MAX_PULL_SIZE: Final = 1024
 MIN_INVISIBLE_TIME: Final = 1.0
 MAX_INVISIBLE_TIME: Final = 7200.0
 MAX_DELAY: Final = 7200.0
-"""Seconds: the highest delay level of a stock broker."""
+"""Seconds of the highest delay level of a stock broker."""
 
 AssignmentCallback = Callable[[frozenset[MessageQueue]], Awaitable[None] | None]
 
@@ -40,9 +40,10 @@ AssignmentCallback = Callable[[frozenset[MessageQueue]], Awaitable[None] | None]
 class Positions(Protocol):
     """The protocol of a store for the positions of a broadcast consumer: the offset of the next message by queue.
 
-    ``load`` is called in ``start()`` for each topic; it returns an empty mapping if none are stored. ``save`` gets the
-    positions of all topics when one has changed, at most once per ``commit_interval``, one call at a time, and at the end. Its
-    errors are logged and shown in ``health()``, and it is called again.
+    ``load`` is called in ``start()`` for each topic; it returns an empty mapping if none are stored, and ``start()`` raises its
+    errors. ``save`` gets the positions of all topics if one has changed: in ``start()``, each ``commit_interval``, in
+    ``commit()``, and when a queue is moved or leaves this member; one call at a time. Its errors are logged and shown in
+    ``health()``, and it is called again.
     """
 
     async def load(self, topic: str) -> Mapping[MessageQueue, int]: ...
@@ -55,11 +56,13 @@ class Retry:
     """Settings for the repeated delivery of a message whose handler raised: number and delays.
 
     ``limit``: attempts after the first one; then the message is dead-lettered. None for the group's ``retryMaxTimes`` at the
-    broker (16 unless set), 16 for ordered messages. ``delays``: seconds before the second, third, ... attempt, the last one
-    repeated, or a function of the attempt that failed, counted from 1; None: the broker's ladder, 10 s, 30 s, 1 min ... 2 h.
-    Brokers delay by levels: the next level at or above a delay is used. An ordered subscription repeats attempts in place,
-    after exact delays; None is 1, 2, 5, 10, 30, 30 ... s. ``max_hold``: maximum seconds for which one message blocks its key
-    or queue before it is dead-lettered; None for no limit.
+    broker (16 unless set), 16 for ordered messages and in broadcast. ``delays``: seconds before the second, third, ... attempt,
+    the last one repeated, or a function of the attempt that failed, counted from 1; None: the broker's ladder, 10 s, 30 s,
+    1 min ... 2 h. Brokers delay by levels: the next level at or above a delay is used; with ``mode="pop"`` the delay itself
+    (2 h at most) and up to a tenth more. Ordered subscriptions and broadcast members repeat attempts in place, after exact
+    delays; None is 1, 2, 5, 10, 30, 30 ... s. ``max_hold``: maximum seconds for which attempts are repeated in place, while
+    the message blocks its key or queue, before it is dead-lettered; None for no limit. In broadcast, which has no dead letters,
+    the message is given up.
 
     Raises ConfigError for values out of range.
     """
@@ -83,7 +86,10 @@ class Retry:
         object.__setattr__(self, "delays", tuple(self.delays))
 
     def delay_after(self, attempt: int) -> float | None:
-        """Returns the seconds before the attempt after ``attempt``, counted from 1; None for the broker's ladder."""
+        """Returns the seconds between attempt ``attempt``, counted from 1, and the next one; None for the default.
+
+        Raises the errors of ``delays`` if that is a function, and TypeError or ValueError if it returns no number.
+        """
         delays = self.delays
         if delays is None:
             return None
@@ -98,39 +104,42 @@ class ConsumerConfig:
     """Settings of a group consumer. Times are in seconds, sizes in bytes.
 
     ``concurrency``: maximum number of handler calls at a time. ``buffered_limit``, ``buffered_bytes_limit``: maximum number of
-    messages that are pulled and not settled, and maximum size of their bodies. A queue is not pulled while as many of its
-    messages wait for a call as two pulls return, or two batches hold, or as ``concurrency`` permits. ``max_span``: maximum
+    messages that are pulled and not settled, and maximum size of their bodies. A queue is not pulled while many of its messages
+    wait for a handler: ``concurrency``, twice ``pull_size``, or two batches, whichever is most. ``max_span``: maximum
     number of offsets from the first unsettled message of a queue to the last one pulled; it limits the messages
     behind an unsettled one that are repeated after a crash. ``pull_size``: messages that one pull requests.
 
     ``start_from``: position at which a group without any committed offset for a topic starts: "latest", "earliest" or an aware
-    datetime. ``out_of_range``: the position to continue at if the message at an offset is deleted: "earliest" for the first
-    message, "latest" for the end; "stop" stops the queue.
+    datetime. ``out_of_range``: the position to continue at if the next message of a queue is deleted: "earliest" for the first
+    message, "latest" for the end; "stop" reads the queue no further until ``seek()``, and ``health()`` reports it.
 
     ``commit_interval``: time between two commits of changed offsets. ``rebalance_interval``: time between two requests for the
-    members of the group, which also follow every notice of a broker. ``allocate``: a function that computes this member's
+    members of the group; each notice of a broker causes one, too. ``allocate``: a function that computes this member's
     share; all members must have the same. ``handover_timeout``: time for which a queue that moves to another member waits for
-    its running handlers. ``stop_timeout``: default timeout of ``stop()``. ``on_conflict``: the reaction if members of the
-    group have different subscriptions: log a WARNING, or raise SubscriptionConflictError from ``start()``. ``retry``: the
-    Retry of subscriptions without their own. ``stuck_after``: age from which ``health()`` reports a handler call.
+    its running handlers, before they are cancelled. ``stop_timeout``: default timeout of ``stop()``. ``on_conflict``: the
+    reaction if members of the group have different subscriptions: "warn" logs a WARNING; "raise" also raises
+    SubscriptionConflictError from ``start()``. ``retry``: the Retry of subscriptions without their own. ``stuck_after``: age
+    from which ``health()`` reports a handler call, or a failed message that blocks its key or queue.
 
     ``on_assigned``, ``on_revoked``, ``on_released``, ``on_lost``: plain or coroutine functions of a frozenset of queues,
     called on the loop, one at a time and in the order of the events, each for at most ``handover_timeout``. ``on_assigned`` is
     called before the first pulls; ``on_revoked`` when queues are given up, before the wait for their handlers; ``on_released``
-    when they are committed and unlocked; ``on_lost`` when another member has their locks. Errors are logged, and the handover
-    continues.
+    after their last commit and their unlock; ``on_lost`` when another member has, or may have, their locks. Errors are logged,
+    and the handover continues.
 
     ``broadcast``: True, or an object with ``load`` and ``save`` (Positions): this member handles all messages of its topics,
     shares nothing with the others, and keeps its positions in memory for this run, or in the object. It requires handlers.
 
-    ``hooks``: see Hook. ``trace``: True reports the calls of handlers to the brokers' trace topic, a name to that topic.
+    ``hooks``: see Hook. ``trace``: True reports the calls of handlers to the brokers' trace topic, a name to the topic of that
+    name.
 
     ``mode``: "pull", or "pop", with which members share no queues: the broker gives each message to one member for
-    ``invisible_time`` seconds, which this member renews while it holds the message, up to ``max_lease`` seconds. With "pop"
-    there is no order, no position and no handover; ``pull_size`` is the size of a pop, 32 at most, and ``handover_timeout``
-    the time for running handlers at a stop. "pop" requires brokers of 5.3.2 or later, and handlers.
+    ``invisible_time`` seconds (1 to 7200), which this member renews while it holds the message, up to ``max_lease`` seconds.
+    With "pop" there is no order, no ``position()`` and no handover; ``pull_size`` is the size of a pop, 32 at most, and
+    ``handover_timeout`` the time for running handlers at a stop. "pop" requires brokers of 5.3.2 or later, and handlers.
 
-    Raises ConfigError for values out of range, and for settings that the mode does not use.
+    Raises ConfigError for invalid values, for settings that exclude each other, and for those that the mode does not use;
+    TypeError for an unknown field.
     """
 
     mode: Literal["pull", "pop"] = "pull"
@@ -242,7 +251,7 @@ _OF_PULL: Final = frozenset(
         "on_assigned", "on_revoked", "on_released", "on_lost",
     }
 )  # fmt: skip
-"""Settings of one mode only: with the other one, a value other than the default is refused."""
+"""Settings of pull mode only, as ``_OF_POP`` of pop mode: in the other mode, a value other than the default is refused."""
 
 
 class ConsumerOptions(ClientOptions, total=False):
@@ -285,7 +294,8 @@ def split_options(
     config: ConsumerConfig | None,
     options: Mapping[str, object],
 ) -> tuple[ClientConfig, ConsumerConfig]:
-    """Sorts keyword options into the two configs. Raises TypeError for an unknown option and for a config of another type."""
+    """Sorts keyword options into the two configs. Raises TypeError for an unknown option and for a config of another type,
+    ConfigError for an invalid value."""
     merged = client_options(owner, namesrv, client, options, _FIELDS)
     if not isinstance(config, ConsumerConfig | None):
         raise TypeError(f"config must be a ConsumerConfig, not {type(config).__name__}")

@@ -1,5 +1,4 @@
-"""A member of a consumer group: it shares the queues of topics with the other members, keeps offsets, and handles failed
-messages again."""
+"""The group consumer: subscriptions, start and stop, and reports; ``Reader`` and ``Control`` are its other parts."""
 
 from __future__ import annotations
 
@@ -46,7 +45,7 @@ _NOT_RUNNING: Final[dict[LifeState, ProblemCode]] = {
 
 @lists_options(ConsumerConfig, ClientConfig)
 class Consumer(Reader):
-    """A member of the group ``group``. Its members share the queues of the topics that they subscribe to.
+    """A member of the group ``group``, whose members share the messages of the topics that they subscribe to.
 
         consumer = Consumer("billing", namesrv="127.0.0.1:9876")
 
@@ -62,9 +61,12 @@ class Consumer(Reader):
 
     All members of a group must subscribe to the same topics with the same tags or conditions. ``topics``: a topic,
     topics, or a mapping of topics to tags, to be read by hand (``async for message in consumer``) instead of by handlers.
-    ``options``: any field of ConsumerConfig or ClientConfig.
+    ``namesrv``: "host:port;host:port" or a sequence; default: the environment variable NAMESRV_ADDR. ``client``, ``config``:
+    settings. ``options``: any field of ConsumerConfig or ClientConfig.
 
-    Raises InvalidGroupError for an invalid group name, ConfigError for an invalid value, TypeError for an unknown option.
+    Raises InvalidGroupError for an invalid group name, ConfigError for an invalid value, TypeError for an unknown option and
+    for a config of another type. Methods that need a running consumer raise ClientStateError unless it runs, ForkedError in a
+    forked child, and WrongLoopError on another event loop.
     """
 
     def __init__(
@@ -89,9 +91,9 @@ class Consumer(Reader):
             raise ConfigError("mode='pop' needs handlers: it cannot be set where topics= are read by hand")
         self._last_stats = ConsumerStats()
         self._stopping: asyncio.Task[None] | None = None
-        """A stop that a handler has asked for."""
+        """A stop that a handler, a callback or the body of an iteration has begun."""
         self._over: asyncio.Event | None = None
-        """Set by ``stop``, for ``run``."""
+        """Made by ``run``, which waits for it; ``stop`` sets it. None outside of ``run``."""
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.group} {self._state.value}>"
@@ -100,6 +102,7 @@ class Consumer(Reader):
 
     @property
     def subscriptions(self) -> tuple[Subscription, ...]:
+        """The subscriptions, in the order in which they were made."""
         return tuple(self._subscriptions.values())
 
     def subscribe(
@@ -119,27 +122,28 @@ class Consumer(Reader):
         dead_letter_on: tuple[type[Exception], ...] = (),
         rate: float | None = None,
     ) -> Subscription:
-        """Subscribes ``handler`` to a topic; allowed before ``start()``.
+        """Subscribes ``handler`` to a topic; allowed before ``start()`` and after a stop.
 
         ``handler``: a coroutine function, which runs as a task, or a plain function, which runs in a thread. ``tags``: "*" or
         "a || b". ``sql``: an SQL92 condition over the messages' properties, by which brokers with
         ``enablePropertyFilter=true`` filter, such as "a > 5 AND region = 'eu'"; ``start()`` asks them whether they do.
         ``concurrency``: maximum number of calls of this handler at a time, within that of the consumer. ``timeout``: seconds
-        for one call, after which it is cancelled and the message delivered again; a thread cannot be cancelled. ``retry``:
-        None for the consumer's. ``dead_letter_on``: exceptions after which the message is dead-lettered at once.
-        ``batch_size``: the handler takes a Batch of up to so many messages, of any queues of the topic. ``batch_wait``:
-        maximum seconds for which a message waits until its batch is full; 0 takes the messages that have arrived. ``rate``:
-        maximum messages per second whose calls begin in this member, in bursts of 0.1 s; it may be set while the consumer
-        runs.
+        for one call, after which it is cancelled and the message delivered again; None for no limit. A thread cannot be
+        cancelled: its message is delivered again when it ends. ``retry``: None for the consumer's. ``dead_letter_on``:
+        exceptions after which the message is dead-lettered at once. ``batch_size``: the handler takes a Batch of up to so many
+        messages, of any queues of the topic, or of one queue with ``order="queue"``. ``batch_wait``: maximum seconds for which
+        a message waits until its batch is full; 0 takes the messages that have arrived. ``rate``: maximum messages per second
+        whose calls begin in this member, on average; those of 0.1 s may begin at once. ``concurrency``, ``rate`` and
+        ``timeout`` of the returned Subscription may be set while the consumer runs.
 
         ``order``: "key" handles messages with the same key in one queue one after the other, in the order of their offsets;
         "queue" all messages of a queue. A failed attempt is repeated in place: its key or queue waits, up to
-        ``retry.max_hold``. ``key``: a plain function of a message without a sharding key; it is called for each pulled
-        message; None leaves the message unordered, and an error of the function fails it. Ordered queues are locked under the
-        group's name, as Java's orderly members lock them.
+        ``retry.max_hold``. ``key``: a plain function, called for each pulled message without a sharding key, that returns its
+        key; a message with the key None has no order, and a message for which the function raises fails. Ordered queues are
+        locked under the group's name, as Java's orderly members lock them.
 
-        Raises ClientStateError when the consumer is started, ConfigError for an invalid value and for a second subscription of
-        a topic.
+        Raises ClientStateError unless the consumer is new or stopped; ConfigError for an invalid value, a second subscription
+        of a topic, and beside ``topics``; TypeError or ValueError for an invalid ``timeout``.
         """
         if self._state not in (LifeState.NEW, LifeState.STOPPED):
             raise ClientStateError(f"{self._label} is {self._state.value}: subscribe before start()")
@@ -190,7 +194,8 @@ class Consumer(Reader):
     def handler(self, topic: str, **options: Any) -> Callable[[F], F]:
         """Returns a decorator that subscribes a function to ``topic``, and returns the function unchanged.
 
-        ``options``: those of ``subscribe``. Decorators may be stacked to subscribe one function to several topics.
+        ``options``: those of ``subscribe``. Decorators may be stacked to subscribe one function to several topics. The
+        decorator raises as ``subscribe`` does.
         """
 
         def decorate(function: F) -> F:
@@ -202,16 +207,19 @@ class Consumer(Reader):
     # -- life cycle
 
     async def start(self) -> None:
-        """Joins the group and waits until the first share of the queues is known and its reading has begun, for at most 3 s
-        while other members still hold queues.
+        """Joins the group and waits until the reading of the first share has begun, or with ``mode="pop"`` each broker has
+        answered a pop, for at most 3 s: other members may still hold queues.
 
         A group without committed offsets for a topic starts at ``start_from``; the brokers store the position before this
-        returns, so that messages sent afterwards are delivered.
+        returns, so that messages sent afterwards are delivered. A broadcast member keeps the position itself. Does nothing when
+        already running.
 
-        Raises ConfigError without a subscription, when the group is in use by this client already, and for an ``sql``
-        condition that a broker cannot read or does not filter by, with the broker's code (23, 1); NameServerError;
-        SubscriptionGroupNotExistError when the brokers do not have the group and may not create it; and the errors of the
-        requests for offsets. After an error the consumer holds no connection and no task.
+        Raises ConfigError without a subscription, when the group is in use by this client already, for an ``sql`` condition
+        that a broker cannot read or does not filter by, with the broker's code (23, 1), and with ``mode="pop"`` for a broker
+        that cannot be popped; SubscriptionConflictError with ``on_conflict="raise"``; NameServerError;
+        SubscriptionGroupNotExistError when the brokers do not have the group and may not create it; the errors of the requests
+        for offsets, and in broadcast those of ``load``; ClientStateError during a stop, and where ``stop()`` ends the start.
+        After an error the consumer holds no connection and no task.
         """
         if not self._subscriptions:
             raise ConfigError(
@@ -222,14 +230,17 @@ class Consumer(Reader):
     async def stop(self, timeout: float | None = None) -> None:
         """Leaves the group, waits for running handlers, commits, and releases the queues.
 
-        ``timeout``: seconds, default ``stop_timeout``; running handlers get at most ``handover_timeout`` of it, and are
-        cancelled 1 s before its end. The last commits and unlocks have 1 s even if ``timeout`` is less. A plain function
-        cannot be cancelled: its thread runs on, and keeps the process from exiting until it returns. Called by a handler or a
-        callback, or in the body of an iteration, it begins the stop and returns at once. Harmless when not started or stopped
-        already.
+        ``timeout``: seconds, default ``stop_timeout``. Handlers that still run are cancelled after ``handover_timeout``, and at
+        the latest 1 s before the end of ``timeout``. The last commits and unlocks have 1 s even if ``timeout`` is less. A plain
+        function cannot be cancelled: its thread runs on, and keeps the process from exiting until it returns. Called by a
+        handler or a callback, or in the body of an iteration, it begins the stop and returns at once. Harmless when not started
+        or stopped already.
 
-        In reading by hand, it waits for messages of iterators that continue and for those that other tasks have received, as
-        for running handlers.
+        In reading by hand, messages in hand are waited for as running handlers are, except those that the calling task has
+        from ``receive()``: it cannot settle them while it waits.
+
+        Raises TypeError or ValueError for an invalid ``timeout``, ForkedError in a forked child, WrongLoopError on another
+        event loop.
         """
         stop_budget(timeout, self._stop_timeout)  # raises for a wrong value, before the stop begins
         session = self._session
@@ -245,10 +256,11 @@ class Consumer(Reader):
         await super().stop(timeout)
 
     async def run(self, *, signals: Sequence[signal.Signals] = (signal.SIGINT, signal.SIGTERM)) -> None:
-        """Starts, runs until a signal comes or ``stop()`` is called, and stops. A second signal ends the running handlers at once.
+        """Starts, runs until a signal comes or ``stop()`` is called, and stops. A second signal cancels the running handlers at
+        once.
 
-        Outside of the main thread it handles no signal. Raises as ``start()`` does, and ClientStateError while another task
-        is in ``run()``.
+        Outside of the main thread, and on Windows, it handles no signal. Raises as ``start()`` does, and ClientStateError while
+        another task is in ``run()``.
         """
         if self._over is not None:
             raise ClientStateError(f"{self._label} is in run() already: await that call, or stop() it first")
@@ -305,15 +317,15 @@ class Consumer(Reader):
 
     @property
     def assignment(self) -> frozenset[MessageQueue]:
-        """The queues that this member reads now; none with ``mode="pop"``, whose members share no queues."""
+        """The queues that this member holds now, paused ones included; none with ``mode="pop"``."""
         session = self._session
         if not isinstance(session, Session):
             return frozenset()
         return frozenset(each.shown for each in [*session.assignment.held.values()])
 
     def lag(self) -> Lag:
-        """Returns the numbers of messages of this member's share that are not settled. It makes no request and may be
-        called from any thread."""
+        """Returns the numbers of messages of this member's share that are not settled; zeros before a start and after a
+        stop. It makes no request and may be called from any thread."""
         session = self._session
         if session is None:
             return Lag(0, 0, None, {})
@@ -342,7 +354,8 @@ def _stats_of(session: Session | PopSession) -> ConsumerStats:
 
 
 def _handles(loop: asyncio.AbstractEventLoop, number: signal.Signals, function: Callable[[], object]) -> bool:
-    """Returns whether the loop calls ``function`` for a signal: it does not outside of the main thread and on Windows."""
+    """Makes the loop call ``function`` for a signal; returns False where it cannot, outside of the main thread and on
+    Windows."""
     try:
         loop.add_signal_handler(number, function)
     except (ValueError, RuntimeError, NotImplementedError) as error:

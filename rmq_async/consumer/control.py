@@ -56,8 +56,8 @@ class Control(LifeCycle):
         With ``mode="pop"`` only topics can be paused; messages that were popped and have no call go back to their broker at
         once.
 
-        Raises ConfigError for a topic that is not subscribed to, QueueLostError for a queue that this member does not read,
-        ClientStateError unless running.
+        Raises ConfigError for a topic that is not subscribed to, for a value that is no queue, and with ``mode="pop"`` for a
+        queue; QueueLostError for a queue that this member does not read; ClientStateError unless running.
         """
         session = self._running_session()
         if isinstance(session, PopSession):
@@ -71,8 +71,8 @@ class Control(LifeCycle):
     def resume(self, *topics_or_queues: str | MessageQueue) -> None:
         """Ends the pauses of topics with all their queues, of queues, or, if none are given, all pauses.
 
-        Raises as ``pause`` does, and ClientStateError for a queue whose topic was paused as a whole; with ``mode="pop"``
-        single topics may be resumed then.
+        Raises as ``pause`` does, and ClientStateError for a queue whose topic is paused as a whole, and for a topic or queue
+        after a pause of all; with ``mode="pop"`` single topics may be resumed after a pause of all.
         """
         session = self._running_session()
         if isinstance(session, PopSession):
@@ -92,16 +92,16 @@ class Control(LifeCycle):
         assignment.apply_pauses()
 
     async def seek(self, queue: MessageQueue, to: int | Literal["earliest", "latest"] | datetime) -> None:
-        """Moves a queue to another offset: waits for its running calls (at most 10 s), drops its buffer, and commits.
+        """Moves a queue to another offset: waits for its running calls (10 s at most, after which those of an ordered queue are
+        cancelled), drops its buffer, and commits.
 
         ``to``: an offset, the first or the end of the queue, or the first message stored at an aware datetime or later.
         Messages between the offsets are delivered again, or not at all. A commit that is not answered is repeated each
-        ``commit_interval``.
+        ``commit_interval``. Messages of the queue that the calling task has in hand (reading by hand) are left unsettled.
 
         Raises QueueLostError for a queue that this member does not read, or that moves to another member during the call;
-        ConfigError for an offset outside of the queue; ClientStateError unless running, and in a handler, because it would
-        wait for that; and the errors of the requests for offsets. In the body of an iteration, a message of the queue that is
-        in hand is abandoned.
+        ConfigError for an invalid position or one outside of the queue, and with ``mode="pop"``; ClientStateError unless
+        running, and in a handler, for which the call would have to wait; and the errors of the requests for offsets.
         """
         session = self._pulling("seek()")
         held = self._held(queue)
@@ -113,7 +113,7 @@ class Control(LifeCycle):
         await session.assignment.reset(held, offset, "seek() was called", logging.INFO)
         if not held.is_owned:
             raise QueueLostError(
-                f"{queue} has moved to another member; call again for a queue of assignment()", broker=queue.broker_name
+                f"{queue} has moved to another member; call again for a queue in assignment", broker=queue.broker_name
             )
 
     def _to_control(self, given: Sequence[str | MessageQueue]) -> tuple[Assignment, list[str], list[HeldQueue]]:
@@ -130,8 +130,8 @@ class Control(LifeCycle):
     def position(self, queue: MessageQueue) -> int:
         """Returns the lowest offset of a queue that is not settled: the next commit writes it.
 
-        Raises QueueLostError for a queue that this member neither reads nor gives up at the moment, ClientStateError unless
-        running.
+        Raises QueueLostError for a queue that this member neither reads nor gives up at the moment, ConfigError for a value
+        that is no queue, and with ``mode="pop"``, ClientStateError unless running.
         """
         wire = self._names.wire_queue(check_queue(queue))
         leaving = (each for each in self._pulling("position()").assignment.leaving if each.queue == wire and each.is_owned)
@@ -142,7 +142,8 @@ class Control(LifeCycle):
 
         With ``mode="pop"`` it moves when messages are popped, not when they are settled.
 
-        Raises as ``PullConsumer.committed`` does.
+        Raises TopicNotFoundError, BrokerNotFoundError or ConfigError for a queue that is not in its topic's route,
+        ClientStateError unless running, and the errors of the requests.
         """
         session = self._running_session()
         known = await known_queue(session.instance, queue)
@@ -152,12 +153,12 @@ class Control(LifeCycle):
 
     async def commit(self) -> None:
         """Commits the queues whose position has moved; returns when the brokers have answered. In broadcast it saves the positions.
-        With ``mode="pop"`` it sends the acknowledgements that are gathered, and returns when the brokers have answered those of
-        messages that were handled before the call, or their leases have ended.
+        With ``mode="pop"`` it sends the acknowledgements that are gathered, and returns when those of messages that were
+        handled before the call are answered, or given up after the end of their leases.
 
         Raises the error of the first request that failed; the other requests are still made. With ``mode="pop"``, where
-        requests are repeated, it raises an error for which acknowledgements were given up. Raises ClientStateError unless
-        running, and in broadcast the errors of ``save``.
+        requests are repeated, it raises an error for which acknowledgements were given up; in broadcast the errors of
+        ``save``, and TimeoutError after 30 s. Raises ClientStateError unless running.
         """
         session = self._running_session()
         if isinstance(session, PopSession):
@@ -166,11 +167,11 @@ class Control(LifeCycle):
             await session.commits.now()
 
     def _held(self, queue: MessageQueue) -> HeldQueue:
-        session = self._pulling("what is asked of one queue")
+        session = self._pulling("a call for one queue")
         held = session.assignment.held.get(self._names.wire_queue(check_queue(queue)))
         if held is None:
             raise QueueLostError(
-                f"{self._label} does not read {queue} now; assignment() lists the queues that it reads",
+                f"{self._label} does not read {queue} now; assignment has the queues that it reads",
                 broker=queue.broker_name,
             )
         return held
@@ -178,20 +179,24 @@ class Control(LifeCycle):
     # -- tests
 
     async def wait_settled(self, n: int, *, timeout: float = 5.0) -> tuple[Settled, ...]:
-        """Returns the next ``n`` handler calls that have ended since ``start()`` or since an earlier call returned.
+        """Returns the next ``n`` messages whose handler calls have ended: since ``start()``, or after those that an earlier
+        call of this method returned.
 
-        It is meant for tests: while no call of it waits, at most 1,000 ended calls with at most 1 MiB of bodies are kept;
-        later ones are left out.
+        It is meant for tests: while no call of it waits, at most 1,000 messages are kept, and no further ones once their bodies
+        have 1 MiB; later ones are left out. ``timeout``: seconds.
 
-        Raises TimeoutError, ClientStateError unless running.
+        Raises TimeoutError, ClientStateError unless running, TypeError or ValueError for an invalid ``timeout``.
         """
         return await self._running_session().settled.wait(n, checked_timeout(timeout))
 
     async def wait_idle(self, *, timeout: float = 5.0) -> None:
         """Waits until all that this member's queues hold at this moment is settled. For tests; messages that wait for their next
-        attempt at a broker are not waited for.
+        attempt at a broker are not waited for. ``timeout``: seconds.
 
-        Raises TimeoutError, ClientStateError unless running.
+        With ``mode="pop"`` it waits until all messages of the topics were popped, by any member, and this one holds none.
+
+        Raises TimeoutError, ClientStateError unless running, TypeError or ValueError for an invalid ``timeout``, and the errors
+        of the requests for offsets.
         """
         session = self._running_session()
         deadline = machine.monotonic() + checked_timeout(timeout)
@@ -212,7 +217,8 @@ class Control(LifeCycle):
                 await asyncio.sleep(min(0.01, max(deadline - machine.monotonic(), 0.001)))
 
     def _pulling(self, what: str) -> Session:
-        """Returns the session of a member that holds queues. Raises ConfigError for one that pops, and as ``_running_session``."""
+        """Returns the session of a member that holds queues. ``what``: the subject of the error. Raises ConfigError for one
+        that pops, and as ``_running_session``."""
         session = self._running_session()
         if isinstance(session, PopSession):
             raise ConfigError(f"{what} needs mode='pull': members of a group that pops hold no queues")
@@ -229,7 +235,8 @@ class Control(LifeCycle):
         return topics or [*self._subscriptions]
 
     def _running_session(self) -> Session | PopSession:
-        """Returns the session. Raises ClientStateError before a start and after a stop; during one, callbacks and handlers run."""
+        """Returns the session, also during a start and a stop, when callbacks and handlers run. Raises ClientStateError before
+        a start and after a stop, ForkedError in a forked child, WrongLoopError on another event loop."""
         session = self._session
         if session is None or self._state not in (LifeState.STARTING, LifeState.STOPPING):
             self._running_instance()

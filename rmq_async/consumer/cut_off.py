@@ -18,8 +18,8 @@ __all__ = ["cancel_calls", "give_back_passed", "request_cancel"]
 
 
 def request_cancel(held: HeldQueue) -> list[asyncio.Task[None]]:
-    """Cancels the coroutine calls of a queue that are in their handlers; returns the tasks of all such calls. Calls in
-    threads continue."""
+    """Cancels the coroutine calls of a queue that are in their handlers; returns the tasks of all its coroutine calls. Calls
+    in threads continue."""
     running = [each for each in dict.fromkeys(held.running.values()) if each.subscription.is_async]
     for delivery in running:
         if delivery.state == "running":

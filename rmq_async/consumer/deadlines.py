@@ -14,15 +14,15 @@ from .delivery import Delivery
 __all__ = ["CallDeadlines"]
 
 LEAST_PAUSE: Final = 0.005
-"""Seconds between two looks, which take longer the more calls run."""
+"""Least seconds between two looks at the calls: a look takes longer, the more calls run."""
 
 
 class CallDeadlines:
     """The deadlines of calls. ``running``: all running calls. ``expired``: called with each call whose deadline passes while
     its handler runs.
 
-    The timer is set for the earliest deadline of the calls of its last look; one that begins later has an earlier deadline only
-    where its timeout is shorter. So a call of usual length costs a comparison, and a timer fires about once in a timeout.
+    The timer is set for the earliest deadline of the calls at its last look; a call that begins later has an earlier deadline
+    only if its timeout is shorter. So a call costs a comparison, and a timer fires about once in a timeout.
     """
 
     __slots__ = ("_expired", "_loop", "_running", "_timer", "moved", "next_look")

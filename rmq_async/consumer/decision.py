@@ -30,9 +30,10 @@ class Decision(NamedTuple):
     """The decision about a message. ``level``: delay level in CONSUMER_SEND_MSG_BACK (36). ``max_times``:
     ``maxReconsumeTimes`` in that request, None for the group's setting.
 
-    ``reason``: text for the log, empty if the error is enough. ``cut``: whether the delay is longer than the longest level.
-    ``in_place``: seconds after which this member handles the message again, instead of giving it back; None for giving it
-    back. ``delay``: seconds that ``level`` stands for at least; None for the broker's choice.
+    ``reason``: text for the log, empty if the error is enough. ``cut``: whether the delay was cut, to the longest level or, in
+    place, to the end of ``max_hold``. ``in_place``: seconds after which this member handles the message again, instead of
+    giving it back; None for giving it back. ``delay``: seconds of the delay, at most those of ``level``; None for the broker's
+    choice.
     """
 
     outcome: Outcome
@@ -45,7 +46,7 @@ class Decision(NamedTuple):
 
 
 def level_of(delay: float) -> int:
-    """Returns the lowest delay level of ``delay`` seconds or more; 18, which is 2 h, for more."""
+    """Returns the lowest delay level of ``delay`` seconds or more; level 18, which is 2 h, for a longer delay."""
     return min(bisect_left(DELAYS, delay) + 1, len(DELAYS))
 
 
@@ -81,8 +82,8 @@ def decide(error: BaseException | None, subscription: Subscription, retry: Retry
 
 
 def decide_in_place(error: BaseException, subscription: Subscription, retry: Retry, attempt: int, held_for: float) -> Decision:
-    """Returns the decision about a message of an ordered subscription: it waits at this member for its next attempt and blocks
-    its key or queue.
+    """Returns the decision about a failed message of an ordered subscription or in broadcast: for its next attempt it waits at
+    this member, where it blocks its key or queue.
 
     ``held_for``: seconds since its first failed attempt ended. The delay ends with ``max_hold`` at the latest: one more
     attempt is made then, and ``cut`` is True. Raises as ``decide`` does.

@@ -1,4 +1,4 @@
-"""One call of a handler: its messages, its attempt, its deadline and its outcome."""
+"""One call of a handler, or one step of reading by hand: its messages, its attempt, its deadline and its outcome."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ def _now() -> float:
 
 
 class Delivery(Struct, eq=False, weakref=True):
-    """One call of a handler.
+    """One call of a handler, or the messages that one step of reading by hand has returned.
 
     ``messages``: the messages of this call. ``topic``: the subscribed topic, also for a message that is delivered again.
-    ``attempt``: number of the attempt from 1, of several messages the highest. ``deadline``: monotonic time at which the call
-    times out; None for never. ``state``: "running" in the handler, "settling" while outcomes go to the broker, then
-    "finished". ``outcome``: None until a message is settled or abandoned, of several messages the worst so far. ``elapsed``:
-    seconds that the handler took; None while it runs. ``error``: for ``after_consume``, the error that the handler raised,
-    HandlerTimeoutError if it timed out; None if it returned, or was cancelled because the consumer stops or the queue was
-    lost.
+    ``attempt``: number of the attempt from 1, of several messages the highest. ``began``: monotonic time at which the call
+    began. ``deadline``: monotonic time at which it times out; None for never. ``state``: "running" in the handler, "settling"
+    while outcomes go to the broker, then "finished". ``outcome``: None until a message is settled or abandoned, of several
+    messages the worst so far. ``elapsed``: seconds that the handler took; None while it runs. ``error``: set for
+    ``after_consume`` only, the error that the handler raised, HandlerTimeoutError if it timed out; None if it returned, or was
+    cancelled because the consumer stops or the queue was given up or lost.
     """
 
     subscription: Subscription
@@ -45,17 +45,17 @@ class Delivery(Struct, eq=False, weakref=True):
     moved: Callable[[Delivery], object] | None = None
     """Called when the deadline has moved, from any thread."""
     task: asyncio.Task[Any] | None = None
-    """That makes the call; None before its first step and after its end."""
+    """The task that makes the call; None before its first step and after its end."""
     state: Literal["running", "settling", "finished"] = "running"
     outcome: Outcome | None = None
     elapsed: float | None = None
     error: BaseException | None = None
     _values: dict[object, Any] | None = None
     marks: Marks | None = None
-    """Of a batch."""
+    """The marks of a batch; None for a call with a single message."""
     timed_out: bool = False
     cut: bool = False
-    """Whether the consumer has cancelled the call: its queue was given up, or the consumer stops."""
+    """Whether the consumer has cancelled the call: its queue was given up or lost, or the consumer stops."""
     taken_away: Callable[[Delivery], object] | None = None
     """Called when messages that were handed out by hand are cut off; None for a call."""
 
@@ -70,12 +70,12 @@ class Delivery(Struct, eq=False, weakref=True):
 
     @property
     def is_over(self) -> bool:
-        """Returns whether the call was abandoned or its deadline has passed; it does not begin then."""
+        """Whether the call was abandoned or has timed out, so that its handler is not to be called."""
         return self.cut or self.timed_out
 
     @property
     def age(self) -> float:
-        """Returns the seconds since the call began."""
+        """Seconds since the call began."""
         return machine.monotonic() - self.began
 
     @property
@@ -98,7 +98,8 @@ class Delivery(Struct, eq=False, weakref=True):
     def extend(self, seconds: float) -> None:
         """Moves the deadline to ``seconds`` from now.
 
-        Raises ClientStateError when the handler has ended or has timed out; ValueError unless ``seconds`` is above 0.
+        Raises ClientStateError when the handler has ended or has timed out; ValueError unless ``seconds`` is above 0, TypeError
+        unless it is a number.
         """
         seconds = checked_timeout(seconds, "seconds")
         if self.state != "running" or self.timed_out:

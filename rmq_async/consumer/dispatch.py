@@ -3,7 +3,7 @@
 A subscription's turn takes the next message of one of its queues, or a batch. Inside a queue without order the calls begin in
 the order of the offsets; they may end in any order. For an ordered queue the lines decide (``lines``): one call at a time for
 a key, or for the whole queue, and a message that is to be handled again holds its line until it is due. One timer wakes all
-subscriptions that wait for full batches, another one all lines.
+subscriptions that wait for full batches or for their rate, another one all lines.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ class Single:
 
 
 class HeldLine(NamedTuple):
-    """A key, or a whole queue where ``key`` is None, that waits for the next attempt of ``first``."""
+    """A key, or a whole queue where ``key`` is None, that waits for the next attempt of ``first``. ``waiting``: number of its
+    messages, ``first`` included."""
 
     held: HeldQueue
     key: Hashable | None
@@ -59,9 +60,9 @@ class Dispatcher:
         self._begin = begin
         self._rests = Rests(self._rested)
         self.paused: frozenset[Subscription] = frozenset()
-        """Subscriptions whose messages wait, those of the retry topic included."""
+        """Paused subscriptions: no call begins with their messages, those of the retry topic included."""
         self.may_begin: Callable[[HeldQueue], bool] = _always
-        """Whether calls of an ordered queue may begin; ``look_again`` is to be called where this has become true."""
+        """Returns whether calls of an ordered queue may begin; ``look_again`` is to be called where this has become true."""
         self.running = 0
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
@@ -70,7 +71,7 @@ class Dispatcher:
 
     @property
     def buffered(self) -> int:
-        """Number of messages that wait for a slot."""
+        """Number of messages that wait for a call."""
         return sum(len(lines) for backlog in self._backlogs.values() for lines in backlog.lines.values())
 
     def waits(self, held: HeldQueue) -> bool:
@@ -116,7 +117,7 @@ class Dispatcher:
         self.add_items(held, subscription, [Waiting(held, each, each.reconsume_times + 1) for each in messages])
 
     def add_items(self, held: HeldQueue, subscription: Subscription, items: Sequence[Waiting]) -> None:
-        """Does as ``add``, for messages that were given their places before."""
+        """Adds messages, as ``add`` does, that are Waiting objects already."""
         backlog = self._backlogs[subscription]
         lines = backlog.lines_of(held)
         if backlog.wait:
@@ -131,8 +132,8 @@ class Dispatcher:
         backlog.check(held, lines)
 
     def again(self, subscription: Subscription, item: Waiting, due: float) -> None:
-        """Puts a message of a call back, to begin again at ``due`` of the machine's clock (0: at once), and blocks its line
-        until then; ``ended`` is called afterwards. A message without a line begins again at once, in the order of the
+        """Puts a message of a call back, to begin again at ``due`` (monotonic time, 0 for at once), and blocks its line until
+        then. The caller calls ``ended`` afterwards. A message without a line begins again at once, in the order of the
         offsets."""
         backlog = self._backlogs[subscription]
         lines = backlog.lines_of(item.held)
@@ -143,12 +144,12 @@ class Dispatcher:
     def drop(self, held: HeldQueue, above: int = -1, *, failed: bool = False) -> list[MessageExt]:
         """Removes the messages of a queue with an offset above ``above`` that wait, and returns them.
 
-        ``failed``: also those that wait for another attempt, which are counted anew when they are pulled again.
+        ``failed``: also those that wait for another attempt; their attempts are counted anew when they are pulled again.
         """
         return [item.message for item in self.drop_items(held, above, failed=failed)]
 
     def drop_items(self, held: HeldQueue, above: int = -1, *, failed: bool = False) -> list[Waiting]:
-        """Does as ``drop``; returns the messages with their places."""
+        """Removes messages as ``drop`` does, and returns their Waiting objects."""
         dropped: list[Waiting] = []
         for backlog in self._backlogs.values():
             if (lines := backlog.lines.get(held)) is not None:
@@ -177,14 +178,14 @@ class Dispatcher:
         self._rests.close()
 
     def look_again(self) -> None:
-        """Starts calls of ordered queues, too, that might not begin before."""
+        """Starts calls, also those of ordered queues that were not allowed to begin before."""
         for backlog in self._backlogs.values():
             for held, lines in backlog.lines.items():
                 backlog.check(held, lines)
         self.pump()
 
     def hasten(self, held: HeldQueue | None = None) -> None:
-        """Begins calls with the messages of a queue, or of all queues, that wait until their batch is full."""
+        """Begins calls with the messages of a queue, or of all queues, that wait for their batch to be full."""
         for backlog in self._backlogs.values():
             backlog.hasten(held)
         self.pump()
@@ -196,7 +197,7 @@ class Dispatcher:
         self.pump()
 
     def pump(self) -> None:
-        """Starts calls until there are no more slots or no more messages."""
+        """Starts calls until there are no more slots, or no more messages that may begin now."""
         while self.running < self._concurrency:
             now, next_at = 0.0, inf
             for subscription, backlog in self._backlogs.items():
@@ -234,8 +235,8 @@ class Dispatcher:
 
     def next_of(self, subscription: Subscription) -> Waiting | None:
         """Removes and returns the next message for the slot of a call that has ended, without checking whether there are
-        fewer slots now. Returns None if there is no message, if the slot is for another subscription, and if ``pump``
-        decides."""
+        fewer slots now. Returns None if there is no message, if another subscription gets the slot, and where ``pump`` has to
+        decide: with a rate or a pause."""
         backlog = self._backlogs[subscription]
         turns = backlog.turns
         if not turns or backlog.rate is not None or (self.paused and subscription in self.paused):
@@ -296,10 +297,10 @@ class Dispatcher:
         return any(other.turns for other in self._backlogs.values() if other is not backlog)
 
     def _any_may_begin(self, backlog: Backlog) -> bool:
-        """Returns whether calls of any queue may begin, and moves that queue to the front; other queues wait for
+        """Returns whether calls of any queue may begin, after removing the turns of queues before it, which wait for
         ``look_again``.
 
-        Where batches wait until they are full, the one that is due first comes first: all queues are looked at.
+        Where batches wait until they are full, all queues are looked at, because the one that is due first comes first.
         """
         while backlog.turns and not backlog.wait:
             held = next(iter(backlog.turns))
@@ -343,7 +344,8 @@ class Dispatcher:
 
 
 def _key_of(subscription: Subscription, item: Waiting) -> Hashable | None:
-    """Returns the key of a message's line. An error of ``key`` is that of the message's call; no other message waits for it."""
+    """Returns the key of a message's line; None for no line. An error of the user's ``key`` becomes the error of the message's
+    call; no other message waits for that one."""
     if subscription.order == "queue":
         return WHOLE_QUEUE
     key: Hashable | None = None

@@ -23,15 +23,15 @@ MOST_CALLS: Final = 64
 LONGEST_RUN: Final = 0.005
 """Seconds after which a task begins no further call, so that a slow handler lets the loop go on."""
 PROBE_EVERY: Final = 16
-"""Calls of a handler that waits from one whose first step is made by hand to the next."""
+"""Of a handler whose calls wait, one task in so many makes the first step by hand, to see whether calls still wait."""
 
 Started = tuple[Coroutine[Any, Any, object], Any]
 """A coroutine that has waited once, and what it waits for."""
 
 
 class Pace:
-    """The number of calls of one handler that a task makes, one after the other. ``length``: that number; it doubles after
-    each run in which no call waited, and is one after a call that waited."""
+    """The number of calls of one handler that a task makes, one after the other. ``length``: that number; it doubles, up to
+    MOST_CALLS, after each full run in which no call waited, and is one after a call that waited."""
 
     __slots__ = ("_ordinary", "length")
 
@@ -60,7 +60,8 @@ class Pace:
 class Row:
     """Calls that one task makes, one after the other. ``left``: number of calls that it may still make. ``settled``,
     ``done``: messages and deliveries of calls that have returned. ``under_way``: the call that has not returned, with
-    its message; None if all have. ``rest``: the rest of the coroutine of that call's handler."""
+    its message; None if all have. ``rest``: the rest of the coroutine of that call's handler. ``has_waited``: whether that
+    coroutine waits."""
 
     __slots__ = ("done", "has_waited", "left", "rest", "settled", "under_way")
 
@@ -127,7 +128,8 @@ async def failed(error: BaseException) -> object:
 
 
 class _Cancelled:
-    """An awaitable that raises CancelledError. It is not a coroutine, because a call without a key never awaits it."""
+    """An awaitable that raises CancelledError. It is not a coroutine, which would warn when it is not awaited, as by a call
+    whose ``key`` function has failed."""
 
     def __await__(self) -> Generator[Any, None, object]:
         yield from ()

@@ -1,4 +1,4 @@
-"""What kind of function a user has given: seen through partials and callable objects."""
+"""The names and kinds of users' functions, seen through partials and callable objects."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["handler_name", "is_async", "is_generator"]
 
 
 def handler_name(handler: Callable[..., object]) -> str:
-    """Returns the name of a function, of the function of a partial, or of the class of a callable object."""
+    """Returns module and name of a function, of the function of a partial, or of the class of a callable object."""
     while isinstance(handler, partial):
         handler = handler.func
     name = getattr(handler, "__qualname__", None) or type(handler).__qualname__

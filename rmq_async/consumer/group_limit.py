@@ -1,4 +1,4 @@
-"""``retryMaxTimes`` of a group: after so many retries its brokers keep a message that fails as a dead letter."""
+"""``retryMaxTimes`` of a group: after so many retries, its brokers put a message that fails into the dead-letter topic."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def attempts_of(instance: ClientInstance, group: str, broker: str, topic: 
 
 
 class GroupLimits:
-    """The limits that brokers have said, each asked for when a message fails. ``group``: on the wire."""
+    """The limits of a group by broker, each requested when a message fails. ``group``: on the wire."""
 
     def __init__(self, instance: ClientInstance, group: str) -> None:
         self._instance = instance
@@ -52,8 +52,8 @@ class GroupLimits:
         self._asking: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def of(self, broker: str, topic: str) -> int | None:
-        """Returns the limit at a broker; None if it does not return it. ``topic``: name on the wire of a topic that the
-        broker has."""
+        """Returns the limit at a broker, the last known one if it does not answer; None without one. ``topic``: name on the
+        wire of a topic that the broker has."""
         async with self._asking[broker]:  # messages that fail together share the answer
             known, now = self._known.get(broker), machine.monotonic()
             if known is not None and now - known[0] < KEPT:

@@ -20,7 +20,7 @@ from .subscription import Subscription
 __all__ = ["HeldQueue", "QueueState", "Waiting"]
 
 _KEPT = tuple(accumulate(repeat(0.875, 64), mul, initial=1.0))
-"""What is left of a running mean after so many messages: products, since pow() differs between C libraries."""
+"""The share of a running mean that is left after 0, 1, 2 ... messages: products, since pow() differs between C libraries."""
 
 
 class QueueState(Enum):
@@ -82,8 +82,8 @@ class HeldQueue:
         self.wakes_below = 0
         """The next pull waits until fewer messages than these wait for a slot; 0 where it does not wait for that."""
         self.changed = asyncio.Event()
-        """Set at the end of each call, and when few messages wait for a slot, for the one that waits for room in the span, or for
-        the end of all calls."""
+        """Set at the end of each call, and when few messages wait for a slot. The pulls wait for it, for room in the span, and
+        a drain, for the end of all calls."""
 
     def __repr__(self) -> str:
         return f"<HeldQueue {self.shown} {self.state.value} at {self.progress.watermark}>"
@@ -126,7 +126,7 @@ class HeldQueue:
         self.squeezed = False
 
     def stop(self) -> None:
-        """Ends the pulls; the queue stays held."""
+        """Ends the pulls after the present one; the queue stays held."""
         self.state = QueueState.STOPPED
 
     def count_sizes(self, sizes: Sequence[int]) -> None:
@@ -141,8 +141,8 @@ class Waiting(Struct, eq=False):
 
     ``attempt``: number of the attempt, counted from 1. ``since``: monotonic time from which on it waits; set only if its
     subscription waits for full batches. ``key``: key of its line; None without order. ``held_since``: monotonic time at which
-    its first attempt failed that is repeated in place; None before. ``due``: time at which its next attempt begins. ``error``:
-    error of the function that returns keys; the call fails with it.
+    its first attempt failed that is repeated in place; None before. ``due``: monotonic time at which its next attempt begins, 0
+    for at once. ``error``: error of the user's ``key`` function; the call fails with it.
     """
 
     held: HeldQueue

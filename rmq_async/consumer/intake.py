@@ -32,10 +32,11 @@ CONFIRM_WITHIN: Final = 10.0
 
 
 class Intake:
-    """The way of pulled messages into the buffers of their subscriptions. ``subscriptions``: by topic on the wire. ``orphan``:
-    takes a redelivered message whose topic has no subscription here.
+    """Puts pulled messages into the buffers of their subscriptions. ``subscriptions``: by topic on the wire. ``orphan``: takes
+    a redelivered message whose topic has no subscription here.
 
-    ``lost``: messages that were deleted before they were pulled. ``corrupt``: records that could not be read.
+    ``lost``: number of messages that were deleted before they were pulled. ``corrupt``: number of records that could not be
+    read.
     """
 
     def __init__(
@@ -64,8 +65,8 @@ class Intake:
         """Queues that ``out_of_range="stop"`` has stopped, and why."""
 
     def accept(self, held: HeldQueue, result: PullResult) -> bool:
-        """Buffers the messages of an answer and moves the cursor behind it. Returns False, and does neither, if the queue
-        may have been created again."""
+        """Buffers the messages of an answer and moves the cursor behind it, or stops the queue where messages are deleted and
+        ``out_of_range`` is "stop". Returns False, and does nothing, if the queue may have been created again."""
         if held.queue in self.marks.doubted:
             return False
         if result.lost and self._config.out_of_range == "stop":
@@ -162,12 +163,13 @@ class Intake:
     def _stop(self, held: HeldQueue, text: str) -> None:
         held.stop()
         self.stopped[held] = text
-        logger.error("%s; the queue stops, since out_of_range is stop", text)
+        logger.error("%s; the queue stops, since out_of_range is stop: seek() to an offset that it has", text)
 
     # -- room
 
     def drop_unbegun(self, held: HeldQueue) -> None:
-        """Drops the messages without a call that lie above all messages with one, so that the next owner pulls them."""
+        """Drops the messages without a call that lie above all those that are in calls, settled or being given back, so that
+        the next owner pulls them."""
         running = [item.message.queue_offset for item in held.running]
         self._drop(held, max([*running, *held.returning, held.progress.highest_settled], default=-1))
 
@@ -197,7 +199,7 @@ class Intake:
         self._give(self.dispatcher.drop_resting(held, until))
 
     def make_room(self) -> None:
-        """Drops buffered messages of the queue that has most above its share, where another queue waits for room."""
+        """Drops buffered messages of the queue that exceeds its share most, because another queue waits for room."""
         table = [each for each in self.held().values() if each.is_owned and not each.squeezed]
         if len(table) < 2:
             return

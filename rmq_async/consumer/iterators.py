@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 class _Iterator(AsyncGenerator[T, None], Generic[T]):
-    """Base class of the iterators. ``room_of``: returns the room of the running consumer, at the first step; raises
+    """Base class of the iterators. ``room_of``: returns the ByHand of the running consumer, at the first step; raises
     ClientStateError without one. ``limit``, ``wait``: maximum messages of a step, and seconds for which the first one
     waits for more."""
 

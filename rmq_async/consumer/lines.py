@@ -2,7 +2,7 @@
 reads no clock.
 
 The first message of a line begins when no other one of its line is in a call. A message that is to be handled again blocks its
-line until it is due. A message without a line begins in its turn. Each method except ``drop`` takes constant time.
+line until it is due. A message without a line begins in its turn. ``add``, ``take`` and ``wake`` take constant time.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Lines:
         return [line for line in [*self.by_key.values()] if line.rests_until is not None]
 
     def add(self, item: Waiting, key: Hashable | None) -> None:
-        """Adds a message behind all others of its key; None for a message without a line."""
+        """Adds a message behind all others of its key. ``key``: None for a message without a line."""
         self._size += 1
         if key is None:
             self.ready.append(item)
@@ -83,19 +83,20 @@ class Lines:
         self.ready.extend(items)
 
     def take(self) -> Waiting:
-        """Removes the next ready message, whose line waits for its end. Raises IndexError without one."""
+        """Removes and returns the next ready message; its line waits until ``ended``. Raises IndexError without one."""
         item = self.ready.popleft()
         self._size -= 1
         return item
 
     def take_ready(self, count: int) -> list[Waiting]:
-        """Removes up to ``count`` ready messages."""
+        """Removes and returns up to ``count`` ready messages."""
         taken = [self.ready.popleft() for _ in range(min(count, len(self.ready)))]
         self._size -= len(taken)
         return taken
 
     def take_behind(self, item: Waiting, count: int, now: float) -> list[Waiting]:
-        """Removes up to ``count`` messages that wait behind ``item``, which was taken, and are due: they begin in the same call."""
+        """Removes and returns up to ``count`` messages that wait behind ``item``, which was taken, and are due: they begin in
+        the same call."""
         taken: list[Waiting] = []
         if item.key is not None:
             behind = self.by_key[item.key].items
@@ -141,8 +142,8 @@ class Lines:
     def drop(self, above: int, *, failed: bool = False) -> list[Waiting]:
         """Removes messages that wait, with offsets above ``above``, and returns them.
 
-        ``failed``: also those that were in a call. Of each line the last ones are removed: the order holds when they are added
-        again.
+        ``failed``: also those that wait for another attempt. Of each line only the last messages are removed, so that the order
+        holds when they are added again.
         """
 
         def may_go(item: Waiting) -> bool:

@@ -35,15 +35,19 @@ class LostQueues:
     def add(self, held: HeldQueue) -> None:
         self.count += 1
         if not held.is_ordered:
-            logger.error("%s was taken over by another member without a handover; running handlers may be repeated", held.shown)
+            logger.error(
+                "the lock of %s is lost: another member may have taken the queue over without a handover, and messages in "
+                "handlers may be repeated",
+                held.shown,
+            )
             return
         running = len(held.running)
         while len(self._ordered) >= MOST_NAMED:
             del self._ordered[next(iter(self._ordered))]
         self._ordered[held.shown] = LostQueue(machine.monotonic(), running)
         logger.error(
-            "the lock of %s, an ordered queue, is lost: its calls are cancelled, with %d messages, and another member may "
-            "have begun the same ones",
+            "the lock of %s, an ordered queue, is lost: its calls, with %d messages, are cancelled, and another member may "
+            "have begun the same messages",
             held.shown,
             running,
         )

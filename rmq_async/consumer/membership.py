@@ -37,8 +37,8 @@ class Clustering:
     """The membership in a group that shares queues. ``group``: its name on the wire. ``subscriptions``: by topic on the wire.
     ``owned``: the queues whose positions this member commits.
 
-    ``topics``: names on the wire of all topics that are read. ``retries_here``: whether this member itself handles a failed
-    message again.
+    ``topics``: names on the wire of all topics that are read. ``retries_here``: whether this member itself handles all failed
+    messages again, instead of giving back those without an order.
     """
 
     model = MessageModel.CLUSTERING
@@ -64,11 +64,11 @@ class Clustering:
         self.commits = Commits(instance, group, owned, self.locks.owns)
 
     def rebalance(self, apply: Apply) -> Rebalance:
-        """Makes the rounds in which the share is computed."""
+        """Returns the object that makes the rounds in which the share is computed."""
         return Rebalance(self._instance, self._group, self.topics, self._config.allocate, apply)
 
     def takeover(self, rebalance: Rebalance, open: Open) -> Takeover:
-        """Returns the object that takes the queues of the share over."""
+        """Returns the object that takes over the queues of the share."""
         patience = self._config.handover_timeout
         return Takeover(self._instance, self._group, self.locks, patience, open, lambda: rebalance.departed)
 
@@ -83,11 +83,13 @@ class Clustering:
         self._first[topic] = await first_positions(instance, self._group, route.subscribe_queues, self._config.start_from)
 
     async def committed(self, queue: MessageQueue) -> int | None:
-        """Returns the position that is kept of a queue on the wire. Raises the errors of the request."""
+        """Returns the offset that the broker keeps for the group; None without one. ``queue``: with names on the wire. Raises
+        the errors of the request."""
         return await committed_offset(self._instance, self._group, queue)
 
     async def joined(self) -> None:
-        """Runs after this member's first heartbeat has reached the brokers. Raises the errors of its requests."""
+        """Stores the first positions, after this member's first heartbeat has reached the brokers, and looks for the retry
+        topic. Raises the errors of the requests for positions."""
         for positions in self._first.values():
             await store_positions(self._instance, self._group, positions)
         try:

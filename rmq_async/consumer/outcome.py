@@ -11,8 +11,9 @@ class RetryLater(Exception):  # noqa: N818 - not an error
     """An exception that a handler raises to have its message delivered again. It counts as an attempt and is logged without a
     traceback.
 
-    ``delay``: seconds; None for the delay of the attempt. The broker delays by levels (1 s, 5 s, 10 s, 30 s, 1 min ... 2 h): the
-    next level at or above ``delay`` is used, 2 h for more. Ordered messages wait for exactly ``delay``.
+    ``delay``: seconds; None for the delay of the attempt (``Retry.delays``). The broker delays by levels (1 s, 5 s, 10 s, 30 s,
+    1 min ... 2 h): the next level at or above ``delay`` is used, 2 h for more. Ordered messages, and those of broadcast, wait
+    for ``delay`` exactly, up to ``max_hold``; with ``mode="pop"`` a message waits for ``delay`` and up to a tenth more.
     """
 
     def __init__(self, delay: float | None = None) -> None:
@@ -28,7 +29,7 @@ class RetryLater(Exception):  # noqa: N818 - not an error
 
 class DeadLetter(Exception):  # noqa: N818 - not an error
     """An exception that a handler raises to put its message into the group's dead-letter topic at once, without another
-    attempt.
+    attempt. In broadcast, which has no such topic, the message is given up.
 
     ``reason``: a text for the log. The request to the broker (CONSUMER_SEND_MSG_BACK) has no field for it.
     """
@@ -41,7 +42,8 @@ class DeadLetter(Exception):  # noqa: N818 - not an error
 class Outcome(Enum):
     """The outcome of a message.
 
-    ``ABANDONED``: the queue was lost or the consumer stopped first, and another member gets the message.
+    ``ABANDONED``: the queue was lost or given up, or the consumer stopped, before the message had another outcome; it is
+    delivered again.
     """
 
     DONE = "done"

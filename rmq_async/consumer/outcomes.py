@@ -27,11 +27,12 @@ LONGEST_PAUSE: Final = 30.0
 
 
 class Outcomes:
-    """The part that carries decisions about messages out.
+    """Carries out decisions about messages.
 
-    ``group``: on the wire. ``retried``, ``dead_lettered``: messages that brokers have taken back so. ``unsure``: requests
-    without an answer that were repeated, so that a message may be delivered twice. ``given_up``: words of the log for a message
-    after its last attempt.
+    ``group``: on the wire. ``retried``, ``dead_lettered``: numbers of messages that brokers have accepted for another attempt,
+    or as dead letters; ``retried`` includes attempts that this member repeats itself. ``unsure``: requests without an answer
+    that were repeated, so that a message may be delivered twice. ``given_up``: words of the log for a message after its last
+    attempt.
     """
 
     given_up = "dead-lettered"
@@ -58,15 +59,16 @@ class Outcomes:
             held.progress.settle(item.message.queue_offset)
 
     async def settle(self, topic: str, item: Waiting, decision: Decision) -> Outcome:
-        """Carries out a decision for a message that was not handled, and returns its outcome; ABANDONED if the queue is
-        lost before a broker has accepted it back."""
+        """Carries out a decision for a message whose handler has failed, and returns its outcome; ABANDONED if its queue is no
+        longer this member's before a broker has accepted it back."""
         outcome = await self.give_back(item.held, topic, item.message, decision)
         if outcome is not Outcome.ABANDONED:
             self.done(item)
         return outcome
 
     async def give_back(self, held: HeldQueue, topic: str, message: MessageExt, decision: Decision) -> Outcome:
-        """Repeats the request until the broker confirms it; returns ABANDONED if this member has lost the queue by then.
+        """Gives a message back, and repeats the request until the broker confirms it; returns ABANDONED if the queue is no
+        longer this member's by then.
 
         ``topic``: the one that was subscribed to. A message that the broker does not store any more is sent as a dead letter:
         nothing else could keep it.

@@ -13,7 +13,8 @@ __all__ = ["Pauses"]
 class Pauses:
     """The pauses of topics and queues.
 
-    ``topics``: on the wire, paused with all their queues, also those that the member takes later.
+    ``all``: whether everything is paused. ``topics``: on the wire, paused with all their queues, also those that the member
+    takes later.
     """
 
     def __init__(self) -> None:

@@ -1,8 +1,8 @@
 """The record of settled offsets of one queue.
 
-Offsets are entered in rising order and settled in any order. The watermark is the lowest offset that is not settled, which is
-what a group's committed offset means: a member that starts there repeats no settled message below it and skips none. No I/O,
-no clock.
+Offsets are entered in rising order, withdrawn ones again, and settled in any order. The watermark is the lowest offset that is
+not settled, which is what a group's committed offset means: a member that starts there repeats no settled message below it and
+skips none. No I/O, no clock.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class Progress:
         offset that is not open.
         """
         if not self._open.issuperset(offsets):
-            raise ValueError(f"offsets {sorted(set(offsets) - self._open)} are not open")
+            raise ValueError(f"offsets {sorted(set(offsets) - self._open)} are not open: they were not entered, or are settled")
         line, gone = self._line, set(offsets)
         lowest = min(gone)
         while line and line[-1] in gone:

@@ -54,7 +54,7 @@ _NOTHING: Final = DecodedMessages((), ())
 
 class PullRequest(msgspec.Struct, frozen=True, gc=False):
     """One pull. ``queue``: with the topic as servers know it. ``suspend``: seconds that the broker may hold the pull while it has
-    no message. ``timeout``: seconds for all of it. ``sql``: a condition by which the broker filters, with all ``tags``."""
+    no message. ``timeout``: seconds for all of it. ``sql``: a condition by which the broker filters; ``tags`` is "*" then."""
 
     group: str
     queue: MessageQueue
@@ -72,7 +72,7 @@ class PullRequest(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def is_filtered(self) -> bool:
-        """Returns whether the broker leaves messages out."""
+        """Returns whether messages may be left out."""
         return self.sql is not None or self.tags != "*"
 
 
@@ -110,7 +110,8 @@ class PendingPull:
 
 
 def start_pull(instance: ClientInstance, request: PullRequest, *, gather: bool = False) -> PendingPull | None:
-    """Sends the request from a template; returns None where that is not possible. ``gather``: with others of this iteration."""
+    """Sends the request from a template; returns None where that is not possible. ``gather``: True writes it together with
+    others of this iteration of the loop."""
     queue = request.queue
     connection = instance.plain_connection(instance.routes.broker_of(queue))
     if connection is None or not connection.requests.is_open:
@@ -129,7 +130,8 @@ def start_pull(instance: ClientInstance, request: PullRequest, *, gather: bool =
 def _template(
     group: str, topic: str, broker_name: str, queue_id: int, expression: tuple[str, str], suspend_ms: int
 ) -> PullTemplate | None:
-    """The template of a request; None if the general path must make the header, or raise the error for an invalid one."""
+    """Returns the template of a request; None if the general path must make the header, or raise the error for an invalid
+    one."""
     try:
         template = PullTemplate(group, topic, queue_id, broker_name, expression[0], suspend_ms, expression[1])
     except (LocalProtocolError, UnicodeEncodeError, TypeError):
@@ -140,7 +142,11 @@ def _template(
 async def pull_once(
     instance: ClientInstance, request: PullRequest, calls: Calls, pending: PendingPull | None = None
 ) -> PullResult:
-    """Pulls once and decodes the messages. ``pending``: the request if it was sent already. Raises as ``pull_body`` does."""
+    """Pulls once and decodes the messages. ``pending``: the request if it was sent already.
+
+    Raises as ``pull_body`` does, RequestTimeoutError where the messages are not decoded in time, and RemoteProtocolError for an
+    answer with messages whose next offset is not above the requested one.
+    """
     since = pending.since if pending is not None else machine.monotonic()
     answer = await pull_body(instance, request, calls, pending)
     until = since + request.timeout + (instance.config.request_timeout if request.suspend else 0.0)
@@ -174,12 +180,16 @@ async def _decoded(
     try:
         return await instance.threads.run(decode, deadline, calls)
     except TimeoutError:
-        text = f"{len(answer.body)} bytes of messages of queue {queue.queue_id} of topic {queue.topic} were not decoded in time"
+        text = (
+            f"{len(answer.body)} bytes of messages of queue {queue.queue_id} of topic {queue.topic} were not decoded in time; "
+            "raise request_timeout, or pull fewer messages at a time"
+        )
         raise RequestTimeoutError(text, broker=queue.broker_name, address=answer.address) from None
 
 
 def small_result(instance: ClientInstance, pending: PendingPull) -> PullResult | None:
-    """The result of ``pull_once`` for a response with messages that needs no thread and no further request; None for others."""
+    """Returns the result of ``pull_once`` for a response with messages that needs no thread and no further request; None for
+    others."""
     request, future = pending.request, pending.future
     if future.cancelled() or future.exception() is not None:
         return None
@@ -199,7 +209,8 @@ async def pull_body(
 ) -> PulledBody:
     """Pulls once. ``calls``: futures to end when the consumer stops. ``pending``: the request if it was sent already.
 
-    Raises BrokerError for a response that is no pull result, and the errors of finding the broker and of the request.
+    Raises BrokerError for a response that is no pull result, RemoteProtocolError for one without its offsets, and the errors of
+    finding the broker and of the request.
     """
     queue = request.queue
     if pending is None:
@@ -306,7 +317,8 @@ def _result(instance: ClientInstance, request: PullRequest, answer: PulledBody, 
         held = _compared(request, answer, decoded)
     if answer.status is PullStatus.FOUND and held.after <= offset:
         raise RemoteProtocolError(
-            f"a pull of {instance.names.shown_queue(queue)} at offset {offset} says to go on at {answer.next_offset}",
+            f"the answer to a pull of {instance.names.shown_queue(queue)} at offset {offset} says to go on at "
+            f"{answer.next_offset} of a queue that ends at {answer.max_offset}, which leads no further",
             broker=queue.broker_name,
             address=answer.address,
         )

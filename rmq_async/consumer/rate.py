@@ -1,7 +1,7 @@
 """Rates of subscriptions: a token bucket for each. Pure, without a clock.
 
 A bucket fills with ``rate`` tokens a second, and holds those of BURST seconds, one at least; each message of a call takes one. A
-call may begin when there is one token, also where it takes more: the next one waits longer then. A subscription that finds no token
+call may begin when there is one token, even if it takes more; the next call then waits longer. A subscription that finds no token
 waits for those of PACE seconds, so that a high rate does not need a timer for each message.
 """
 
@@ -18,7 +18,7 @@ _ONE: Final = 1.0 - 1e-6
 
 
 class Bucket:
-    """A token bucket. ``rate``: tokens a second. Times are monotonic ones; the bucket is full at ``now``."""
+    """A token bucket. ``rate``: tokens a second. ``now``: monotonic time, at which the bucket is full."""
 
     __slots__ = ("_at", "_until", "rate", "tokens")
 

@@ -1,4 +1,4 @@
-"""A consumer without handlers, from which the user reads messages."""
+"""Reading by hand: the part of a consumer by which users take messages themselves, without handlers."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from .subscription import MAX_BATCH, Subscription, by_hand
 
 __all__ = ["Reader", "subscriptions_of"]
 
-NOTHING: Final = "there is no message in this batch"
+NOTHING: Final = "receive() returned an empty batch, which has no message to mark; test the batch first"
 
 
 def subscriptions_of(topics: object) -> list[Subscription]:
-    """Returns subscriptions without handlers. Raises ConfigError unless ``topics`` is a topic, several topics, or a mapping
-    of topics to tags."""
+    """Returns subscriptions without handlers. Raises ConfigError unless ``topics`` is a topic, several different topics, or a
+    mapping of topics to tags, and for an invalid topic or tags."""
     if isinstance(topics, str):
         tags_of: Mapping[str, str] = {topics: "*"}
     elif isinstance(topics, Mapping):
@@ -51,22 +51,23 @@ class Reader(Control):
         """Returns an iterator over the messages of this member's share, for a Consumer with ``topics``.
 
         Code that starts a task per message inside of ``async for`` loses messages, because asking for the next message settles
-        the last one: use a handler for that. Leaving the loop, also by an exception, settles nothing: the message goes back
-        into the buffer when the iterator is closed or collected, and is handed out again. A message that is not settled within
-        its subscription's ``timeout`` (900 s) is given back, to be delivered again. Several tasks may iterate at the same
-        time, each with an iterator of its own; each message goes to one of them. An iteration ends when the consumer stops.
+        the last one: use a handler for that. Leaving the loop, also by an exception, does not settle the message in hand: it
+        goes back into the buffer when the iterator is closed or collected, and is handed out again. A message not settled
+        within its subscription's ``timeout`` (900 s) is given back, to be delivered again. Several tasks may iterate at the
+        same time, each with an iterator of its own; each message goes to one of them. An iteration ends when the consumer
+        stops.
 
         A step raises ClientStateError unless the consumer runs, and where it has handlers; ForkedError in a forked child;
-        WrongLoopError on another event loop.
+        WrongLoopError on another event loop; RuntimeError while another task waits for a step of the same iterator.
         """
         return MessageIterator(self._room)
 
     def batches(self, max_messages: int = 32, *, wait: float = 0.0) -> AsyncGenerator[Batch, None]:
-        """Returns an iterator over batches of one topic each; asking for the next batch settles the last one, except messages
-        with marks.
+        """Returns an iterator over batches of one topic each. Asking for the next batch settles the messages of the last one,
+        except those with marks, which are given back or dead-lettered.
 
-        ``wait``: seconds for which the first message waits until there are ``max_messages``; 0 for the messages that are
-        there. Otherwise as ``__aiter__``. Raises ConfigError for a size or a time out of range.
+        ``wait``: maximum seconds for which the first message waits until there are ``max_messages``; 0 for the messages that
+        are there. Otherwise as ``__aiter__``. Raises ConfigError for a size or a time out of range.
         """
         check_int("max_messages", max_messages, 1, MAX_BATCH)
         check_seconds("wait", wait, zero=True)
@@ -79,8 +80,8 @@ class Reader(Control):
         has taken nothing. Messages stay in hand until ``done``, ``retry`` or ``dead_letter`` settles them, or for their
         subscription's ``timeout``, after which they are delivered again.
 
-        Raises as a step of ``__aiter__`` does, ClientStateError also where the consumer stops meanwhile; ConfigError for a size or
-        a time out of range.
+        Raises ClientStateError unless the consumer runs, where it stops during the call, and where it has handlers; ForkedError
+        and WrongLoopError as a step of ``__aiter__`` does; ConfigError for a size or a time out of range.
         """
         check_int("max_messages", max_messages, 1, MAX_BATCH)
         if timeout is not None:
@@ -94,10 +95,13 @@ class Reader(Control):
         return Batch((), Marks(NOTHING))
 
     def done(self, *messages: MessageExt) -> bool:
-        """Settles messages in hand: they are not delivered again.
+        """Settles messages in hand: they are not delivered again, unless this member ends before the next commit.
 
         Returns False where one of them is not this member's any more: it was settled or given back already, was in hand for too
-        long, or its queue has gone to another member. Raises ClientStateError before a start, and for a consumer with handlers.
+        long, or its queue has gone to another member; the others are settled. Returns False after a stop, too.
+
+        Raises TypeError for an object that is no message; ClientStateError before a start, and for a consumer with handlers;
+        ForkedError and WrongLoopError as a step of ``__aiter__`` does.
         """
         room = self._room_of(*messages)
         return False if room is None else room.done(messages)
@@ -105,8 +109,9 @@ class Reader(Control):
     async def retry(self, message: MessageExt, delay: float | None = None) -> bool:
         """Gives a message in hand back, to be delivered again after ``delay`` seconds, as RetryLater says. It uses up an attempt.
 
-        Returns when its broker has taken it, also where that is after a wait for the broker; False as ``done`` does. A call that is
-        cancelled gives the message back all the same. Raises ConfigError for a delay out of range, and as ``done`` does.
+        ``delay``: None for the delay of the attempt. Returns True when its broker has taken it, for which the request is
+        repeated as long as the queue is this member's; False as ``done`` does. A call that is cancelled gives the message back
+        all the same. Raises ConfigError for a delay out of range, and as ``done`` does.
         """
         if delay is not None:
             check_seconds("delay", delay, zero=True)
@@ -126,6 +131,8 @@ class Reader(Control):
         await super().__aexit__(kind, error, trace)
 
     def _room(self) -> ByHand:
+        """Returns the ByHand of the session. Raises ClientStateError unless running and for a consumer with handlers,
+        ForkedError and WrongLoopError."""
         room = self._running_session().by_hand
         if room is None:
             raise ClientStateError(f"{self._label} has handlers; make a Consumer with topics= to read by hand")
@@ -133,7 +140,8 @@ class Reader(Control):
         return room
 
     def _room_of(self, *messages: MessageExt) -> ByHand | None:
-        """Returns the room that may have messages in hand; None after a stop."""
+        """Returns the ByHand of the session; None after a stop, when no message is in hand. Raises TypeError for an object that
+        is no message, and as ``_room``."""
         for message in messages:
             if not isinstance(message, MessageExt):
                 raise TypeError(

@@ -23,7 +23,7 @@ MIN_COMPACTED: Final = 64
 class Rests(Generic[B]):
     """The lines that wait until their first message is handled again.
 
-    ``rested``: called with what ``add`` was given when the line is due, unless it was dropped.
+    ``rested``: called with the arguments of ``add`` when the line is due, unless the line was dropped.
     """
 
     __slots__ = ("_at", "_compacted_at", "_count", "_entries", "_loop", "_rested", "_timer")
@@ -39,7 +39,7 @@ class Rests(Generic[B]):
         self._timer: asyncio.TimerHandle | None = None
 
     def __len__(self) -> int:
-        """Number of entries, those of dropped lines included that are not due."""
+        """Number of entries, including those of dropped lines that are not due yet."""
         return len(self._entries)
 
     def add(self, backlog: B, held: HeldQueue, line: Line) -> None:

@@ -1,4 +1,5 @@
-"""A consumer between its start and its stop: the rooms of the group put together, its tasks, and the order of start and stop."""
+"""A member that pulls, between its start and its stop: builds and connects its parts, starts its tasks, and orders the steps of
+start and stop."""
 
 from __future__ import annotations
 
@@ -51,7 +52,7 @@ CLAIM_EVERY: Final = 0.5
 """Seconds between two requests for the locks of queues that are read without them: nothing else keeps another member away."""
 LOOK_AT_ASSUMED_EVERY: Final = 0.05
 FIRST_ASSIGNMENT: Final = 3.0
-"""Seconds for which ``start()`` waits until the queues of the first share are read."""
+"""Maximum seconds for which ``start()`` waits until the queues of the first share are read."""
 LAST_STEPS: Final = 1.0
 """Seconds of a stop that are kept for what follows the drain: handlers that are cancelled, commits and unlocks."""
 LEAVE_TIME: Final = 1.0
@@ -66,7 +67,7 @@ AT_ONCE: Final = 16
 class Session:
     """The work of a member that pulls, from its start to its stop.
 
-    ``group``: on the wire. ``subscriptions``: by topic on the wire. ``context``: that handlers run in a copy of.
+    ``group``: on the wire. ``subscriptions``: by topic on the wire. ``context``: handlers and callbacks run in copies of it.
     """
 
     def __init__(
@@ -124,12 +125,13 @@ class Session:
         self._assigned = asyncio.Event()
         """Set after the first round."""
         self.was_assigned = False
-        """Whether all queues of the first share were read; a queue that a later rebalance waits for changes nothing."""
+        """Whether the reading of all queues of the first share has begun; a queue that a later rebalance waits for changes
+        nothing."""
         self.orphans: dict[str, int] = {}
         """Topics without a subscription here whose messages were to be delivered again, and how many."""
 
     def _connect_rooms(self, context: Context) -> None:
-        """Gives the rooms the collaborators that were made after them."""
+        """Gives the parts the collaborators that were made after them."""
         instance, config, assignment = self.instance, self.config, self.assignment
         assignment.callbacks = AssignmentCallbacks(
             {
@@ -171,7 +173,7 @@ class Session:
         return self._assigned.is_set() and not self.takeover.queues and self.assignment.begun.is_set()
 
     def is_own_task(self, task: asyncio.Task[Any] | None) -> bool:
-        """Returns whether ``task`` is that of a handler call or of a callback."""
+        """Returns whether ``task`` is that of a handler call or of a callback, or is in the body of an iteration."""
         return self.calls.is_own_task(task) or self.assignment.callbacks.is_own_task(task)
 
     def blocking(self, task: asyncio.Task[Any]) -> str | None:
@@ -184,7 +186,8 @@ class Session:
         return self.attached.blocked
 
     async def open(self, starting: StopScope) -> None:
-        """Joins the group. Raises the errors of the brokers that keep positions; nothing is left behind then."""
+        """Joins the group. Raises ConfigError if the client has a consumer of the group already, or a broker does not filter by
+        a condition; SubscriptionConflictError; and the errors of the requests. No task and no registration is left then."""
         self.attached.begin(self)
         try:
             await starting.run(self._join())
@@ -239,7 +242,7 @@ class Session:
     # -- inside
 
     def _heartbeat_data(self, version: int) -> ConsumerData:
-        """``version``: of the subscriptions, epoch ms."""
+        """Returns this member's part of the heartbeats. ``version``: that of the subscriptions, epoch ms."""
         return ConsumerData(
             group_name=self.group,
             consume_type=ConsumeType.CONSUME_PASSIVELY,
@@ -275,7 +278,8 @@ class Session:
         self.rebalance.trigger()
 
     async def _first_assignment(self) -> None:
-        """Waits until the first share is known and read; not for queues that another member drains."""
+        """Waits until the first share is known and read, up to FIRST_ASSIGNMENT seconds: another member may drain queues of
+        it."""
         first = self.supervisor.once("first share", self._wait_assigned())
         await asyncio.wait([first], timeout=FIRST_ASSIGNMENT)
         if not self.was_assigned:
@@ -288,10 +292,10 @@ class Session:
         self.was_assigned = True
 
     async def _leave_in_turn(self, end: float) -> None:
-        """Leaves the list at once, so that the other members ask for the locks while this one drains.
+        """Leaves the brokers' lists of members at once, so that the others ask for the locks while this member drains; with
+        queues that it reads without their locks, when it has given up the last of these.
 
-        Nothing but the list keeps them away from a queue that is read without its lock: the lock of the crashed member may end
-        during the drain. So the member is listed until it has given up the last one of these.
+        Nothing but the lists keeps the others away from such a queue: the lock of a crashed member may end during the drain.
         """
         while self.locks.assumed:  # noqa: ASYNC110 - rare, and soon over: an event would be one more thing for all locks to set
             await asyncio.sleep(LOOK_AT_ASSUMED_EVERY)
@@ -353,13 +357,13 @@ class Session:
             self._progressed(held)
 
     def _make_room(self) -> None:
-        """Starts incomplete batches, because a queue waits for room."""
+        """Starts incomplete batches, and drops messages of a queue above its share, because a queue waits for room."""
         self.dispatcher.hasten()
         self.intake.make_room()
 
-    def _again(self, subscription: Subscription, item: Waiting, delay: float) -> None:
+    def _again(self, subscription: Subscription, item: Waiting, due: float) -> None:
         if item.held.is_owned and not item.held.ends:
-            self.dispatcher.again(subscription, item, delay)
+            self.dispatcher.again(subscription, item, due)
         else:
             self._message_ended(item, Outcome.ABANDONED)
 
@@ -368,7 +372,10 @@ class Session:
         progress = held.progress
         if topic not in self.orphans:
             logger.error(
-                "message %s of topic %s is to be delivered again, and no handler here subscribes to it", message.msg_id, topic
+                "message %s of topic %s is to be delivered again, and no handler here subscribes to it: it is given back; "
+                "subscribe to the topic in each member of the group",
+                message.msg_id,
+                topic,
             )
         if topic in self.orphans or len(self.orphans) < MOST_ORPHANS:
             self.orphans[topic] = self.orphans.get(topic, 0) + 1
@@ -395,11 +402,12 @@ class Session:
                 await locks.lock(sorted(locks.assumed))
 
     async def _confirm(self) -> None:
-        """Renews the locks, and gives up the queues that another member has locked."""
+        """Renews the locks, and ends the reading of queues whose locks were lost."""
         self.assignment.lose(await self.locks.renew())
         self.dispatcher.look_again()
 
 
 def most_ahead(config: ConsumerConfig, subscriptions: Iterable[Subscription]) -> int:
-    """Returns how many messages of a queue are to wait for slots: those of two pulls, and enough for all slots and two batches."""
+    """Returns the number of waiting messages from which on a queue is not pulled: enough for two pulls, all slots and two
+    batches of any subscription."""
     return max(2 * config.pull_size, config.concurrency, *[2 * (each.batch_size or 1) for each in subscriptions])

@@ -1,4 +1,4 @@
-"""The newest settled messages, for tests that wait for them."""
+"""Messages whose handler calls have ended, kept for tests that wait for them."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ MAX_KEPT_SIZE: Final = 1024 * 1024
 
 
 class Settled(msgspec.Struct, frozen=True):
-    """A message whose handler call has ended. ``error``: the error that the handler raised, without a traceback; None if it
-    returned. ``elapsed``: seconds since the call began."""
+    """A message whose handler call has ended, once for each attempt. ``error``: the error that the handler raised, without a
+    traceback; None if it returned. ``elapsed``: seconds from the beginning of the call to the outcome of the message."""
 
     message: MessageExt
     outcome: Outcome
@@ -32,8 +32,8 @@ class Settled(msgspec.Struct, frozen=True):
 
 
 class SettledLog:
-    """Keeps the first MAX_KEPT messages that no wait has returned, with up to MAX_KEPT_SIZE bytes of bodies. Messages that end
-    while the log is full are only counted: to keep the newest ones would cost an eighth of the time of a message, because
+    """Keeps the first MAX_KEPT messages that no wait has returned, until their bodies have MAX_KEPT_SIZE bytes. Messages that
+    end while the log is full are only counted: to keep the newest ones would cost an eighth of the time of a message, because
     of misses of the processor's caches.
 
     ``handled``, ``failed``: messages whose calls returned, or raised, since the start.

@@ -1,4 +1,4 @@
-"""From the end of a handler call to the outcome of each of its messages: decided, logged, and carried out, each on its own."""
+"""The way from the end of a handler call to the outcome of each of its messages: decided, logged and carried out singly."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ TRACEBACK_EVERY: Final = 10.0
 _SEVERITY: Final = {outcome: number for number, outcome in enumerate(Outcome)}
 
 Decided = dict[Waiting, tuple[Decision, BaseException]]
-"""Messages of a call that are not settled yet, what is to be done with each, and its error."""
+"""Messages of a call that are not settled yet, and for each the decision about it and its error."""
 
 
 class Settling:
-    """The settling of messages whose calls have ended.
+    """Settles the messages of calls that have ended.
 
-    ``retry``: the Retry of subscriptions without their own. ``ended``: called with each message that has its outcome.
-    ``again``: called with a message that this member handles again, and the seconds until then. ``all_done``: called with
-    messages that are done, and their queues.
+    ``retry``: the Retry of subscriptions without their own. ``ended``: called with each message that has its outcome, except
+    those of ``done_all``. ``again``: called with a message that this member handles again, and the monotonic time of that, 0
+    for at once. ``all_done``: called by ``done_all`` with queues and their messages that are done.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Settling:
             self._settled.add(message, Outcome.DONE, None, elapsed)
 
     def done_all(self, taken: Sequence[Waiting], calls: Sequence[Delivery]) -> None:
-        """Settles the messages of calls that have returned one after the other, of ``calls``, which end."""
+        """Settles one message of each of ``calls``, which have returned, and ends the calls."""
         if not taken:
             return
         by_queue: dict[HeldQueue, list[int]] = {}
@@ -91,7 +91,7 @@ class Settling:
         self._settled.add_done(messages, calls)
 
     def decide(self, delivery: Delivery, taken: Collection[Waiting], error: BaseException | None) -> Decided:
-        """Decides about the messages of a call, and logs it. Those that are done are settled; returns the others.
+        """Decides about the messages of a call, and logs the decisions. Settles those that are done; returns the others.
 
         ``error``: that the handler raised; marks of a batch win over it.
         """
@@ -103,15 +103,17 @@ class Settling:
         return self.judge(delivery, {item: cause for item, cause in causes.items() if cause is not None}, error)
 
     def judge(self, delivery: Delivery, causes: Mapping[Waiting, BaseException], shared: BaseException | None) -> Decided:
-        """Decides about messages that are not done, and logs it. ``shared``: the cause that belongs to all, not to single ones."""
+        """Decides about messages that are not done, and logs the decisions. ``shared``: the error of the whole call, if any;
+        other causes are those of single messages."""
         decided: Decided = {item: (self._decide(delivery, item, cause), cause) for item, cause in causes.items()}
         self._log(delivery, decided, shared)
         return decided
 
     async def carry_out(self, delivery: Delivery, decided: Decided) -> bool:
-        """Gives the messages back, or handles them again; those that have their outcome are removed from ``decided``.
+        """Gives the messages back, or puts them back to be handled again here; those that have their outcome are removed from
+        ``decided``.
 
-        Returns False where the queue of one is no longer this member's.
+        Returns False if the queue of one of them is no longer this member's.
         """
         all_taken = True
         now = machine.monotonic()  # of all: messages with the same delay are due together, in one batch
@@ -181,7 +183,8 @@ class Settling:
     # -- log
 
     def _log(self, delivery: Delivery, decided: Decided, error: BaseException | None) -> None:
-        """Logs each dead letter, and of the others those that share the error of the call, and those with marks, in one line."""
+        """Logs each dead letter; of the others, those that share the error of the call in one line, and those with marks in
+        another."""
         retried: list[Waiting] = []
         marked: list[Waiting] = []
         for item, (decision, cause) in decided.items():

@@ -33,7 +33,7 @@ __all__ = [
 Allocate = Callable[[str, Sequence[MessageQueue], Sequence[str]], Sequence[MessageQueue]]
 """Own client id, the sorted queues of a topic, the sorted client ids of the group -> the queues of this member."""
 ANOTHER: Final = " (another connection, "
-"""Follows the client id of a member in the further places that it has in a list."""
+"""Text behind the client id of a member at each further place that it has in a list, followed by the index of that place."""
 
 
 def allocate_evenly(client_id: str, queues: Sequence[MessageQueue], client_ids: Sequence[str]) -> Sequence[MessageQueue]:
@@ -53,8 +53,8 @@ def allocate_by_hash(client_id: str, queues: Sequence[MessageQueue], client_ids:
 
 
 def allocate_by_room(rooms: Collection[str]) -> Allocate:
-    """Makes a strategy for brokers named "room@name": members share the queues of those in ``rooms``, as Java's
-    ``AllocateMessageQueueByMachineRoom`` does. No member reads other queues, those of the retry topic included.
+    """Makes a strategy for brokers named "room@name": members share the queues of brokers in ``rooms``, as Java's
+    ``AllocateMessageQueueByMachineRoom`` does. No member reads the queues of other brokers, those of the retry topic included.
 
     Raises ConfigError unless ``rooms`` holds one or more names.
     """
@@ -77,7 +77,8 @@ def allocate_near_rooms(
     as Java's ``AllocateMachineRoomNearby`` does.
 
     ``room_of_queue``, ``room_of_client``: return the name of the room of a queue's broker, and of a client id
-    ("address@instance"). ``inner``: shares the queues of a room. Raises ConfigError for an argument that is not callable.
+    ("address@instance"). ``inner``: shares the queues of a room. Raises ConfigError for an argument that is not callable. The
+    strategy raises ValueError for an empty name of a room; the member then logs it, and keeps its queues.
     """
     for name, function in (("room_of_queue", room_of_queue), ("room_of_client", room_of_client), ("inner", inner)):
         if not callable(function):

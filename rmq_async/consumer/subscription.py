@@ -35,9 +35,10 @@ class Subscription:
     ``tags``: "*" or "a || b"; ``sql``: a condition over properties instead. ``timeout``: seconds for one call of the handler;
     None for no limit. ``retry``: None for the consumer's. ``dead_letter_on``: exceptions after which the message is
     dead-lettered at once. ``order``: None, "key" or "queue". ``key``: the key of a message without a sharding key, for
-    ``order="key"``. ``batch_size``: messages of one call; None for one message instead of a Batch. ``batch_wait``: seconds for
-    which a message waits for others at most. ``concurrency``: maximum number of calls of the handler at a time, within that of
-    the consumer. ``rate``: messages per second. ``concurrency``, ``rate`` and ``timeout`` may be set while the consumer runs.
+    ``order="key"``. ``batch_size``: maximum messages of one call; None for one message instead of a Batch. ``batch_wait``:
+    maximum seconds for which a message waits until its batch is full. ``concurrency``: maximum number of calls of the handler
+    at a time, within that of the consumer. ``rate``: maximum messages per second. ``concurrency``, ``rate`` and ``timeout`` may
+    be set while the consumer runs; an invalid value raises ConfigError, for ``timeout`` TypeError or ValueError.
     """
 
     __slots__ = (
@@ -63,10 +64,10 @@ class Subscription:
         rate: float | None = None,
     ) -> None:
         self.group = self.namespace = ""
-        """Of its consumer, the group as users name it."""
+        """Those of the consumer: its group without the namespace, and its namespace, "" for none."""
         self.topic = _checked_topic(topic)
         self.task_name = f"rmq_async {self.topic}"
-        """Of the tasks of its calls. They have one name: to make one for each message takes as long as to settle it."""
+        """Name of all tasks of its calls: making a name for each message would take as long as settling the message."""
         self.tags = _checked_tags(tags)
         self.sql = _checked_sql(sql, self.tags)
         if not callable(handler):
@@ -78,7 +79,8 @@ class Subscription:
         self.is_async = is_async(handler)
         self.order = _checked_order(order)
         self.retries_here = False
-        """Whether no broker takes messages back: those of no line are handled again here, too."""
+        """Whether this member itself repeats failed messages, those without an order too: in broadcast, no broker takes them
+        back."""
         self.key = _checked_key(key, order)
         self.timeout = timeout
         if not isinstance(retry, Retry | None):
@@ -87,7 +89,7 @@ class Subscription:
         self.dead_letter_on = _checked_errors(dead_letter_on)
         self.batch_size, self.batch_wait = _checked_batch(batch_size, batch_wait, order)
         self.wake: Callable[[], None] = _nothing
-        """Called when ``concurrency`` or ``rate`` changes; the running consumer sets it."""
+        """Function that is called when ``concurrency`` or ``rate`` changes; a running consumer sets it."""
         self._concurrency: int | None = None
         self.concurrency = concurrency
         self._rate: float | None = None
@@ -98,7 +100,7 @@ class Subscription:
 
     @property
     def has_lines(self) -> bool:
-        """Whether messages of the subscription wait in lines, which also hold the messages that are handled again."""
+        """Whether its messages wait in lines (``Lines``), which keep an order and repeat failed messages in place."""
         return self.order is not None or self.retries_here
 
     def data(self, topic: str, version: int) -> SubscriptionData:
@@ -130,7 +132,7 @@ class Subscription:
         return self.handler is by_hand
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Checks ``timeout``, which is no property: each call of a handler reads it."""
+        """Checks ``timeout``, which is no property because each call of a handler reads it."""
         if name == "timeout" and value is not None:
             value = checked_timeout(value)
         super().__setattr__(name, value)
@@ -204,7 +206,7 @@ def _checked_batch(size: int | None, wait: float, order: str | None) -> tuple[in
             raise ConfigError('batch_size is not for order="key": a call takes one message of a key; leave batch_size out')
     check_seconds("batch_wait", wait, zero=True)
     if wait and size is None:
-        raise ConfigError(f"batch_wait={shown(wait)} needs batch_size: the messages of a batch")
+        raise ConfigError(f"batch_wait={shown(wait)} needs batch_size, the maximum of a batch; set it, or leave batch_wait out")
     return size, float(wait)
 
 

@@ -1,6 +1,5 @@
-"""The tasks of a running consumer: each is restarted when it fails, and ``health()`` names it.
-
-A consumer that stops silently is worse than one that crashes, so no inner task ends before the consumer does.
+"""The tasks of a running consumer. One that lasts as long as the consumer is restarted when it fails, and ``health()`` names
+it: a consumer that stops silently is worse than one that crashes. A task that runs once only logs its error.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ SOUND_AFTER: Final = 60.0
 
 
 class Supervisor:
-    """The supervision of the consumer's tasks. ``failures``: task name -> its last error and when it failed."""
+    """Runs the consumer's tasks. ``failures``: name of a task -> its last error, and the monotonic time at which it failed."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -35,7 +34,7 @@ class Supervisor:
         self.failures: dict[str, tuple[str, float]] = {}
 
     def run(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> asyncio.Task[None]:
-        """Starts a task that runs ``work()``, again after a pause whenever it raises; ends when it returns or is cancelled."""
+        """Starts a task that runs ``work()``, and again after a pause each time it raises, until it returns or is cancelled."""
         return self.once(name, self._repeat(name, work))
 
     def once(self, name: str, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:

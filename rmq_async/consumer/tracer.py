@@ -1,7 +1,7 @@
 """Message traces of consumption: a record before and one after the handler's call of each message, in Java's form.
 
 They are sent over the consumer's connections to a topic in which mqadmin and consoles find them by id and key, and never delay a
-call. ``TRACE_ON=false``, which a broker gives messages along with, turns them off for its messages.
+call. A message with the property ``TRACE_ON`` "false" is not traced, as in Java's ``ConsumeMessageTraceHookImpl``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MOST_COST: Final = 0x7FFFFFFF
 
 
 class ContextCode(IntEnum):
-    """The result of a call (``ConsumeReturnType``)."""
+    """The result of a call, by the ordinals of Java's ``ConsumeReturnType``."""
 
     SUCCESS = 0
     TIME_OUT = 1

@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 MOST_NAMED: Final = 16
-"""Keys and queues that are held, in one list of problems."""
+"""Maximum number of blocked keys and queues in one list of problems."""
 
 BLOCK_SHOWN: Final = 60.0
 """Seconds for which a function that has blocked the event loop is a problem."""
@@ -43,8 +43,8 @@ class Lag:
 
     ``messages``: number of messages of the subscribed topics; those that a tag filter leaves out count until a pull has passed
     them. ``retries``: number of messages of the group's retry topic, without those that wait for their delay. ``oldest_age``:
-    seconds since the oldest message that is buffered or being handled was stored; None without one. ``by_queue``: None for a
-    queue without an answer yet.
+    seconds since the oldest message that is buffered or being handled was stored; None without one. ``by_queue``: the numbers
+    by queue, those of the retry topic included; None for a queue without an answer yet.
 
     With ``mode="pop"`` members share no queues: ``messages`` counts those that this member holds and those that brokers had
     left at their last answer, an estimate; ``by_queue`` has the latter by topic and broker, with -1 for the queue; ``retries``
@@ -64,9 +64,10 @@ class ConsumerStats:
     ``handled``, ``failed``: messages whose handler calls returned, or raised. ``retried``, ``dead_lettered``: messages that
     brokers have accepted for another attempt or as dead letters. ``retried`` includes failed attempts that this member repeats
     itself (ordered messages, broadcast); ``dead_lettered`` includes, in broadcast, messages that were given up. ``buffered``:
-    messages that are pulled and not settled, ``buffered_bytes`` the size of their bodies. ``commits``: offsets that brokers,
-    or the user's positions, have confirmed. ``rebalances``: changes of this member's share, counted by topic. With
-    ``mode="pop"``, ``commits`` are messages that brokers have acknowledged, and ``rebalances`` is 0.
+    messages that are pulled and not settled, ``buffered_bytes`` the size of their bodies. ``running``: handler calls, and steps
+    of reading by hand, that are not over. ``commits``: offsets that brokers, or the user's positions, have confirmed.
+    ``rebalances``: changes of this member's share, counted by topic. With ``mode="pop"``, ``retried`` are messages that
+    were given back, confirmed or not, ``commits`` those that brokers have acknowledged, and ``rebalances`` is 0.
     """
 
     handled: int = 0
@@ -85,10 +86,11 @@ class ConsumerHealth:
     """A snapshot of a consumer's condition.
 
     ``live``: False if only a restart helps: the event loop is blocked or has stopped, the process was forked, or a plain
-    function runs in its thread for twice its timeout. ``ready``: the consumer runs, its first share is known and was read, and
-    it does not stop. ``problems``: all problems, including those that leave the consumer ready. ``last_progress_age``: seconds
-    since a message was settled, or, if none was, since the first queue was taken; None without a queue. ``oldest_unfinished``:
-    the handler call that has run longest, or the message that is held longest.
+    function runs in its thread for twice its timeout. ``ready``: the consumer runs and does not stop, the reading of its first
+    share has begun, and the event loop is not blocked. ``problems``: all problems, including those that leave the consumer
+    ready. ``last_progress_age``: seconds since a message was settled or a queue was taken, the later of the two; None without a
+    queue; with ``mode="pop"`` since a message had its outcome, or the start. ``oldest_unfinished``: the handler call that has
+    run longest, or the step of reading by hand whose messages are in hand for longest; None without one.
     """
 
     live: bool
@@ -153,7 +155,7 @@ def health_of(session: Session) -> ConsumerHealth:
 
 
 def stuck_problem(oldest: Delivery) -> Problem:
-    """Returns the problem of a call that has run too long, or of messages that are in hand too long."""
+    """Returns the problem of a call that has run for too long, or of messages that have been in hand for too long."""
     subscription, first, age = oldest.subscription, oldest.messages[0].msg_id, oldest.age
     if subscription.is_by_hand:
         text = f"message {first} has been in hand for {age:.0f} s, and was neither settled nor given back"
@@ -163,7 +165,7 @@ def stuck_problem(oldest: Delivery) -> Problem:
 
 
 def hangs(delivery: Delivery) -> bool:
-    """Returns whether a plain function runs for twice the time that it was given, extensions included."""
+    """Returns whether a plain function has run for more than twice its time, extensions included."""
     deadline = delivery.deadline
     return not delivery.subscription.is_async and deadline is not None and delivery.age > 2 * (deadline - delivery.began)
 
