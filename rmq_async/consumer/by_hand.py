@@ -338,8 +338,8 @@ class ByHand:
         delivery.timed_out = True
         hand = self.running[delivery]
         error = HandlerTimeoutError(
-            f"message was in hand for {delivery.age:.6g} s, and neither settled nor given back; settle it in time, or set a longer "
-            "timeout of its subscription"
+            f"message was in hand for {delivery.age:.6g} s, and neither settled nor given back; settle it in time, or set a "
+            "longer timeout of its subscription"
         )
         owned = [item for item in hand.left if self._is_owned(item)]
         self._abandon(hand, [item for item in hand.left if item not in owned])
