@@ -1,5 +1,5 @@
 """Strategies that share the queues of a topic among the members of a group: every member computes its share alone, from the
-same lists."""
+same lists. A member that is not in the list of members gets no queue."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = [
 ]
 
 VIRTUAL_NODES: Final = 10
-"""Places on the ring that each member has (``AllocateMessageQueueConsistentHash``)."""
+"""Number of places that each member has on the ring (``AllocateMessageQueueConsistentHash``)."""
 
 
 def allocate_averagely(client_id: str, queues: Sequence[MessageQueue], client_ids: Sequence[str]) -> tuple[MessageQueue, ...]:
@@ -34,15 +34,15 @@ def allocate_averagely(client_id: str, queues: Sequence[MessageQueue], client_id
 
 
 def allocate_by_circle(client_id: str, queues: Sequence[MessageQueue], client_ids: Sequence[str]) -> tuple[MessageQueue, ...]:
-    """Returns each n-th of ``queues`` for n members (``AVG_BY_CIRCLE``)."""
+    """Returns every n-th of ``queues`` for n members, from the member's own position on (``AVG_BY_CIRCLE``)."""
     return tuple(queues[client_ids.index(client_id) :: len(client_ids)]) if client_id in client_ids else ()
 
 
 def allocate_by_consistent_hash(
     client_id: str, queues: Sequence[MessageQueue], client_ids: Sequence[str]
 ) -> tuple[MessageQueue, ...]:
-    """Returns the queues that precede ``client_id`` on a hash ring (``CONSISTENT_HASH``): few queues move when a member
-    joins or leaves."""
+    """Returns the queues whose next place on a hash ring is one of ``client_id`` (``CONSISTENT_HASH``): few queues move when a
+    member joins or leaves."""
     if client_id not in client_ids:
         return ()
     ring = {_place(f"{member}-{number}"): member for member in client_ids for number in range(VIRTUAL_NODES)}
@@ -57,17 +57,18 @@ def _place(text: str) -> int:
 
 
 def _text(queue: MessageQueue) -> str:
-    """``MessageQueue.toString()``."""
+    """Returns the text of Java's ``MessageQueue.toString()``, which is hashed."""
     return f"MessageQueue [topic={queue.topic}, brokerName={queue.broker_name}, queueId={queue.queue_id}]"
 
 
 def allocate_machine_room(
     client_id: str, queues: Sequence[MessageQueue], client_ids: Sequence[str], machine_rooms: Collection[str]
 ) -> tuple[MessageQueue, ...]:
-    """Returns the share of ``client_id`` in the queues of ``machine_rooms``, a contiguous one
-    (``AllocateMessageQueueByMachineRoom``).
+    """Returns the share of ``client_id`` in the queues of ``machine_rooms`` (``AllocateMessageQueueByMachineRoom``).
 
-    A queue's machine room is the part of its broker's name before the only ``@``; queues without a room are not allocated.
+    The share is contiguous; where the queues cannot be divided evenly, the first members also get one of the last queues.
+    A queue's machine room is the part of its broker's name before the only ``@``. Queues of other rooms, and queues without a
+    room, are not allocated.
     """
     if client_id not in client_ids:
         return ()
@@ -86,11 +87,11 @@ def allocate_nearby_rooms(
     room_of_client: Callable[[str], str],
     allocate: Callable[[str, Sequence[MessageQueue], Sequence[str]], Sequence[MessageQueue]],
 ) -> tuple[MessageQueue, ...]:
-    """Returns the queues of ``client_id`` where the members in a room share the queues of that room
+    """Returns the queues of ``client_id`` if the members in a room share the queues of that room
     (``AllocateMachineRoomNearby``).
 
     Queues of rooms without a member are shared by all members, room by room. ``allocate``: the strategy for the queues of one
-    room. Raises ValueError for a queue or a member without a room.
+    room, such as ``allocate_averagely``. Raises ValueError for a queue or a member whose room is an empty text.
     """
     if client_id not in client_ids:
         return ()
@@ -109,7 +110,7 @@ def allocate_nearby_rooms(
 
 def _known(room: str, owner: object) -> str:
     if not room:
-        raise ValueError(f"{owner} is in no room; name its room")
+        raise ValueError(f"the room of {owner} is empty; room_of_queue and room_of_client must return a name")
     return room
 
 

@@ -1,7 +1,8 @@
 """The body of SEND_BATCH_MESSAGE, which is also the body of an inner batch in the store (``MessageDecoder.encodeMessage``).
 
 Each message, one after the other: TOTALSIZE 4 (22 + body + properties), MAGICCODE 4 and BODYCRC 4 (both 0), FLAG 4, body
-length 4, body, properties length 2, properties. Readers step by the two lengths; the first three are not read.
+length 4, body, properties length 2, properties. ``decode_batch`` finds the next message by the two lengths, and does not read
+TOTALSIZE, MAGICCODE and BODYCRC.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ __all__ = [
 ]
 
 BATCH_OVERHEAD: Final = 22
-"""Bytes a message takes in a batch besides its body and its properties."""
+"""Bytes that a message takes in a batch besides its body and its properties."""
 
 PLAIN_FROM: Final = 4
-"""Messages from which on it pays to look whether they can be encoded all at once."""
+"""Number of messages from which on it pays to check whether they can be encoded all at once."""
 
 _HEAD: Final = struct.Struct(">iiiii")
 _FLAG_AND_LENGTH: Final = struct.Struct(">12xii")
@@ -41,7 +42,7 @@ _LENGTH: Final = struct.Struct(">H")
 _BEFORE_ID: Final = BEFORE_ID.encode()
 _AFTER_ID: Final = AFTER_ID.encode()
 _AFTER_ID_NO_WAIT: Final = AFTER_ID_NO_WAIT.encode()
-"""Properties of a message that has no others, around its unique id."""
+"""Encoded properties before and after the unique id of a message that has no others."""
 
 
 class BatchRecord(NamedTuple):
@@ -53,10 +54,10 @@ class BatchRecord(NamedTuple):
 
 
 def encode_batch_message(body: bytes, flag: int, properties: bytes) -> bytes:
-    """Returns one encoded message of a batch body; a batch body is such messages, joined.
+    """Returns one encoded message of a batch body; joined messages are a batch body.
 
-    Raises ``InvalidMessageError`` (13) for properties above 32767 bytes, a body that is not ``bytes`` and a flag beyond 32
-    bits.
+    Raises ``InvalidMessageError`` (13) for properties above 32767 bytes, for a body that is not ``bytes``, and for a flag that
+    is no signed 32-bit integer.
     """
     if len(properties) > MAX_PROPERTIES_SIZE:
         raise InvalidMessageError(
@@ -68,7 +69,9 @@ def encode_batch_message(body: bytes, flag: int, properties: bytes) -> bytes:
     try:
         head = _HEAD.pack(BATCH_OVERHEAD + size + len(properties), 0, 0, flag, size)
     except struct.error:
-        raise InvalidMessageError(f"flag {flag!r} or a body of {size} bytes does not fit 32 bits") from None
+        raise InvalidMessageError(
+            f"flag {flag!r} and the size of the body, {size} bytes, must be signed 32-bit integers"
+        ) from None
     return b"".join((head, body, _LENGTH.pack(len(properties)), properties))
 
 
@@ -77,8 +80,10 @@ def encode_batch(messages: Sequence[Message], unique_ids: list[str], max_body: i
 
     A message's own ``unique_id`` replaces the one in the list. Messages that have only a topic and a body are encoded all at
     once (0.4 us each), others one by one in one loop (0.9 us; 1.4 us by ``check_batch``, ``check_message`` and
-    ``encode_batch_message`` one after the other). ``max_body``: maximum bytes of one message's body. Raises
-    ``InvalidMessageError`` as those functions do and TypeError for an object that is not a Message; it encodes nothing then.
+    ``encode_batch_message`` one after the other). ``max_body``: maximum bytes of one message's body.
+
+    Raises ``InvalidMessageError`` for an empty batch and as those three functions do, TypeError for an object that is not a
+    Message, and ValueError for another number of ids than of messages.
     """
     if not messages:
         raise InvalidMessageError("a batch needs at least one message")
@@ -110,8 +115,8 @@ def encode_batch(messages: Sequence[Message], unique_ids: list[str], max_body: i
 
 
 def encode_plain_batch(bodies: Sequence[bytes], unique_ids: Sequence[str], *, wait_store: bool = True) -> bytes:
-    """Returns the body of a batch of messages that have no properties but UNIQ_KEY and WAIT. All ids must have the same
-    length. It checks nothing."""
+    """Returns the body of a batch of messages that have no properties but UNIQ_KEY and WAIT. There must be a message, and all
+    ids must have the same length; nothing is checked."""
     number, sizes = len(bodies), list(map(len, bodies))
     after = _AFTER_ID if wait_store else _AFTER_ID_NO_WAIT
     width = len(_BEFORE_ID) + len(unique_ids[0]) + len(after)
@@ -170,9 +175,9 @@ def _check_member(message: object, first: Message, max_body: int) -> None:
 
 
 def encode_batch_records(records: Iterable[tuple[int, bytes, bytes]]) -> bytes:
-    """Returns the body of a batch of encoded messages: flag, body, properties (``BatchRecord``). It checks nothing.
+    """Returns the body of a batch of encoded messages: flag, body, properties (``BatchRecord``). Nothing is checked.
 
-    Raises ``struct.error`` for a flag beyond 32 bits.
+    Raises ``struct.error`` for a flag that is no signed 32-bit integer, and for properties above 65535 bytes.
     """
     parts: list[bytes] = []
     head = tail = b""
@@ -187,7 +192,10 @@ def encode_batch_records(records: Iterable[tuple[int, bytes, bytes]]) -> bytes:
 
 
 def encode_batch_texts(items: Iterable[tuple[Message, str]], unique_ids: Iterable[str]) -> bytes:
-    """Returns the body of a batch of messages, each with the text that follows the id in its properties. It checks nothing."""
+    """Returns the body of a batch of messages, each with the text that follows the id in its properties. Nothing is checked.
+
+    Raises ValueError for another number of ids than of messages.
+    """
     parts: list[bytes] = []
     head = tail = b""
     size = width = last = -1
@@ -204,8 +212,8 @@ def encode_batch_texts(items: Iterable[tuple[Message, str]], unique_ids: Iterabl
 def decode_batch(data: bytes, max_records: int | None = None) -> list[BatchRecord]:
     """Returns the messages of a batch body.
 
-    Raises ``RemoteProtocolError``, naming the byte, where a length is negative or runs over the end, and, with code 13
-    (MESSAGE_ILLEGAL), for more than ``max_records`` messages.
+    Raises ``RemoteProtocolError``, with the position, for a length that is negative or leads beyond the end and for properties
+    above 32767 bytes; with code 13 (MESSAGE_ILLEGAL) for more than ``max_records`` messages.
     """
     records: list[BatchRecord] = []
     position, end = 0, len(data)
@@ -226,17 +234,19 @@ def decode_batch(data: bytes, max_records: int | None = None) -> list[BatchRecor
         position = properties_at + length
         if length > MAX_PROPERTIES_SIZE or position > end:
             raise RemoteProtocolError(
-                f"batch: properties length {length} at byte {body_end}, {end - properties_at} bytes are left"
+                f"batch: properties length {length} at byte {body_end}, {end - properties_at} bytes are left, "
+                f"{MAX_PROPERTIES_SIZE} is the limit"
             )
         records.append(BatchRecord(flag, data[body_at:body_end], data[properties_at:position]))
     return records
 
 
 def check_batch(messages: Sequence[Message]) -> None:
-    """Checks the rules of ``MessageBatch.generateFromList``: messages of one topic and ``wait_store``, no delay, no retry
-    topic.
+    """Checks the rules of ``MessageBatch.generateFromList``: at least one message, all of the same topic and ``wait_store``, no
+    delays, no retry topic.
 
-    Timers (``delay``, ``deliver_at``) count as delays too: brokers would ignore them silently. Raises ``InvalidMessageError``.
+    Timers (``delay``, ``deliver_at``) count as delays too: brokers would ignore them silently. Raises ``InvalidMessageError``:
+    code -1 for topics, else 13.
     """
     if not messages:
         raise InvalidMessageError("a batch needs at least one message")
@@ -244,10 +254,11 @@ def check_batch(messages: Sequence[Message]) -> None:
     for message in messages:
         if message.topic != first.topic:
             raise InvalidMessageError(
-                f"the messages of a batch must have one topic, not {first.topic!r} and {message.topic!r}", code=-1
+                f"the messages of a batch must have one topic, not {first.topic!r} and {message.topic!r}; send two batches",
+                code=-1,
             )
         if message.wait_store != first.wait_store:
-            raise InvalidMessageError("the messages of a batch must agree in wait_store")
+            raise InvalidMessageError("the messages of a batch must have the same wait_store, True or False")
         if message.delay_level or message.delay is not None or message.deliver_at is not None:
             raise InvalidMessageError("delayed messages cannot be sent in a batch; send each alone")
     if first.topic.startswith(RETRY_TOPIC_PREFIX):

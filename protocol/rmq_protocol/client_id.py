@@ -1,4 +1,4 @@
-"""Names of clients (``ClientConfig``): brokers know a connection's producers and consumers by them."""
+"""Names of clients (``ClientConfig``), which brokers use as the ids of producers and consumers."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ __all__ = ["build_client_id", "build_instance_name"]
 
 
 def build_client_id(ip: str, instance_name: str, unit_name: str | None = None, *, stream: bool = False) -> str:
-    """Returns the id of a client: ``ip@instance``, then ``@unit`` unless blank, then ``@STREAM`` for a client that asks for
-    stream proxies.
-    """
+    """Returns the id of a client: ``ip@instance``, then ``@unit`` unless that is blank, then ``@STREAM`` if ``stream`` is True
+    (``ClientConfig.enableStreamRequestType``)."""
     parts = [ip, instance_name]
     if unit_name and not unit_name.isspace():
         parts.append(unit_name)
@@ -18,6 +17,6 @@ def build_client_id(ip: str, instance_name: str, unit_name: str | None = None, *
 
 
 def build_instance_name(pid: int, nanos: int) -> str:
-    """Returns the replacement for the instance name DEFAULT: the process id, and a number that distinguishes the clients of
-    a process."""
+    """Returns the replacement for the instance name DEFAULT: the process id, and ``nanos``, a number that distinguishes the
+    clients of a process."""
     return f"{pid}#{nanos}"

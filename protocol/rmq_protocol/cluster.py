@@ -11,7 +11,7 @@ __all__ = ["ClusterInfo", "decode_cluster_info", "encode_cluster_info"]
 
 
 class ClusterInfo(msgspec.Struct, frozen=True, rename="camel"):
-    """The brokers of a cluster.
+    """The brokers of all clusters that a name server knows.
 
     ``broker_addr_table``: broker name -> its addresses. ``cluster_addr_table``: cluster -> names of its brokers.
     """
@@ -21,7 +21,8 @@ class ClusterInfo(msgspec.Struct, frozen=True, rename="camel"):
 
 
 def decode_cluster_info(body: bytes) -> ClusterInfo:
-    """Decodes a ClusterInfo with quoted or unquoted broker ids: name servers leave the quotes out for clients of every version.
+    """Returns the ClusterInfo in a body, with quoted or unquoted broker ids: name servers leave the quotes out in answers to
+    clients of every version.
 
     Raises RemoteProtocolError for a body that is no ClusterInfo.
     """
@@ -29,5 +30,5 @@ def decode_cluster_info(body: bytes) -> ClusterInfo:
 
 
 def encode_cluster_info(info: ClusterInfo, *, standard: bool = True) -> bytes:
-    """Encodes a ClusterInfo as standard JSON, or with ``standard=False`` in the form that name servers write."""
+    """Returns a ClusterInfo as standard JSON, or with ``standard=False`` in the form that name servers write."""
     return encode_body(info, standard=standard)

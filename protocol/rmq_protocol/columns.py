@@ -5,9 +5,9 @@ and the slices of the wanted columns; its fixed part is kept as it is, and the n
 Every other record is read by ``stored_block``, with its limits and errors, and becomes a row of the same form, so that one module
 decides what a record means.
 
-A pull of one queue mostly holds ordinary records only. So they are first cut by their lengths alone, and the other fields are
-checked for all records at once (``_cut``): half the time of a loop that checks each record. If one check fails, nothing is kept of
-that, and the records are read one after the other; an input costs twice its time at most.
+The body of a pull mostly has ordinary records only. So they are first cut by their lengths alone, and the other fields are
+checked for all records at once (``_cut``), which takes half the time of a loop that checks each record. If a check fails, the
+result of ``_cut`` is dropped, and the records are read one after the other; an input costs twice its time at most.
 
 A record whose body does not fit into the room for decompressed bodies is not read: ``resume`` is the byte for the next call, after
 the caller has used up these rows.
@@ -53,12 +53,13 @@ BORN_HOST: Final = 48
 STORE_TIME: Final = 56
 STORE_HOST: Final = 64
 RECONSUME_TIMES: Final = 72
-"""Bytes of a row's head. Flags and counts are 4 bytes, times (milliseconds) and offsets 8, a host is 4 and a port of 4."""
+"""Positions in a row's head, bytes. Flags and counts take 4 bytes, times (epoch ms) and offsets 8, a host has an IPv4 address of
+4 bytes and a port of 4."""
 
 _SIZE: Final = FIXED_V4.size
 _STEP: Final = _SIZE // 4
 _LENGTHS: Final = struct.Struct(">i80xI")
-"""Of a record, and of its body."""
+"""The lengths of a record and of its body."""
 _CHECKED: Final = struct.Struct(">iiii4xq8xi12xi12xi12xi")
 _SWAPPED: Final = sys.byteorder == "little"
 _UNUSUAL: Final = int(
@@ -97,7 +98,7 @@ class JoinedBytes:
 
 
 class _Heads:
-    """The fixed parts of records. Numbers of all of them are read at once."""
+    """The fixed parts of records, from which one number of all records is read at once."""
 
     __slots__ = ("_numbers", "heads")
 
@@ -109,7 +110,7 @@ class _Heads:
         return len(self.heads) // _SIZE
 
     def int32(self, place: int) -> array[int]:
-        """The numbers of 4 bytes at ``place`` of every row."""
+        """Returns the 4-byte numbers at ``place`` of every row."""
         numbers = self._words()[place // 4 :: _STEP]
         if _SWAPPED:
             numbers.byteswap()
@@ -122,11 +123,11 @@ class _Heads:
         return numbers
 
     def raw32(self, place: int) -> bytes:
-        """The 4 bytes at ``place`` of every row, joined."""
+        """Returns the 4 bytes at ``place`` of every row, joined."""
         return self._words()[place // 4 :: _STEP].tobytes()
 
     def raw64(self, place: int) -> bytes:
-        """The 8 bytes at ``place`` of every row, joined."""
+        """Returns the 8 bytes at ``place`` of every row, joined."""
         words = self._words()
         pairs = array("i", bytes(8 * len(self)))
         pairs[0::2] = words[place // 4 :: _STEP]
@@ -140,12 +141,12 @@ class _Heads:
 
 
 class StoredColumns(_Heads):
-    """Messages as columns, in the order read. ``heads``: the fixed parts of all rows. ``topics``: the topic of each row; empty
-    if topics are not wanted.
+    """Messages as columns, in the order in which they were read. ``heads``: the fixed parts of all rows. ``topics``: the topic of
+    each row; empty if topics are not wanted.
 
-    ``bodies``, ``properties``: those of all rows; empty if they are not wanted. ``property_sizes``: bytes of each row's
-    properties, which are UTF-8 if they were valid; see ``decode_properties``. ``other_hosts``: the addresses (born, store) by
-    row, where one of them is an IPv6 address; the head has none then. ``topic_names``: the names of all topics that were read.
+    ``bodies``, ``properties``: those of all rows, joined; empty if they are not wanted. ``property_sizes``: bytes of each row's
+    properties, as ``decode_properties`` reads them. ``other_hosts``: row -> addresses (born, store) of rows of which one address
+    is IPv6; both addresses in the head of such a row are 0. ``topic_names``: encoded name -> name of all topics that were read.
     """
 
     __slots__ = (
@@ -172,18 +173,18 @@ class StoredColumns(_Heads):
 
     @property
     def size(self) -> int:
-        """Returns the size of all columns in bytes."""
+        """Returns the size of heads, bodies and properties in bytes."""
         return len(self.heads) + len(self.bodies) + len(self.properties)
 
     @property
     def body_sizes(self) -> array[int]:
-        """Returns the bytes of each row's body, also where bodies are not wanted."""
+        """Returns the size of each row's body in bytes, also if bodies are not wanted."""
         return self.int32(_BODY_SIZE)
 
 
 class ColumnsRead(NamedTuple):
-    """The result of a read: the corrupt records and the position for the next read. ``resume``: the byte to continue at;
-    None at the end."""
+    """The result of ``read_columns``. ``corrupt``: the errors of records that cannot be read. ``resume``: the ``position`` for the
+    next call; None if all records were read."""
 
     corrupt: tuple[CorruptMessageError, ...]
     resume: int | None
@@ -201,11 +202,11 @@ def read_columns(
     position: int = 0,
     only_queue: bool = False,
 ) -> ColumnsRead:
-    """Adds the messages of a pull's body, from byte ``position`` on, to ``into``, those that ``decode_pull`` returns.
+    """Adds the messages that ``decode_pull`` returns for a pull's body, from byte ``position`` on, to ``into``.
 
-    ``offsets``: the first offset to keep and the end, both with ``offset_delta`` added; damaged records that are known to be
-    outside are not reported. ``only_queue``: as for ``decode_pull``. Raises ``LocalProtocolError`` for ``tags`` without any
-    tag.
+    ``offsets``: the first offset to keep and the one after the last, both with ``offset_delta`` added; damaged records whose
+    offset is outside are not reported. Other arguments are those of ``decode_pull``. Raises ``LocalProtocolError`` for ``tags``
+    without any tag.
     """
     block = _ColumnBlock(data, queue.broker_name, max_decompressed_size, True, True, True)
     block.choose(queue, tags, offset_delta, only_queue=only_queue)
@@ -241,7 +242,8 @@ class _ColumnBlock(RecordBlock):
         return ColumnsRead(tuple(corrupt), self.stopped_at)
 
     def _cut(self, position: int) -> bool:
-        """Keeps all records from ``position`` on and returns True; or keeps none, if one of them is not ordinary and wanted."""
+        """Keeps all records from ``position`` on and returns True if each of them is ordinary and wanted, else returns False; the
+        caller then drops what was kept."""
         topic, queue_id, data, end = self.only_topic, self.only_queue_id, self._data, self._end
         if topic is None or queue_id is None or self.tags is not None or self.offset_delta or end - position < MIN_RECORD:
             return False
@@ -289,7 +291,7 @@ class _ColumnBlock(RecordBlock):
         return True
 
     def _fit(self, words: array[int], queue_id: int) -> bool:
-        """Returns whether all records are ordinary and wanted, by their heads."""
+        """Returns whether all records are ordinary and wanted according to ``words``, their heads."""
         count = len(words) // _STEP
         if words[_MAGIC_AT // 4 :: _STEP].tobytes() != _MAGIC * count:
             return False
@@ -314,7 +316,7 @@ class _ColumnBlock(RecordBlock):
         return self._first <= first and first + count <= self._last
 
     def _ordinary(self, position: int) -> int:
-        """Reads records as long as they are ordinary; returns the position of the first that is not, or the end."""
+        """Reads records as long as they are ordinary; returns the position of the first one that is not, or the end."""
         data, end, into = self._data, self._end, self._into
         first, last, tags, topic_names = self._first, self._last, self.tags, self._topics
         only_topic, only_queue_id = self.only_topic, self.only_queue_id
@@ -374,5 +376,5 @@ class _ColumnBlock(RecordBlock):
 
 @lru_cache(maxsize=64)
 def _of_31_bits(count: int) -> int:
-    """Returns a mask for ``count`` numbers of 32 bits."""
+    """Returns a mask that clears the top bit of each of ``count`` 32-bit numbers, as stored checksums have it."""
     return int.from_bytes(b"\x7f\xff\xff\xff" * count, "big")

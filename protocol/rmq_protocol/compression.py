@@ -1,9 +1,9 @@
 """Body compression: zlib (always), lz4 and zstd where the extra ``compression`` is installed; isal replaces zlib there.
 
-Decompression must be bounded for any input, and must not cost more memory than its result. Output is read in steps. One step
-of 1 MiB is enough for nearly every body. A larger body is first counted, discarding each step, and only when the count fits is
-it read again into one buffer of the right size: a bomb costs 2 MiB and 7-11 ms (zlib, 16 MiB bound), where keeping the output
-cost 32 MiB and 33 ms. Sizes declared in a frame are not used.
+Decompression is bounded for any input, and takes little more memory than its result. Output is read in steps of 1 MiB; one is
+enough for nearly every body. A larger body is first counted, its steps dropped, and only if it fits is it read again into one
+buffer of the right size: a bomb costs 2 MiB and 7-11 ms (zlib, limit 16 MiB), where keeping the output cost 32 MiB and 33 ms.
+Sizes declared in a frame are not used.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def _optional(name: str) -> Any:
 
 
 class _OnDemand:
-    """A module that is loaded at the first access to one of its attributes."""
+    """A substitute for a module, which is loaded at the first access to one of its attributes."""
 
     __slots__ = ("_name",)
 
@@ -43,8 +43,8 @@ class _OnDemand:
 
 
 def _installed(name: str) -> Any:
-    """Returns the module, to be loaded on demand, or None without its package: zstandard takes 15 ms to load, which few
-    programs need."""
+    """Returns the module, to be loaded on demand, or None if its package is not installed. Loading zstandard takes 15 ms, and few
+    programs use it."""
     return _OnDemand(name) if find_spec(name.partition(".")[0]) is not None else None
 
 
@@ -68,7 +68,8 @@ class CompressionType(IntEnum):
 
     @classmethod
     def from_name(cls, name: str) -> CompressionType:
-        """Returns the type by its name in any case, spaces around it ignored. Raises ``LocalProtocolError`` for an unknown one."""
+        """Returns the type of that name, in upper or lower case and with spaces around it. Raises ``LocalProtocolError`` for an
+        unknown name."""
         try:
             return cls[name.strip().upper()]
         except KeyError:
@@ -79,14 +80,14 @@ _BY_BITS: Final = {0: CompressionType.ZLIB, **{kind.value: kind for kind in Comp
 
 
 def compression_type(sys_flag: int) -> CompressionType:
-    """Returns the algorithm that ``sysFlag`` names. No type bits mean zlib, because older senders leave them out.
+    """Returns the algorithm in the type bits of ``sysFlag``. No type bits mean zlib, because older senders leave them out.
 
     Raises ``CorruptMessageError`` for the types 4 to 7, which are not defined.
     """
     kind = _BY_BITS.get(sys_flag & COMPRESSION_TYPE_MASK)
     if kind is None:
         raise CorruptMessageError(
-            f"unknown compression type {(sys_flag & COMPRESSION_TYPE_MASK) >> 8} in sysFlag {sys_flag:#x}"
+            f"unknown compression type {(sys_flag & COMPRESSION_TYPE_MASK) >> 8} in sysFlag {sys_flag:#x}; 0 to 3 are defined"
         )
     return kind
 
@@ -95,7 +96,7 @@ def compression_type(sys_flag: int) -> CompressionType:
 
 
 class _ZstdContexts(threading.local):
-    """Contexts are expensive (20 us) and not safe across threads."""
+    """The contexts of one thread, by level and by window size: making one takes 20 us, and threads must not share them."""
 
     def __init__(self) -> None:
         self.compressors: dict[int, Any] = {}
@@ -109,8 +110,8 @@ def compress(data: bytes, kind: CompressionType, level: int = 5) -> bytes:
     """Returns ``data`` as a zlib stream, an lz4 frame or a zstd frame that the Java client reads.
 
     ``level``: 0 to 9 for zlib, up to 22 for zstd, ignored by lz4. With isal, zlib levels 1 to 6 give isal's level 2: five
-    times faster, with a ratio of 3.1 instead of 3.3. Raises ``LocalProtocolError`` for a level or type that does not exist and
-    when the library for ``kind`` is not installed.
+    times faster, with a ratio of 3.1 instead of 3.3. Raises ``LocalProtocolError`` for a level or type that does not exist, and
+    if the library for ``kind`` is not installed.
     """
     try:
         if kind == CompressionType.ZLIB:
@@ -132,7 +133,8 @@ def compress(data: bytes, kind: CompressionType, level: int = 5) -> bytes:
         else:
             raise LocalProtocolError(f"unknown compression type {kind!r}; give a CompressionType")
     except _refused() as error:
-        raise LocalProtocolError(f"cannot compress with {kind!r} at level {level!r}: {error}") from error
+        levels = "levels: 0 to 9 for zlib, 1 to 22 for zstd"
+        raise LocalProtocolError(f"cannot compress with {kind!r} at level {level!r} ({levels}): {error}") from error
     return packed
 
 
@@ -154,8 +156,8 @@ def decompress(data: bytes, kind: CompressionType, max_size: int = MAX_DECOMPRES
     """Returns the body that ``data`` was compressed from, at most ``max_size`` bytes.
 
     It needs memory for the result and 2 MiB more, and for zstd also for its window (at most the larger of ``max_size`` and 8
-    MiB). Raises ``CorruptMessageError`` when the body would be larger, when ``data`` is damaged or cut short, and when the
-    library for ``kind`` is not installed.
+    MiB). Raises ``CorruptMessageError`` if the body would be larger, if ``data`` is damaged or cut short, and if the library for
+    ``kind`` is not installed; ``LocalProtocolError`` for an unknown ``kind``.
     """
     size = 0
     try:
@@ -184,7 +186,7 @@ def decompress(data: bytes, kind: CompressionType, max_size: int = MAX_DECOMPRES
 class UnreadableBodyError(CorruptMessageError):
     """The error of a body that cannot be decompressed.
 
-    ``produced``: maximum of the bytes decompressed before the error. ``too_large``: True if the size is the only error so far.
+    ``produced``: upper bound of the bytes decompressed before the error. ``too_large``: True if no error was found but the size.
     """
 
     def __init__(self, message: str, produced: int, *, too_large: bool = False) -> None:
@@ -204,8 +206,8 @@ def _read_exactly(reader: _Reader, size: int) -> bytes:
 
 
 class _Reader(Protocol):
-    """A reader of a compressed body: ``read(n)`` returns n bytes, fewer at the end, none after it; it raises ``_Truncated``
-    if the end is missing."""
+    """A reader of a compressed body. ``read(n)`` returns n bytes, fewer at the end of the body, none after it; it raises
+    ``_Truncated`` if the compressed data end too early."""
 
     def read(self, size: int, /) -> bytes: ...
 
@@ -233,7 +235,8 @@ class _ZlibReader:
 
 
 class _Lz4Reader:
-    """The reader of lz4. Consecutive frames are one body (``LZ4FrameInputStream``), 64 at most: each one copies the rest."""
+    """The reader of lz4. It reads consecutive frames as one body (``LZ4FrameInputStream``), 64 at most, because the rest of the
+    data is copied for each frame."""
 
     __slots__ = ("_frames", "_rest", "_stream")
 
@@ -265,7 +268,8 @@ class _Lz4Reader:
 
 
 class _ZstdReader:
-    """Reads consecutive frames as one body. Walks the blocks first, because the library does not report a truncated frame."""
+    """The reader of zstd. It reads consecutive frames as one body, and walks their blocks first, because the library does not
+    report a truncated frame."""
 
     __slots__ = ("_stream",)
 
@@ -292,7 +296,7 @@ _RESERVED_BLOCK: Final = 3
 
 
 def _check_zstd_frames(data: bytes) -> None:
-    """Walks frame headers and block headers (RFC 8878, 3.1.1); raises ``_Truncated`` unless one ends with the data."""
+    """Walks frame headers and block headers (RFC 8878, 3.1.1); raises ``_Truncated`` unless a frame ends where the data end."""
     position, end = 0, len(data)
     while True:
         magic = data[position : position + 4]
@@ -341,7 +345,8 @@ _DAMAGED: Final[tuple[type[Exception], ...]] = (
 
 
 def _damaged() -> tuple[type[Exception], ...]:
-    """Returns the exceptions of damaged input; that of zstandard only if it is loaded, because no other code raises it."""
+    """Returns the exceptions of damaged input. That of zstandard is among them only if the module is loaded: before, it cannot
+    have been raised."""
     return (*_DAMAGED, zstandard.ZstdError) if sys.modules.get("zstandard") is not None and zstandard is not None else _DAMAGED
 
 

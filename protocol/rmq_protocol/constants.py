@@ -1,8 +1,8 @@
-"""Numbers and names of the remoting protocol, as Apache RocketMQ 5.5.0 spells them.
+"""Numbers and names of the remoting protocol of Apache RocketMQ 5.5.0.
 
 Sources: ``RequestCode``, ``ResponseCode``, ``LanguageCode``, ``SerializeType``, ``MessageSysFlag``, ``PullSysFlag``,
-``PermName``, ``MessageConst``, ``MQVersion``, ``MixAll`` and ``TopicValidator``. Codes that only brokers and controllers
-exchange among themselves (1001-1018, 2001-2004) are left out.
+``PermName``, ``MessageConst``, ``MQVersion``, ``MixAll`` and ``TopicValidator``. Codes of controllers (1001-1006, 1009-1013) and
+those of the flow control of cold data (2001-2004) are left out.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from enum import IntEnum, IntFlag, StrEnum
 from typing import Final
 
 VERSION: Final = 513
-"""``MQVersion.V5_5_0``: what every request says its sender is."""
+"""``MQVersion.V5_5_0``, the version that every request of this library names."""
 
 MAX_FRAME_SIZE: Final = 16 * 1024 * 1024
-"""Bytes of a whole frame, its 4-byte length prefix included (``NettyDecoder``); the largest prefix is 16777212."""
+"""Maximum bytes of a whole frame, its 4-byte length prefix included (``NettyDecoder``); the largest prefix is 16777212."""
 
 MAX_HEADER_SIZE: Final = 0xFFFFFF
 MAX_BODY_SIZE: Final = 4 * 1024 * 1024
-"""Bytes of one message body a broker accepts by default (``MessageStoreConfig.maxMessageSize``)."""
+"""Maximum bytes of a message's body that a broker accepts by default (``MessageStoreConfig.maxMessageSize``)."""
 
 MAX_PROPERTIES_SIZE: Final = 32767
-"""Bytes of the encoded properties: their length is a signed 16-bit integer in the store."""
+"""Maximum bytes of the encoded properties, whose length is a signed 16-bit integer in the store."""
 
 MAX_TOPIC_LENGTH: Final = 127
 MAX_RETRY_TOPIC_LENGTH: Final = 255
@@ -34,12 +34,12 @@ RESPONSE_FLAG: Final = 0x1
 ONEWAY_FLAG: Final = 0x2
 
 AUTO_CREATE_TOPIC_KEY: Final = "TBW102"
-"""Topic whose route and settings a broker copies when it creates a topic on the first send."""
+"""Topic whose settings a broker copies when it creates a topic on the first send; clients use its route until then."""
 
 RETRY_TOPIC_PREFIX: Final = "%RETRY%"
 DLQ_TOPIC_PREFIX: Final = "%DLQ%"
 LMQ_PREFIX: Final = "%LMQ%"
-"""Of light queues: queues of other topics seen as topics of their own."""
+"""Prefix of light message queues, which consumers read like topics; their messages are stored in queues of other topics."""
 DEFAULT_PRODUCER_GROUP: Final = "DEFAULT_PRODUCER"
 DEFAULT_CONSUMER_GROUP: Final = "DEFAULT_CONSUMER"
 CLIENT_INNER_PRODUCER_GROUP: Final = "CLIENT_INNER_PRODUCER"
@@ -314,7 +314,7 @@ class Perm(IntFlag):
 
 
 class PropertyName(StrEnum):
-    """Property names the protocol gives a meaning to (``MessageConst``); members are the names on the wire."""
+    """Names of properties to which the protocol gives a meaning (``MessageConst``); values are the names on the wire."""
 
     KEYS = "KEYS"
     TAGS = "TAGS"

@@ -1,8 +1,8 @@
-"""The offsets that an answer to a pull leaves out.
+"""Finds the offsets that an answer to a pull leaves out.
 
-A queue numbers its messages without a gap, and a pull without a tag filter gives all of them from the requested offset up to
-that of the next pull. Missing ones were deleted, unless there is another cause: a record that cannot be read, a compacted
-topic, the change of a static topic's queue from one broker to another (``gaps_of_mapping``).
+A queue numbers its messages without a gap, and a pull without a tag filter returns all of them from the requested offset up to
+the offset of the next pull. Missing ones were deleted, unless there is another cause: a record that cannot be read, a compacted
+topic, or the move of a static topic's queue from one broker to another (``gaps_of_mapping``).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def missing_offsets(
     """Returns the offsets from ``first`` up to, not including, ``end`` that are not in ``found``, as ranges.
 
     A corrupt record accounts for the offsets from its own up to the next one found, because it may be a batch. A corrupt
-    record whose offset cannot be read accounts for all missing offsets.
+    record whose offset cannot be read, or lies outside, accounts for all missing offsets.
     """
     unreadable: set[int] = set()
     for error in corrupt:
@@ -73,8 +73,8 @@ def _merged(ranges: Iterable[range]) -> list[range]:
 
 
 def gaps_of_mapping(items: Sequence[LogicQueueMappingItem]) -> tuple[range, ...]:
-    """Returns the offsets of a static topic's queue that no message ever had: where the queue moves from one broker to the
-    next, its offsets continue at a round number."""
+    """Returns the offsets of a static topic's queue that no message ever had: when the queue moves from one broker to the
+    next, its offsets continue at a round number. ``items``: the queue's parts, oldest first."""
     return tuple(
         range(item.logic_end, following.logic_offset)
         for item, following in pairwise(items)
@@ -83,11 +83,12 @@ def gaps_of_mapping(items: Sequence[LogicQueueMappingItem]) -> tuple[range, ...]
 
 
 def first_queue_offset(body: bytes, queue: MessageQueue, asked: int, offset_delta: int | None = None) -> int | None:
-    """Returns the offset that a pull's body begins at; None where its first record is not a message of ``queue`` at its place.
+    """Returns the offset at which a pull's body begins; None for an empty body, and if its first record is not a message of
+    ``queue`` at its place.
 
-    A broker that has deleted the first file of its log gives the beginning of the next one (5.5.0) in place of the message at
-    the very beginning of the log: a record of any queue. ``asked``: the offset of the pull; it is returned where the first
-    record cannot be read.
+    A broker that has deleted the first file of its log returns a record of any queue, the beginning of the next file, in place of
+    the message at the beginning of the log (5.5.0). ``asked``: the offset of the pull, which is returned if the first record
+    cannot be read. ``offset_delta``: that of the pull's response, for a static topic.
     """
     head = _head(body, 0, queue)
     if head is None:
@@ -100,7 +101,8 @@ def first_queue_offset(body: bytes, queue: MessageQueue, asked: int, offset_delt
 
 
 def _head(body: bytes, position: int, queue: MessageQueue) -> tuple[int, int, bool] | None:
-    """Queue offset and size of the record at ``position``, and whether it is of another queue; None where none can be read."""
+    """Returns queue offset and size of the record at ``position``, and whether it is of another queue; None if no record can be
+    read there."""
     if position < 0 or len(body) - position < MIN_RECORD:
         return None
     fields = FIXED_V4.unpack_from(body, position)
@@ -118,7 +120,7 @@ def _head(body: bytes, position: int, queue: MessageQueue) -> tuple[int, int, bo
 
 
 def ranges_text(ranges: Iterable[range], most: int = 5) -> str:
-    """Returns ranges as a text, such as ``17, 20 to 31``; for more than ``most`` ranges, the first ones and the
+    """Returns ranges as a text, such as ``17, 20 to 31``. Of more than ``most`` ranges, the text has the first ``most`` and the
     number of the others."""
     texts = [str(each.start) if each.stop - each.start == 1 else f"{each.start} to {each.stop - 1}" for each in ranges]
     more = len(texts) - most

@@ -1,8 +1,8 @@
-"""Errors of the codec. Blame is in the type: ``LocalProtocolError`` is the caller's fault, ``RemoteProtocolError`` the peer's.
+"""Errors of the codec. The type says whose fault it is: ``LocalProtocolError`` and ``InvalidMessageError`` are the caller's,
+``RemoteProtocolError`` and ``CorruptMessageError`` the peer's.
 
-Retry policy lives here as class attributes, so that the sender has no lists of codes or classes: ``retriable`` (another
-attempt may help), ``maybe_stored`` (a send that failed so may still be stored), ``uses_retry``. No other exception leaves this
-package.
+Retry policy is kept here as class attributes, so that the sender has no lists of codes or classes: ``retriable``,
+``maybe_stored``, ``uses_retry``. Functions of this package raise other exceptions only where their docstrings name them.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ _BREAKS: Final = re.compile(r"[ ]*[\t-\r\x1c-\x1e\x85\u2028\u2029][\s\x1c-\x1e\x
 
 
 class RocketMQError(Exception):
-    """Base class of every error of this library.
+    """Base class of the library's own errors.
 
-    ``code``: RocketMQ's number where there is one (a broker's response code, or ``ClientErrorCode`` 10001-10007). ``broker``
-    and ``address``: name and address of the server that was asked, where they are known.
+    ``code``: RocketMQ's number where there is one (a broker's response code, or Java's ``ClientErrorCode`` 10001-10007).
+    ``broker`` and ``address``: name and address of the server of the request, where they are known. ``retriable``: True if
+    another attempt may succeed. ``maybe_stored``: True if the message of a failed send may be stored all the same.
     """
 
     code: int | None = None
@@ -46,20 +47,21 @@ class RocketMQError(Exception):
 
     @property
     def uses_retry(self) -> bool:
-        """Returns whether ``retries`` counts an attempt of a send that ended with this error; it does not if the attempt
-        reached no broker."""
+        """Returns whether an attempt of a send that ended with this error counts as one of ``retries``. Attempts that reached
+        no broker do not, unless each later one must fail too."""
         return True
 
     def __reduce__(
         self,
     ) -> tuple[Callable[..., RocketMQError], tuple[type[RocketMQError], tuple[object, ...], dict[str, object]]]:
-        """Returns the parts of a copy, also for another process: the attributes of the error, because constructors have
-        different arguments."""
+        """Returns the parts of a copy, also for pickling: the error's attributes, because constructors have different
+        arguments."""
         return _copy, (type(self), self.args, self.__dict__)
 
 
 def shown(value: object) -> str:
-    """Returns the ``repr``, cut, for an error message; of a number that is too long to be written, that it is."""
+    """Returns the ``repr`` for an error message, at most 200 characters. Python does not write integers of more than 4300
+    digits; a substitute is returned for them."""
     try:
         return repr(value)[:200]
     except ValueError:  # beyond 4300 digits
@@ -69,7 +71,7 @@ def shown(value: object) -> str:
 def printable(text: object, limit: int = 200) -> str:
     """Returns ``text`` on one line and at most about ``limit`` characters, for logs and errors that contain texts of peers.
 
-    Line breaks and tabs become blanks, other control characters are escaped, the rest is cut off.
+    Line breaks and tabs become blanks, other characters that are not printable are escaped.
     """
     shown = str(text)
     if len(shown) > limit:

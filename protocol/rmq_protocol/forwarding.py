@@ -1,9 +1,9 @@
 """The parts of a received message that a copy of it keeps.
 
-Brokers and clients add system names to a message's properties, and move messages between topics: a delayed message is in a
-topic of the broker, a retried or given up message in a topic of its group. These properties name its original topic (5.5.0 and
-4.9.7): REAL_TOPIC on a delayed message, RETRY_TOPIC on a retry and on a dead letter. After a pop that is the retry topic of
-group and topic, with ORIGIN_GROUP.
+Brokers and clients add properties with system names to a message, and move messages between topics: a delayed message is in a
+topic of the broker, a retry or a dead letter in a topic of its group. These properties name the original topic (5.5.0 and
+4.9.7): REAL_TOPIC on a delayed message, RETRY_TOPIC on a retry and on a dead letter. On a dead letter of a popped message,
+RETRY_TOPIC names the retry topic of group and topic, from which the topic follows with ORIGIN_GROUP, the name of the group.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["holdable", "holdable_properties", "original_topic", "user_properties
 
 SYSTEM_NAMES: Final = frozenset(name.value for name in PropertyName)
 TRANSIENT_PREFIX: Final = "__RMQ.TRANSIENT."
-"""Of properties that brokers hand to consumers and never store."""
+"""Prefix of properties that brokers add for consumers and never store."""
 _WAITING_TOPICS: Final = frozenset(
     {
         "SCHEDULE_TOPIC_XXXX",
@@ -31,20 +31,20 @@ _OF_GROUPS: Final = (RETRY_TOPIC_PREFIX, DLQ_TOPIC_PREFIX)
 _SEPARATORS: Final = frozenset("\x00\x01\x02")
 _BLANKS: Final = "".join(map(chr, range(33)))
 _MOST_MOVES: Final = 4
-"""From a dead letter over a retry of a pop to its topic it takes two."""
+"""Maximum number of moves that are traced back; from the dead letter of a popped message to its topic there are two."""
 
 
 def user_properties(properties: Mapping[str, str]) -> dict[str, str]:
-    """Returns those properties that the sender gave: no name of the protocol's, and none that brokers add on the way to a
-    consumer.
-    """
+    """Returns the properties that the sender gave: without names that the protocol uses (``PropertyName``), and without those
+    that brokers add for consumers."""
     return {
         name: value for name, value in properties.items() if name not in SYSTEM_NAMES and not name.startswith(TRANSIENT_PREFIX)
     }
 
 
 def holdable(text: str | None) -> str | None:
-    """Returns the text if a Message may hold it as key, as tag, or as name or value of a property; else None."""
+    """Returns the text if a Message may hold it as key, as tag, or as name or value of a property: if it is not blank, has none
+    of the control characters 0 to 2, and has a UTF-8 form. Returns None for any other text."""
     if text is None or not text.strip(_BLANKS) or not _SEPARATORS.isdisjoint(text):
         return None
     try:
@@ -55,14 +55,13 @@ def holdable(text: str | None) -> str | None:
 
 
 def holdable_properties(properties: Mapping[str, str]) -> dict[str, str]:
-    """Returns those properties that the sender gave and a Message may hold."""
+    """Returns the properties that the sender gave and that a Message may hold."""
     given = user_properties(properties)
     return {name: value for name, value in given.items() if holdable(name) and holdable(value)}
 
 
 def original_topic(topic: str, properties: Mapping[str, str]) -> str:
-    """Returns the topic that a message of ``topic`` was first sent to; ``topic`` itself if its properties name no other
-    one."""
+    """Returns the topic that a message of ``topic`` was first sent to; ``topic`` itself if the properties name no other."""
     for _ in range(_MOST_MOVES):
         earlier = _earlier(topic, properties)
         if not earlier or earlier == topic:
@@ -82,8 +81,8 @@ def _earlier(topic: str, properties: Mapping[str, str]) -> str | None:
 
 
 def _popped_topic(topic: str, properties: Mapping[str, str]) -> str | None:
-    """Returns the topic in a retry topic of a group and a topic, ``%RETRY%group_topic`` or ``%RETRY%group+topic``; None for
-    another one."""
+    """Returns the topic in the name of a retry topic for pops, ``%RETRY%group_topic`` or ``%RETRY%group+topic``; None for
+    any other name."""
     if not topic.startswith(RETRY_TOPIC_PREFIX):
         return None
     name = topic.removeprefix(RETRY_TOPIC_PREFIX)

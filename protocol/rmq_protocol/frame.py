@@ -5,10 +5,10 @@
     n  header
     m  body
 
-It must handle any cut of the stream and any bytes of a peer. A length is checked once its four bytes have arrived, before
-memory is allocated; memory is used only for bytes that have arrived. A read that ends on a frame boundary (nearly all do on a
-send connection) is sliced in place; otherwise bytes gather in one bytearray, so that a frame which dribbles in byte by byte
-costs linear time. Bodies are copied once per decode, twice when their frame came in several reads.
+The decoder handles any cut of the stream and any bytes of a peer. A length is checked as soon as its four bytes have arrived,
+before memory is allocated; memory is used only for bytes that have arrived. A read that ends on a frame boundary (nearly all do
+on a send connection) is sliced in place; otherwise bytes are gathered in one bytearray, so that a frame which arrives byte by
+byte costs linear time. A body is copied once, and three times if its frame came in several reads.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ class Frame(msgspec.Struct, frozen=True, gc=False):
 class FrameDecoder:
     """Splits a stream of bytes into frames, in the order in which they arrived.
 
-    ``max_frame_size``: bytes of the largest frame accepted, its 4-byte length prefix included.
+    ``max_frame_size``: bytes of the largest frame accepted, its 4-byte length prefix included. Raises LocalProtocolError for one
+    below 8.
     """
 
     __slots__ = ("_max_length", "_need", "_pending", "_plain_header", "error")
@@ -50,7 +51,7 @@ class FrameDecoder:
         self._pending = bytearray()
         self._need = 0
         self.error: RemoteProtocolError | None = None
-        """Set once the stream is broken: nothing more can be read from it."""
+        """The error of a broken frame; further calls raise it, since no frame boundary is known after it. None before."""
 
     @property
     def pending(self) -> int:
@@ -60,8 +61,8 @@ class FrameDecoder:
     def feed(self, data: bytes) -> list[Frame]:
         """Takes the next bytes of the stream and returns the frames they complete.
 
-        Raises RemoteProtocolError, naming the field and its value, for a broken frame. When good frames precede it in the
-        same call they are returned first, ``error`` is set and the next call raises it.
+        Raises RemoteProtocolError, with the field and its value, for a broken frame. If good frames precede it in the same
+        call, these are returned, ``error`` is set, and the next call raises it.
         """
         frames: list[Frame] = []
         for frame in self.cut(bytes(data)):
@@ -72,10 +73,10 @@ class FrameDecoder:
         return frames
 
     def cut(self, data: bytes) -> list[Frame | bytes | RemoteProtocolError]:
-        """Splits as ``feed`` does, but returns only the header of a frame with a JSON header and no body, as nearly every
-        response to a send is.
+        """Splits as ``feed`` does, but returns a frame with a JSON header and no body as the bytes of its header alone: nearly
+        every response to a send is such a frame.
 
-        Where good frames precede a broken one, the list ends with its error.
+        Where good frames precede a broken one, the list ends with its error; else this method raises it.
         """
         if self.error is not None:
             raise self.error
@@ -144,7 +145,7 @@ def encode_frame(
 ) -> list[bytes]:
     """Returns the parts of one frame: length words and header together, then the body, if any, without a copy.
 
-    Raises LocalProtocolError for a frame of more than ``max_frame_size`` bytes.
+    Raises LocalProtocolError for a frame of more than ``max_frame_size`` bytes and for a header of more than 16777215.
     """
     size = len(header)
     if size > MAX_HEADER_SIZE:

@@ -210,5 +210,5 @@ def test_the_span_of_an_ack_is_bounded() -> None:
     assert unpack_bits(pack_bits([MAX_ACK_SPAN])) == (MAX_ACK_SPAN,)
     assert unpack_bits(bytes(10_000) + b"\x01") == ()
     for bit in (-1, MAX_ACK_SPAN + 1, 1 << 62):
-        with pytest.raises(LocalProtocolError, match=f"ack of offset {bit} from its start"):
+        with pytest.raises(LocalProtocolError, match=f"offset {bit}, counted from start_offset"):
             pack_bits([bit])

@@ -2,7 +2,8 @@
 ``TopicConfig`` have modules of their own beside this package.
 
 All of them can be decoded and encoded: ``decode_body(TopicStatsTable, body)`` raises RemoteProtocolError for another body,
-``encode_body(table, standard=False)`` writes the form of the official servers, ``encode_body(request)`` standard JSON.
+``encode_body(table, standard=False)`` writes the form of the official servers, ``encode_body(request)`` standard JSON. Values
+given as defaults stand for members that the JSON does not have.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ __all__ = ["AclInfo", "PolicyEntryInfo", "PolicyInfo", "UserInfo"]
 class UserInfo(msgspec.Struct, frozen=True, rename="camel"):
     """A user of a broker.
 
-    ``user_type``: Super or Normal. ``user_status``: enable or disable. Brokers answer with the password too.
+    ``user_type``: Super or Normal. ``user_status``: enable or disable. Brokers return the password too (``UserConverter``).
     """
 
     username: str | None = None
@@ -22,7 +22,8 @@ class UserInfo(msgspec.Struct, frozen=True, rename="camel"):
 class PolicyEntryInfo(msgspec.Struct, frozen=True, rename="camel"):
     """A right of a policy.
 
-    ``resource``: e.g. ``Topic:T``. ``actions``: Pub, Sub, Create, Update, Delete, Get, List, All. ``decision``: Allow, Deny.
+    ``resource``: e.g. ``Topic:T``. ``actions``: of Pub, Sub, Create, Update, Delete, Get, List, Any and All (``Action``).
+    ``decision``: Allow or Deny.
     """
 
     resource: str | None = None

@@ -1,4 +1,4 @@
-"""Bodies about queues that the broker allocates to a consumer, and about the mode, pull or pop."""
+"""Bodies about queues that the broker assigns to a consumer, and about the mode in which they are read: pull or pop."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = [
 
 
 class QueryAssignmentRequestBody(msgspec.Struct, frozen=True, rename="camel"):
-    """Body of the request QUERY_ASSIGNMENT. ``strategy_name``: e.g. AVG."""
+    """Body of the request QUERY_ASSIGNMENT. ``strategy_name``: AVG, AVG_BY_CIRCLE or another that the broker knows."""
 
     topic: str
     consumer_group: str
@@ -40,9 +40,10 @@ class QueryAssignmentResponseBody(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class SetMessageRequestModeRequestBody(msgspec.Struct, frozen=True, rename="camel"):
-    """Body of the request SET_MESSAGE_REQUEST_MODE.
+    """Body of the request SET_MESSAGE_REQUEST_MODE. ``mode``: PULL or POP.
 
-    ``pop_share_queue_num``: how many neighbours' queues a consumer pops from too; -1 for all.
+    ``pop_share_queue_num``: a member of the group pops from its own queues and from those of so many members after it; 0 and
+    below: from all queues (``QueryAssignmentProcessor.allocate4Pop``).
     """
 
     topic: str
@@ -52,6 +53,6 @@ class SetMessageRequestModeRequestBody(msgspec.Struct, frozen=True, rename="came
 
 
 class MessageRequestModeSerializeWrapper(msgspec.Struct, frozen=True, rename="camel"):
-    """Response of GET_ALL_MESSAGE_REQUEST_MODE: the modes that were set, by topic and group."""
+    """Response of GET_ALL_MESSAGE_REQUEST_MODE: topic -> group -> the mode that was set."""
 
     message_request_mode_map: dict[str, dict[str, SetMessageRequestModeRequestBody]] = {}

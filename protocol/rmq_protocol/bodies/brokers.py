@@ -18,7 +18,7 @@ __all__ = [
 
 
 class BrokerMemberGroup(msgspec.Struct, frozen=True, rename="camel"):
-    """The replicas of one broker name: addresses by broker id."""
+    """The replicas of one broker name. ``broker_addrs``: broker id -> ``host:port``; id 0 is the master."""
 
     cluster: str | None = None
     broker_name: str | None = None
@@ -30,7 +30,7 @@ class GetBrokerMemberGroupResponseBody(msgspec.Struct, frozen=True, rename="came
 
 
 class BrokerStatsItem(msgspec.Struct, frozen=True):
-    """A counter over one span of time. ``avgpt``: average per call, e.g. bytes per put."""
+    """A counter over one span of time. ``tps``: ``sum`` per second. ``avgpt``: average per call, e.g. bytes per put."""
 
     sum: Long = 0
     tps: Double = 0.0
@@ -46,8 +46,8 @@ class BrokerStatsData(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class ConsumeQueueData(msgspec.Struct, frozen=True, rename="camel"):
-    """One entry of a consume queue: position and size of its message, and whether the filter of the request matches it
-    (``eval``)."""
+    """One entry of a consume queue. ``physic_offset``, ``physic_size``: position of its message in the commit log and its size,
+    in bytes. ``tags_code``: ``java_hash`` of the tag. ``eval``: whether the filter of the request's group matches."""
 
     physic_offset: Long = 0
     physic_size: Int = 0

@@ -1,4 +1,4 @@
-"""The clients that a broker knows of a group."""
+"""Bodies about the clients of a group that are connected to a broker."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ __all__ = [
 class Connection(msgspec.Struct, frozen=True, rename="camel"):
     """A client's connection to a broker.
 
-    ``client_addr``: ``ip:port`` as the broker sees it. ``language``: name of a LanguageCode. ``version``: its ordinal.
+    ``client_addr``: ``ip:port`` as the broker sees it. ``language``: name of a LanguageCode. ``version``: ordinal of the
+    client's ``MQVersion``.
     """
 
     client_id: str = ""
@@ -36,8 +37,8 @@ class ProducerConnection(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class ConsumerConnection(msgspec.Struct, frozen=True, rename="camel"):
-    """Response of GET_CONSUMER_CONNECTION_LIST. ``subscription_table``: by topic. The last three fields hold names of members
-    of the enums in ``heartbeat``."""
+    """Response of GET_CONSUMER_CONNECTION_LIST. ``subscription_table``: topic -> subscription. ``consume_type``,
+    ``message_model`` and ``consume_from_where``: names of members of the enums in ``heartbeat``."""
 
     connection_set: tuple[Connection, ...] = ()
     subscription_table: dict[str, SubscriptionData] = {}
@@ -47,13 +48,14 @@ class ConsumerConnection(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class GetConsumerListByGroupResponseBody(msgspec.Struct, frozen=True, rename="camel"):
-    """Client ids of the group's members."""
+    """Response of GET_CONSUMER_LIST_BY_GROUP: the client ids of the group's members."""
 
     consumer_id_list: tuple[str, ...] = ()
 
 
 class ProducerInfo(msgspec.Struct, frozen=True, rename="camel"):
-    """A producer that is connected. ``last_update_timestamp``: of the last heartbeat, epoch ms."""
+    """A producer that is connected. ``last_update_timestamp``: time of its last heartbeat, epoch ms. ``version``: ordinal of
+    its ``MQVersion``."""
 
     client_id: str = ""
     remote_ip: str | None = msgspec.field(name="remoteIP", default=None)
@@ -63,6 +65,6 @@ class ProducerInfo(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class ProducerTableInfo(msgspec.Struct, frozen=True):
-    """Response of GET_ALL_PRODUCER_INFO: by group."""
+    """Response of GET_ALL_PRODUCER_INFO: group -> producers."""
 
     data: dict[str, tuple[ProducerInfo, ...]] = {}

@@ -23,8 +23,8 @@ __all__ = [
 
 
 class ExponentialRetryPolicy(msgspec.Struct, frozen=True):
-    """A retry policy with growing delays: milliseconds before the first retry, the maximum in milliseconds, and the factor
-    of growth."""
+    """A retry policy with growing delays. ``initial``: milliseconds before the first retry, ``max``: maximum in milliseconds,
+    ``multiplier``: factor of growth."""
 
     initial: Long = 5_000
     max: Long = 7_200_000
@@ -32,7 +32,7 @@ class ExponentialRetryPolicy(msgspec.Struct, frozen=True):
 
 
 class CustomizedRetryPolicy(msgspec.Struct, frozen=True):
-    """A policy with a delay for each retry. ``next``: milliseconds before each retry; the last one holds for all further
+    """A retry policy with a delay for each retry. ``next``: milliseconds before each retry; the last one holds for all further
     retries."""
 
     next: tuple[Long, ...] = ()
@@ -59,9 +59,10 @@ class SimpleSubscriptionData(msgspec.Struct, frozen=True, rename="camel"):
 class SubscriptionGroupConfig(msgspec.Struct, frozen=True, rename="camel"):
     """Request of UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, response of GET_SUBSCRIPTIONGROUP_CONFIG.
 
-    ``retry_max_times``: tries before a message goes to the dead-letter topic. ``broker_id``: id of the replica that serves the
-    group; ``which_broker_when_consume_slowly``: id of the one that serves it when it reads from disk.
-    ``consume_timeout_minute``: minutes.
+    ``retry_max_times``: retries after the first delivery, before a message goes to the dead-letter topic. ``broker_id``: id of
+    the replica that serves the group; ``which_broker_when_consume_slowly``: id of the one that serves it when it reads from
+    disk. ``consume_timeout_minute``: minutes; brokers only keep the number. ``attributes``: ``+key`` -> value in a request,
+    ``key`` -> value in a response.
     """
 
     group_name: str
@@ -114,7 +115,7 @@ class QuerySubscriptionResponseBody(msgspec.Struct, frozen=True, rename="camel")
 
 
 class GroupForbidden(msgspec.Struct, frozen=True):
-    """Response of UPDATE_AND_GET_GROUP_FORBIDDEN."""
+    """Response of UPDATE_AND_GET_GROUP_FORBIDDEN. ``readable``: False if the group may not read the topic."""
 
     topic: str = ""
     group: str = ""

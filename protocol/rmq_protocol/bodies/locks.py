@@ -1,4 +1,4 @@
-"""Locks of queues for orderly consumption."""
+"""Bodies of requests that lock queues for ordered consumption."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ __all__ = ["LockBatchRequestBody", "LockBatchResponseBody", "UnlockBatchRequestB
 
 
 class LockBatchRequestBody(msgspec.Struct, frozen=True, rename="camel"):
-    """Body of the request LOCK_BATCH_MQ. ``only_this_broker``: True where a broker asks its replica, which must not forward
-    the request."""
+    """Body of the request LOCK_BATCH_MQ. ``only_this_broker``: True in a request from a broker to the other replicas of its
+    name, which must not forward it."""
 
     consumer_group: str
     client_id: str
@@ -24,6 +24,6 @@ class UnlockBatchRequestBody(LockBatchRequestBody, frozen=True, rename="camel"):
 
 
 class LockBatchResponseBody(msgspec.Struct, frozen=True):
-    """Response of LOCK_BATCH_MQ: those of the requested queues that the client has locked now."""
+    """Response of LOCK_BATCH_MQ: the requested queues whose lock the client has now."""
 
     lock_ok_mq_set: tuple[MessageQueue, ...] = msgspec.field(name="lockOKMQSet", default=())

@@ -34,8 +34,8 @@ __all__ = [
 class TopicOffset(msgspec.Struct, frozen=True, rename="camel"):
     """The offsets of a queue.
 
-    ``max_offset``: offset of the next message. ``last_update_timestamp``: store time of the last message, epoch ms; 0 for
-    none.
+    ``max_offset``: offset that the next message will get. ``last_update_timestamp``: store time of the last message, epoch ms;
+    0 without one.
     """
 
     min_offset: Long = 0
@@ -44,7 +44,7 @@ class TopicOffset(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class TopicStatsTable(msgspec.Struct, frozen=True, rename="camel"):
-    """Response of GET_TOPIC_STATS_INFO. ``topic_put_tps``: messages stored a second."""
+    """Response of GET_TOPIC_STATS_INFO. ``topic_put_tps``: messages stored per second."""
 
     offset_table: dict[MessageQueue, TopicOffset] = {}
     topic_put_tps: Double = 0.0
@@ -53,7 +53,8 @@ class TopicStatsTable(msgspec.Struct, frozen=True, rename="camel"):
 class OffsetWrapper(msgspec.Struct, frozen=True, rename="camel"):
     """The offsets of a group in a queue.
 
-    ``broker_offset``: offset of the next message. ``last_timestamp``: store time of the last consumed message, epoch ms.
+    ``broker_offset``: offset that the next stored message will get. ``consumer_offset``: the committed offset. ``pull_offset``:
+    offset of the group's next pull. ``last_timestamp``: store time of the last consumed message, epoch ms.
     """
 
     broker_offset: Long = 0
@@ -63,14 +64,15 @@ class OffsetWrapper(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class ConsumeStats(msgspec.Struct, frozen=True, rename="camel"):
-    """Response of GET_CONSUME_STATS. ``consume_tps``: messages consumed a second."""
+    """Response of GET_CONSUME_STATS. ``consume_tps``: messages consumed per second."""
 
     offset_table: dict[MessageQueue, OffsetWrapper] = {}
     consume_tps: Double = 0.0
 
 
 class ConsumeStatsList(msgspec.Struct, frozen=True, rename="camel"):
-    """Response of GET_BROKER_CONSUME_STATS: maps each group to its statistics, one for each of its topics."""
+    """Response of GET_BROKER_CONSUME_STATS: one table for each group, from its name to its statistics, one for each of its
+    topics. ``total_diff``: messages not consumed yet, ``total_inflight_diff``: messages pulled and not consumed yet."""
 
     consume_stats_list: tuple[dict[str, tuple[ConsumeStats, ...]], ...] = ()
     broker_addr: str | None = None
@@ -92,15 +94,17 @@ class MessageQueueForC(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class ResetOffsetBodyForC(msgspec.Struct, frozen=True, rename="camel"):
-    """Body of RESET_CONSUMER_CLIENT_OFFSET where the administrator's language is CPP, as mqadmin's is when it names a cluster."""
+    """Body of RESET_CONSUMER_CLIENT_OFFSET if the administrator's request has the language CPP, as that of
+    ``mqadmin resetOffsetByTime`` has with ``-c cluster``."""
 
     offset_table: tuple[MessageQueueForC, ...] = ()
 
 
 def decode_reset_offsets(body: bytes) -> dict[MessageQueue, int]:
-    """Returns the offsets of a RESET_CONSUMER_CLIENT_OFFSET in either form; none for an empty body.
+    """Returns the offsets in the body of a RESET_CONSUMER_CLIENT_OFFSET, a ``ResetOffsetBody`` or a ``ResetOffsetBodyForC``;
+    none for an empty body.
 
-    Raises RemoteProtocolError for a body that is neither.
+    Raises RemoteProtocolError for another body.
     """
     if not body:
         return {}
@@ -120,7 +124,8 @@ class GetConsumerStatusBody(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class QueryCorrectionOffsetBody(msgspec.Struct, frozen=True, rename="camel"):
-    """Offsets by queue id (response of QUERY_CORRECTION_OFFSET)."""
+    """Response of QUERY_CORRECTION_OFFSET: queue id -> the smallest offset of all groups; 2^63 - 1 where ``compareGroup`` is
+    behind it (``AdminBrokerProcessor.queryCorrectionOffset``)."""
 
     correction_offsets: dict[Int, Long] = {}
 
@@ -133,8 +138,9 @@ class ConsumerOffsetSerializeWrapper(msgspec.Struct, frozen=True, rename="camel"
 
 
 class QueueTimeSpan(msgspec.Struct, frozen=True, rename="camel"):
-    """Store times of three messages of a queue, epoch ms: the oldest, the newest, and the one that a group consumes next.
-    ``delay_time``: ms that the group is behind."""
+    """Store times of three messages of a queue, epoch ms: the oldest, the newest, and the last one that a group consumed (the
+    oldest if it has consumed none). ``delay_time``: age in ms of the message that the group consumes next, 0 without one
+    (``AdminBrokerProcessor.queryConsumeTimeSpan``)."""
 
     message_queue: MessageQueue
     min_time_stamp: Long = 0

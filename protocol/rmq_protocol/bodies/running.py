@@ -1,4 +1,4 @@
-"""Running info of a consumer, which a broker fetches for an administrator. ``droped`` is the wire's spelling."""
+"""Running info of a consumer, which a broker requests for an administrator. ``droped`` is the wire's spelling."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = [
 
 
 class ProcessQueueInfo(msgspec.Struct, frozen=True, rename="camel"):
-    """The state of one queue that a consumer pulls from. Times are in epoch ms."""
+    """The state of one queue that a consumer pulls from. Timestamps are in epoch ms."""
 
     commit_offset: Long = 0
     cached_msg_min_offset: Long = 0
@@ -37,7 +37,7 @@ class ProcessQueueInfo(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class PopProcessQueueInfo(msgspec.Struct, frozen=True, rename="camel"):
-    """The state of one queue that a consumer pops from."""
+    """The state of one queue that a consumer pops from. ``last_pop_timestamp``: epoch ms."""
 
     wait_ack_count: Int = 0
     droped: bool = False
@@ -45,8 +45,8 @@ class PopProcessQueueInfo(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class ConsumeStatus(msgspec.Struct, frozen=True):
-    """The statistics of one topic: milliseconds per pull and per message, messages per second, and failures in the last
-    hour."""
+    """The statistics of one topic. ``pull_rt``, ``consume_rt``: milliseconds per pull and per message; names with ``tps``:
+    messages per second; ``consume_failed_msgs``: failures in the last hour."""
 
     pull_rt: Double = msgspec.field(name="pullRT", default=0.0)
     pull_tps: Double = msgspec.field(name="pullTPS", default=0.0)
@@ -58,8 +58,8 @@ class ConsumeStatus(msgspec.Struct, frozen=True):
 
 class ConsumerRunningInfo(msgspec.Struct, frozen=True, rename="camel"):
     """Response of GET_CONSUMER_RUNNING_INFO. ``properties``: PROP_CONSUME_TYPE, PROP_CONSUMER_START_TIMESTAMP (epoch ms),
-    PROP_CLIENT_VERSION, PROP_NAMESERVER_ADDR, PROP_CONSUMEORDERLY and others that the client adds. ``status_table``: by
-    topic."""
+    PROP_CLIENT_VERSION, PROP_NAMESERVER_ADDR, PROP_CONSUMEORDERLY and others that the client adds. ``status_table``: topic ->
+    statistics. ``jstack``: stacks of the client's threads, if they were requested."""
 
     properties: dict[str, str] = {}
     subscription_set: tuple[SubscriptionData, ...] = ()
@@ -72,7 +72,7 @@ class ConsumerRunningInfo(msgspec.Struct, frozen=True, rename="camel"):
 
 class ConsumeMessageDirectlyResult(msgspec.Struct, frozen=True, rename="camel"):
     """Response of CONSUME_MESSAGE_DIRECTLY. ``consume_result``: CR_SUCCESS, CR_LATER, CR_ROLLBACK, CR_COMMIT,
-    CR_THROW_EXCEPTION or CR_RETURN_NULL. ``spent_time_mills``: milliseconds.
+    CR_THROW_EXCEPTION or CR_RETURN_NULL. ``spent_time_mills``: duration of the handler's call in ms.
     """
 
     consume_result: str | None = None

@@ -1,4 +1,4 @@
-"""Plain lists and tables: names of topics and groups, keys and values, and the version of a table."""
+"""Bodies that are plain lists and tables: names of topics and groups, keys and values, and the version of a table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings of many topics on one broker; those of one topic are a ``TopicConfig``."""
+"""Bodies with the settings of many topics on one broker; the settings of one topic are a ``TopicConfig``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["CreateTopicListRequestBody", "TopicConfigSerializeWrapper"]
 
 
 class TopicConfigSerializeWrapper(msgspec.Struct, frozen=True, rename="camel"):
-    """Response of GET_ALL_TOPIC_CONFIG: by topic."""
+    """Response of GET_ALL_TOPIC_CONFIG: topic -> settings."""
 
     topic_config_table: dict[str, TopicConfig] = {}
     data_version: DataVersion | None = None
