@@ -1,4 +1,4 @@
-"""Heartbeats: a client's registration of its producers and consumers at each broker (``HeartbeatData``, body of HEART_BEAT)."""
+"""Heartbeats, with which a client registers its producers and consumers at each broker (``HeartbeatData``, body of HEART_BEAT)."""
 
 from __future__ import annotations
 
@@ -31,14 +31,16 @@ __all__ = [
 T = TypeVar("T")
 
 IS_SUPPORT_HEART_BEAT_V2: Final = "IS_SUPPORT_HEART_BEAT_V2"
-"""extField of the response: the broker compares fingerprints, so subscriptions may be left out while they stay the same."""
+"""extField of the response: "true" if the broker compares fingerprints, so that subscriptions may be left out of further
+heartbeats while they stay the same."""
 
 IS_SUB_CHANGE: Final = "IS_SUB_CHANGE"
-"""extField of the response: the fingerprint is new to the broker, which wants the subscriptions."""
+"""extField of the response: "true" if the fingerprint is new to the broker, which then needs the subscriptions."""
 
 
 class ConsumeType(StrEnum):
-    """The way to consume: by pull, by push (which is implemented by pulls) or by pop."""
+    """The way to consume: actively (the application pulls), passively (push, which the client implements by pulls), or by
+    pop."""
 
     CONSUME_ACTIVELY = "CONSUME_ACTIVELY"
     CONSUME_PASSIVELY = "CONSUME_PASSIVELY"
@@ -64,7 +66,8 @@ class ProducerData(msgspec.Struct, frozen=True, rename="camel"):
 class SubscriptionData(msgspec.Struct, frozen=True, rename="camel"):
     """A subscription of a consumer.
 
-    ``sub_string``: ``*``, ``A || B`` or SQL92. ``code_set``: ``java_hash`` of each tag. ``sub_version``: epoch ms.
+    ``sub_string``: ``*``, ``A || B`` or a condition in SQL92. ``code_set``: ``java_hash`` of each tag. ``sub_version``: epoch ms.
+    ``expression_type``: TAG or SQL92.
     """
 
     topic: str
@@ -77,9 +80,10 @@ class SubscriptionData(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class ConsumerData(msgspec.Struct, frozen=True, rename="camel"):
-    """The consumer's part of a heartbeat.
+    """The part of a heartbeat about one consumer group.
 
-    ``consume_type``, ``message_model``, ``consume_from_where``: names of the enums above; a peer may send newer ones.
+    ``consume_type``, ``message_model``, ``consume_from_where``: names of members of ConsumeType, MessageModel and
+    ConsumeFromWhere; texts, because a peer may send newer ones.
     """
 
     group_name: str
@@ -93,7 +97,7 @@ class ConsumerData(msgspec.Struct, frozen=True, rename="camel"):
 class HeartbeatData(msgspec.Struct, frozen=True, rename="camel"):
     """The body of a heartbeat.
 
-    ``heartbeat_fingerprint``: 0 asks the broker not to compare. ``without_sub``: True if subscriptions are left out.
+    ``heartbeat_fingerprint``: number for the broker to compare, 0 for none. ``without_sub``: True if subscriptions are left out.
     """
 
     client_id: str = msgspec.field(name="clientID")
@@ -115,9 +119,9 @@ def decode_heartbeat(body: bytes) -> HeartbeatData:
 def heartbeat_fingerprint(data: HeartbeatData) -> int:
     """Returns a 32-bit number, never 0, that changes when the groups or their subscriptions change.
 
-    Client id, subscription versions, ``without_sub`` and the order inside sets do not change it. It is the hash that Java
-    computes (``computeHeartbeatFingerprint``), here of a text with all sets sorted. Brokers only compare it with that of the
-    previous heartbeat.
+    Client id, subscription versions, ``without_sub`` and the order inside sets do not change it. It is computed as in Java
+    (``computeHeartbeatFingerprint``), but from a text with all sets sorted; brokers only compare it with that of the previous
+    heartbeat. Raises LocalProtocolError for a text without a UTF-8 form.
     """
     consumers = [
         msgspec.structs.replace(
@@ -145,7 +149,7 @@ def _text(value: object) -> bytes:
 
 
 def java_hash(text: str) -> int:
-    """Returns Java's ``String.hashCode``: 31 * h + unit over the UTF-16 units, 32 bits, signed."""
+    """Returns Java's ``String.hashCode``: h = 31 * h + unit for each UTF-16 unit, signed, 32 bits."""
     units = text.encode("utf-16-be", "surrogatepass")
     value = 0
     for high, low in zip(units[::2], units[1::2], strict=True):

@@ -1,4 +1,4 @@
-"""Message ids: packing and unpacking, no clock and no look-up of host or process.
+"""Packs and unpacks message ids. The caller gives time, host and process.
 
 *Offset id* (``MessageDecoder.createMessageId``): address 4 or 16 bytes, port 4, commit log offset 8. *Unique id*
 (``MessageClientIDSetter``): address 4 or 16, process id 2, salt 4, milliseconds since the first of the month in local time 4,
@@ -35,7 +35,7 @@ _UNIQUE_TAIL: Final = struct.Struct(">HIIH")
 class OffsetId(NamedTuple):
     """The parts of an offset message id.
 
-    ``host``: "ip:port", an IPv6 address in brackets. ``offset``: position in that broker's commit log, bytes.
+    ``host``: "ip:port" of the broker, an IPv6 address in brackets. ``offset``: position in the broker's commit log in bytes.
     """
 
     host: str
@@ -43,7 +43,7 @@ class OffsetId(NamedTuple):
 
 
 class UniqueId(NamedTuple):
-    """The parts of a unique message id. ``elapsed_ms``: milliseconds since the month began, in the time zone of the sender,
+    """The parts of a unique message id. ``elapsed_ms``: milliseconds since the beginning of the month in the sender's time zone,
     32 bits."""
 
     ip: str
@@ -53,14 +53,15 @@ class UniqueId(NamedTuple):
     counter: int
 
     def nearly_time_ms(self, now_ms: int, zone: tzinfo = UTC) -> int:
-        """Returns the time at which the id was made, in milliseconds since the epoch, if that was in the month before
-        ``now_ms`` in ``zone``."""
+        """Returns the time at which the id was made, epoch ms, provided that it is less than a month before ``now_ms`` (epoch
+        ms): an id has no month. ``zone``: the sender's time zone."""
         return _nearly_time_ms(self.elapsed_ms, now_ms, zone)
 
 
 @lru_cache(maxsize=4096)
 def format_host(ip: bytes, port: int) -> str:
-    """Returns 4 or 16 address bytes and a port as "ip:port"; IPv6 in brackets, an IPv4-mapped address as IPv4 (as Java does)."""
+    """Returns "ip:port" for 4 or 16 address bytes and a port. An IPv6 address is in brackets; an IPv4-mapped one is written as
+    IPv4, as Java does."""
     if len(ip) == 4:
         return f"{ip[0]}.{ip[1]}.{ip[2]}.{ip[3]}:{port}"
     if ip.startswith(_MAPPED_PREFIX):
@@ -70,10 +71,11 @@ def format_host(ip: bytes, port: int) -> str:
 
 @lru_cache(maxsize=4096)
 def pack_host(host: str) -> tuple[bytes, int]:
-    """Returns address bytes and port of "1.2.3.4:10911" or "[::1]:10911". Raises ``LocalProtocolError`` for anything else."""
+    """Returns address bytes and port of "1.2.3.4:10911" or "[::1]:10911"; 4 bytes for an IPv4-mapped address. Raises
+    ``LocalProtocolError`` for other texts."""
     ip, _, port = host.rpartition(":")
     if not (port.isascii() and port.isdecimal() and len(port) <= 5 and int(port) <= 0xFFFF):
-        raise LocalProtocolError(f"a host must be ip:port, not {host!r}")
+        raise LocalProtocolError(f"a host must be ip:port with a port from 0 to 65535, not {host!r}")
     return _pack_ip(ip.removeprefix("[").removesuffix("]")), int(port)
 
 
@@ -100,12 +102,12 @@ def pack_offset_id(host: str, offset: int) -> str:
 
 def unpack_offset_id(msg_id: str) -> OffsetId:
     """Returns host and commit log offset of an offset id. Raises ``LocalProtocolError`` unless it is 32 or 56 hexadecimal
-    digits."""
+    digits with a port from 0 to 65535."""
     raw = _from_hex(msg_id, "offset message id")
     ip, rest = raw[:-12], raw[-12:]
     port, offset = _PORT_AND_OFFSET.unpack(rest)
     if not 0 <= port <= 0xFFFF:
-        raise LocalProtocolError(f"offset message id {msg_id} names port {port}")
+        raise LocalProtocolError(f"offset message id {msg_id} has the port {port}; it must be from 0 to 65535")
     return OffsetId(format_host(ip, port), offset)
 
 
@@ -119,20 +121,21 @@ def _from_hex(text: str, what: str) -> bytes:
 
 
 def unique_id_prefix(ip: bytes, pid: int, salt: int) -> str:
-    """Returns the first 20 (IPv4) or 44 characters of every unique id of a process: ``ip`` of 4 or 16 bytes, low 16 bits of
-    ``pid``, low 32 bits of ``salt``. Raises ``LocalProtocolError`` for another address length."""
+    """Returns the first 20 (IPv4) or 44 (IPv6) characters of every unique id of a process: ``ip`` of 4 or 16 bytes, the low 16
+    bits of ``pid``, the low 32 bits of ``salt``. Raises ``LocalProtocolError`` for another address length."""
     if len(ip) not in (4, 16):
         raise LocalProtocolError(f"an address must have 4 or 16 bytes, not {len(ip)}")
     return f"{ip.hex().upper()}{pid & 0xFFFF:04X}{salt & 0xFFFFFFFF:08X}"
 
 
 def pack_unique_id(prefix: str, elapsed_ms: int, counter: int) -> str:
-    """Returns a unique id: ``prefix``, ``elapsed_ms`` since the month began (low 32 bits), ``counter`` (low 16 bits)."""
+    """Returns a unique id: ``prefix``, low 32 bits of ``elapsed_ms`` (since the beginning of the month), low 16 bits of
+    ``counter``."""
     return f"{prefix}{elapsed_ms & 0xFFFFFFFF:08X}{counter & 0xFFFF:04X}"
 
 
 def unpack_unique_id(msg_id: str) -> UniqueId:
-    """Returns the fields of a unique id. Raises ``LocalProtocolError`` unless it is 32 or 56 hexadecimal digits."""
+    """Returns the parts of a unique id. Raises ``LocalProtocolError`` unless it is 32 or 56 hexadecimal digits."""
     raw = _from_hex(msg_id, "unique message id")
     return UniqueId(str(ipaddress.ip_address(raw[:-12])), *_UNIQUE_TAIL.unpack(raw[-12:]))
 

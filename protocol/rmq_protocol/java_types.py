@@ -15,4 +15,4 @@ Long = Annotated[int, msgspec.Meta(ge=-0x8000000000000000, le=0x7FFFFFFFFFFFFFFF
 """``long`` or ``Long``: 64 bits, signed."""
 
 Double = Annotated[float, msgspec.Meta(ge=-1.7976931348623157e308, le=1.7976931348623157e308)]
-"""``double``, finite: JSON has no other."""
+"""``double``, finite: JSON has neither infinity nor NaN."""

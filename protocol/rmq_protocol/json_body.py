@@ -1,11 +1,11 @@
-"""JSON bodies between bytes and Structs, as forgiving as the servers' peers have to be.
+"""Converts JSON bodies between bytes and Structs, and reads the deviations from JSON that servers write.
 
-The fast way first: msgspec straight into the Struct. What it refuses is read again the way fastjson reads: unquoted integer
-keys, numbers and booleans given as text (long numbers are written so in the browser-compatible form), nulls where a
-member could have been missing. Members the Struct does not know are ignored either way.
+The fast way is tried first: msgspec decodes directly into the Struct. A body that it refuses is read again as fastjson reads:
+with unquoted integer keys, numbers and booleans written as text (as long numbers are in the browser-compatible form), and
+nulls for members that could be missing. Members that the Struct does not have are ignored in both ways.
 
-Queues are objects on the wire, in lists and, without being JSON, as keys of maps. A Struct declares them as MessageQueue
-(``dict[MessageQueue, X]``, ``tuple[MessageQueue, ...]``), and is read the slow way.
+Queues are objects on the wire, in lists and also as keys of maps, which is not JSON. A Struct declares them as MessageQueue
+(``dict[MessageQueue, X]``, ``tuple[MessageQueue, ...]``), and is always read the slow way.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .message import MessageQueue
 __all__ = ["MAX_JSON_BODY_SIZE", "decode_body", "encode_body"]
 
 MAX_JSON_BODY_SIZE: Final = 4 * 1024 * 1024
-"""Bytes of the largest JSON body read; the route of 1,000 brokers has 0.3 MB. The slow way needs 0.1 s for each MB."""
+"""Maximum bytes of a JSON body that is read; the route of 1,000 brokers has 0.3 MB. The slow way takes 0.1 s for each MB."""
 
 T = TypeVar("T")
 Change = Callable[[Any], Any]
@@ -42,9 +42,10 @@ class _Queue(msgspec.Struct, rename="camel"):
 
 
 def decode_body(cls: type[T], body: bytes) -> T:
-    """Decodes a JSON body as a ``cls``.
+    """Returns the ``cls`` in a JSON body.
 
-    Raises RemoteProtocolError, naming the class and the place, for a body that is not a ``cls``.
+    Raises RemoteProtocolError, with the class and the position, for a body that is not a ``cls``, and for one above
+    MAX_JSON_BODY_SIZE.
     """
     if len(body) > MAX_JSON_BODY_SIZE:
         raise RemoteProtocolError(f"{cls.__name__}: body of {len(body)} bytes is above the limit of {MAX_JSON_BODY_SIZE}")
@@ -65,8 +66,9 @@ def decode_body(cls: type[T], body: bytes) -> T:
 def encode_body(value: msgspec.Struct, *, standard: bool = True) -> bytes:
     """Returns the JSON of ``value``; members that are None are left out.
 
-    ``standard=False`` writes integer keys without quotes, as servers do. Maps keyed by queues have no standard form and are
-    always written as servers do. Raises LocalProtocolError for text that is not Unicode.
+    ``standard=False`` writes integer keys without quotes, as servers do. A value with maps keyed by queues has no standard form
+    and is always written as servers do. Raises LocalProtocolError for values that JSON cannot express, such as texts without a
+    UTF-8 form.
     """
     cls = value.__class__
     _, find_queues = _readers.get(cls) or _reader(cls)
@@ -85,7 +87,7 @@ def _reader(cls: type[Any]) -> tuple[msgspec.json.Decoder[Any], Change | None]:
 
 
 def _without_nulls(value: Any) -> Any:
-    """Returns the value without nulls, to the depth that ``lenient_json`` and the Structs allow."""
+    """Returns the value without nulls. The recursion is bounded, since ``lenient_json`` and the Structs limit the depth."""
     if isinstance(value, dict):
         return {key: _without_nulls(item) for key, item in value.items() if item is not None}
     if isinstance(value, list | tuple):

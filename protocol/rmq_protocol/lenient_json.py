@@ -1,15 +1,14 @@
-"""Parses the JSON of RocketMQ's servers, also where it deviates from the standard.
+"""Parses and writes the JSON of RocketMQ's servers, also where it deviates from the standard.
 
-Brokers and name servers serialise maps as their library (fastjson) does by default, so that two forms come in which no
-strict parser takes:
+Brokers and name servers serialise maps as their library (fastjson) does by default, in two forms that strict parsers refuse:
 
     {"brokerAddrs":{0:"10.0.0.1:10911"}}                               integer keys without quotes
     {"offsetTable":{{"brokerName":"b","queueId":0,"topic":"T"}:5}}     objects as keys
 
-Everything else is standard and stays strict: no comments, single quotes, bare words, trailing commas or NaN. Must survive
-any input: one pass, no recursion (a stack of its own, ``MAX_DEPTH`` deep), nothing allocated that the input has not paid
-for. Measured: 12 MB/s on cluster bodies, where msgspec does 200; so callers try msgspec first and come here when it refuses,
-and bound the size of what they give.
+Control characters in strings are accepted, as in fastjson. Everything else is standard: no comments, single quotes, bare words,
+trailing commas or NaN. The parser is safe for any input: one pass, no recursion (a stack of its own, ``MAX_DEPTH`` deep), memory
+in proportion to the input. Measured: 12 MB/s on cluster bodies, where msgspec does 200; so callers try msgspec first, and limit
+the size of the input.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from .errors import LocalProtocolError, RemoteProtocolError
 __all__ = ["MAX_DEPTH", "dumps", "loads"]
 
 MAX_DEPTH: Final = 128
-"""Objects and arrays inside each other; the deepest body of the protocol has 5."""
+"""Maximum number of objects and arrays nested in each other; the deepest body of the protocol has 5."""
 
 _space = re.compile(r"[ \t\n\r]*").match
 _number = re.compile(r"(-?(?:0|[1-9][0-9]*))((?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)").match
@@ -48,7 +47,8 @@ def loads(data: bytes | str) -> Any:
     An object used as a key becomes a tuple of its (name, value) pairs sorted by name, so that ``dict(key)`` is the object; its
     values must be texts, numbers, booleans or nulls, as those of a MessageQueue are. Of equal keys the last one counts.
 
-    Raises RemoteProtocolError, with the position (in characters), for other texts, and no other error.
+    Raises RemoteProtocolError, with the position in characters, for other texts (in bytes, if they are not UTF-8), and no other
+    error.
     """
     if isinstance(data, str):
         text = data
@@ -103,7 +103,7 @@ def _write(value: Any, parts: list[bytes], depth: int) -> None:
 
 
 def _parse(text: str) -> Any:
-    """Reading past the end raises IndexError."""
+    """Returns the value of the text; raises IndexError if the text ends before its value."""
     open_values: list[dict[Key, Any] | list[Any]] = []
     keys: list[Key] = []  # one per open object: where the value being read goes
     at = _skip(text, 0)
@@ -155,7 +155,7 @@ def _parse(text: str) -> Any:
 
 
 def _key(text: str, at: int) -> tuple[Key, int]:
-    """The key that begins at ``at``, and where its value begins."""
+    """Returns the key that begins at ``at``, and the position where its value begins."""
     key: Key
     char = text[at]
     if char == '"':

@@ -1,12 +1,12 @@
 """Messages to send and messages received.
 
-``Message`` is built once per send on the hot path, so it is a plain C-level Struct and ``__post_init__`` only asks whether
-the body is bytes and anything beyond topic and body was given. Measured: 130 ns for a Struct with an empty ``__post_init__``,
-190 ns with the questions, of which the one about the body takes 17 ns. Tags, keys and properties of the usual types are joined and
-checked at once; what does not pass is checked again field by field, to name the field in the error.
+``Message`` is built for each send on the hot path, so it is a plain Struct in C, and ``__post_init__`` only tests whether the body
+is bytes and whether anything beyond topic and body was given. Measured: 130 ns for a Struct with an empty ``__post_init__``, 190 ns
+with the tests, of which that of the body takes 17 ns. Tags, keys and properties of the usual types are joined and checked together;
+if they do not pass, each field is checked alone, to name the field in the error.
 
-``MessageExt`` is built once per record of a pull, so it keeps what the record holds and derives the rest (``tags``, ``keys``,
-``msg_id``, ``offset_msg_id``) when asked: most readers use one or two of them.
+``MessageExt`` is built for each record of a pull, so it keeps the values of the record and derives the others (``tags``, ``keys``,
+``msg_id``, ``offset_msg_id``) at each access: most readers use one or two of them.
 """
 
 from __future__ import annotations
@@ -28,24 +28,26 @@ __all__ = ["MAX_DELAY_LEVEL", "Message", "MessageExt", "MessageQueue"]
 _INT32_MIN: Final = -(2**31)
 _INT32_MAX: Final = 2**31 - 1
 MAX_DELAY_LEVEL: Final = _INT32_MAX
-"""A stock broker has 18 levels, and takes a higher one for its highest; ``messageDelayLevel`` may list more."""
+"""The highest ``delay_level`` that a Message may have. A stock broker has 18 levels and treats a higher one as its highest;
+its setting ``messageDelayLevel`` may list more."""
 
 NO_KEYS: Final[tuple[str, ...]] = ()
-"""What ``keys`` is in a message that was given nothing but topic, body and ``wait_store``: sends ask for this very object."""
+"""The ``keys`` of a message that was given only topic, body and ``wait_store``. Sends recognise such messages by this object's
+identity."""
 _NO_FLAG: Final = 0
 _COUNTERS: Final = (PropertyName.RECONSUME_TIME.value, PropertyName.MAX_RECONSUME_TIMES.value)
 _MAX_SECONDS: Final = (2**63 - 1) // 1000
 _EPOCH_MILLISECONDS: Final = 10**12
 """September 2001 in milliseconds, and the year 33658 in seconds: a larger ``deliver_at`` is in milliseconds."""
 BLANKS: Final = "".join(map(chr, range(33)))
-"""What Java's ``String.trim`` takes off: U+0000 to U+0020 and no other white space."""
+"""The characters that Java's ``String.trim`` removes: U+0000 to U+0020 and no other white space."""
 
 
 class Keys(tuple[str, ...]):
-    """The empty keys of a message that has other entries for its properties; it is never NO_KEYS. Keys that are not empty are
-    a plain tuple.
+    """Empty keys that are not NO_KEYS: they mark a message without keys that has other properties, such as tags.
 
-    Messages for a producer's general path have a subclass.
+    A message with keys has a plain tuple. GeneralKeys and ShardedKeys, with or without keys in them, mark messages that need
+    more work.
     """
 
     __slots__ = ()
@@ -55,13 +57,13 @@ NO_OWN_KEYS: Final = Keys()
 
 
 class GeneralKeys(Keys):
-    """The keys of a message that a producer sends on its general path: with a delay, a sharding key or counters of retries."""
+    """The keys of a message that a producer sends on its general path: one with a delay or with counters of retries."""
 
     __slots__ = ()
 
 
 class ShardedKeys(GeneralKeys):
-    """The keys of a message with a sharding key, without delay and counters."""
+    """The keys of a message with a sharding key, without a delay and without counters of retries."""
 
     __slots__ = ()
 
@@ -75,7 +77,7 @@ class MessageQueue(NamedTuple):
 
 
 class MessageChanges(TypedDict, total=False):
-    """Fields of a Message, except its topic."""
+    """The fields of a Message, except its topic, as keyword arguments."""
 
     body: bytes
     tags: str | None
@@ -98,14 +100,14 @@ class _Addressed(Struct, frozen=True, gc=False):
 class Message(_Addressed, frozen=True, gc=False, kw_only=True):
     """A message to send; sending never changes it.
 
-    ``tags``: one tag. ``keys``: a text (split at spaces) or several; joined by one space on the wire. ``flag``: 32-bit number
-    that brokers pass through. ``delay_level``: from 1 on, 0 for none; a stock broker has 18. ``delay``: seconds. ``deliver_at``:
-    epoch seconds or an aware datetime. ``wait_store``: False lets the broker answer before the message is flushed or
-    replicated. ``unique_id``: None draws a fresh one for each send call.
+    ``tags``: one tag. ``keys``: a text, which is split at spaces, or several texts; kept as a tuple, and joined by spaces on the
+    wire. ``flag``: signed 32-bit number that brokers pass through. ``delay_level``: from 1 on, 0 for none; a stock broker has 18.
+    ``delay``: seconds. ``deliver_at``: epoch seconds or an aware datetime. ``wait_store``: False lets the broker answer before
+    the message is flushed or replicated. ``unique_id``: None makes a new one for each send call.
 
-    Raises ``InvalidMessageError`` for a body that is a str, reserved or blank property names, control characters that would break
-    the properties text, more than one kind of delay, and values out of range. Topic and body are checked further when the message
-    is sent.
+    Raises ``InvalidMessageError`` for a body that is a str, for reserved property names, blank property names and values, texts
+    with the control characters 0 to 2 or without a UTF-8 form, more than one kind of delay, and values of a wrong type or out
+    of range. Topic and body are checked further when the message is sent.
     """
 
     tags: str | None = None
@@ -143,10 +145,11 @@ class Message(_Addressed, frozen=True, gc=False, kw_only=True):
         """Returns a message to send, with the fields that the sender of ``message`` set: body, tags, keys, flag, sharding key
         and properties.
 
-        ``topic``: None for the topic that it was first sent to, also if it was read as a retry, as a dead letter or before the
-        end of its delay. ``changes``: fields with other values; ``properties`` replaces all properties. Values that a Message
-        may not hold are left out: names of the system, blank texts, texts with the control characters 0 to 2. Delays are not
-        copied, and each send draws an id. Raises InvalidMessageError and TypeError for ``changes``, as the constructor does.
+        ``topic``: None for the topic that ``message`` was first sent to, also if it was read as a retry, as a dead letter or
+        before the end of its delay. ``changes``: fields with other values; ``properties`` replaces all properties. Values that a
+        Message may not hold are left out: properties of the system, blank texts, texts with the control characters 0 to 2.
+        Delays are not copied, and each send makes a new id. Raises InvalidMessageError and TypeError for ``changes``, as the
+        constructor does.
         """
         fields: MessageChanges = {
             "body": message.body,
@@ -177,10 +180,11 @@ class Message(_Addressed, frozen=True, gc=False, kw_only=True):
 class MessageExt(Struct, frozen=True, gc=False):
     """A message as a broker stored it.
 
-    ``properties`` holds all properties, those of the system included. ``queue``: the queue that it was read from. ``body``:
-    decompressed. ``sys_flag``: as stored, bit 0 cleared where the body was decompressed. ``body_crc``: checksum of the body as
-    stored. ``store_size``: bytes of the whole record (0 for a message of an inner batch). ``born_host``, ``store_host``:
-    "ip:port", an IPv6 address in brackets. ``transaction_id``: set by a pull for messages of a transaction.
+    ``properties``: all properties, those of the system included. ``queue``: the queue that the message was read from. ``body``:
+    decompressed. ``sys_flag``: as stored, bit 0 cleared if the body was decompressed. ``body_crc``, ``store_size``: CRC32 of the
+    body as stored and bytes of the whole record; both 0 for a message of an inner batch. ``born_time_ms``, ``store_time_ms``:
+    epoch ms. ``born_host``, ``store_host``: "ip:port" of sender and broker, an IPv6 address in brackets. ``transaction_id``: set
+    by a pull for messages of a transaction.
     """
 
     topic: str
@@ -212,7 +216,7 @@ class MessageExt(Struct, frozen=True, gc=False):
 
     @property
     def user_properties(self) -> dict[str, str]:
-        """Properties that the sender gave, without the system's; a new dict each time."""
+        """The properties that the sender gave, without those of the system; a new dict at each access."""
         return user_properties(self.properties)
 
     @property
@@ -228,9 +232,9 @@ class MessageExt(Struct, frozen=True, gc=False):
 
     @property
     def offset_msg_id(self) -> str:
-        """Store host and commit log offset in hexadecimal; empty where the store host is not known.
+        """Store host and commit log offset in hexadecimal; empty if the store host is not known.
 
-        Messages of one inner batch have that of their record (Java gives them none).
+        Messages of an inner batch have the id of their record (Java gives them none).
         """
         return pack_offset_id(self.store_host, self.commit_log_offset) if self.store_host else ""
 
@@ -241,7 +245,7 @@ class MessageExt(Struct, frozen=True, gc=False):
 
     @property
     def delay_level(self) -> int:
-        """Property DELAY; 0 where it is missing or no number."""
+        """Number in property DELAY; 0 if it is missing or no number."""
         value = self.properties.get("DELAY", "")
         return int(value) if value.isascii() and value.isdecimal() and len(value) < 11 else 0
 
@@ -256,7 +260,7 @@ def is_blank(text: str) -> bool:
 
 
 def _check_texts(message: Message) -> None:
-    """Checks tags, keys, sharding key and properties: all texts together if they have the usual types."""
+    """Checks tags, keys, sharding key and properties: together if they have the usual types, else field by field."""
     keys: Any = message.keys
     tags, properties, sharding_key = message.tags, message.properties, message.sharding_key
     if (
@@ -280,7 +284,7 @@ def _check_texts(message: Message) -> None:
 
 
 def _is_usual(properties: Mapping[str, str]) -> bool:
-    """Returns whether these are a dict of plain texts without control characters, blank texts and reserved names."""
+    """Returns whether ``properties`` are a dict of plain texts, without control characters, blank texts and reserved names."""
     if properties.__class__ is not dict:
         return False
     text = ""
@@ -296,7 +300,7 @@ def _is_usual(properties: Mapping[str, str]) -> bool:
 
 
 def _check_fields(message: Message) -> None:
-    """Checks field by field, and gives texts that are no plain str their plain form."""
+    """Checks each field alone, and replaces texts that are subclasses of str by plain ones."""
     body: Any = message.body
     if isinstance(body, str):
         raise InvalidMessageError("the body must be bytes, not str: encode the text, as in body.encode()")
@@ -305,7 +309,7 @@ def _check_fields(message: Message) -> None:
         if isinstance(keys, str):
             keys = keys.split(" ")
         elif not isinstance(keys, Iterable):
-            raise InvalidMessageError(f"keys must be a str or several, not {type(keys).__name__}")
+            raise InvalidMessageError(f"keys must be a str or several of them, not {type(keys).__name__}")
         keys = [_checked_text("key", key) for key in tuple(keys)]
         keys = [key for key in keys if key]
     if message.tags is not None:
@@ -332,10 +336,10 @@ def _check_fields(message: Message) -> None:
 
 
 def check_properties(properties: Mapping[str, str]) -> dict[str, str]:
-    """Returns a copy of user properties, checked as Java's ``Message.putUserProperty`` does, and for control characters
-    besides.
+    """Returns a copy of user properties after the checks of Java's ``Message.putUserProperty``; they also must have none of the
+    control characters 0 to 2, and a UTF-8 form.
 
-    Raises ``InvalidMessageError`` (13) naming the property.
+    Raises ``InvalidMessageError`` (13), with the name of the property.
     """
     given: Any = properties
     if _is_usual(given):
@@ -353,8 +357,8 @@ def check_properties(properties: Mapping[str, str]) -> dict[str, str]:
 
 
 def _checked_properties(message: Message) -> dict[str, str]:
-    """Does as ``check_properties`` does, except for the two counters that a message of a retry topic may carry
-    (``sendMessageBack``)."""
+    """Returns what ``check_properties`` returns; a message of a retry topic may also have the two counters that Java's
+    ``sendMessageBack`` sets."""
     given: Any = message.properties
     if not isinstance(given, Mapping) or not isinstance(message.topic, str) or not message.topic.startswith(RETRY_TOPIC_PREFIX):
         return check_properties(given)
@@ -366,7 +370,7 @@ def _checked_properties(message: Message) -> dict[str, str]:
 
 
 def _checked_text(what: str, text: object) -> str:
-    """Returns the text; for a subclass of str, such as an Enum of texts, the plain text, which formatting would not give."""
+    """Returns the text as a plain str; formatting a subclass of str, such as a member of an Enum, may give another text."""
     if not isinstance(text, str):
         raise InvalidMessageError(f"{what} must be a str, not {type(text).__name__}")
     if "\x01" in text or "\x02" in text or "\x00" in text:

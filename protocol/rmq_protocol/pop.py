@@ -1,9 +1,9 @@
-"""Texts of popped messages (``ExtraInfoUtil``), and the topics of their retries (``KeyBuilder``).
+"""Reads and writes the texts about popped messages (``ExtraInfoUtil``), and the names of their retry topics (``KeyBuilder``).
 
-A popped message is identified by the offset at which its pop began and its own offset; POP_CK contains both, and acks return
-it. The infos of a pop's response are lists of ``retry item value`` joined by ``;``, where ``retry`` is the kind of their
-topic: 0 the topic itself, 1 and 2 the group's retry topic in its old and new form. They are read into maps keyed
-``retry@item``.
+A popped message is identified by the offset at which its pop began and by its own offset; POP_CK contains both, and an ack sends
+it back. The three infos of a pop's response are lists of ``retry item value`` joined by ``;``. ``retry`` is the kind of the topic
+that the message is in: 0 for the topic itself, 1 and 2 for the group's retry topic in its old and new form. The parsers return
+dicts with keys ``retry@item``.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ _LONG: Final = range(-0x8000000000000000, 0x8000000000000000)
 class ExtraInfo(NamedTuple):
     """The parts of the property POP_CK.
 
-    ``ck_queue_offset``: queue offset at which the pop began. Points in time are in epoch ms, durations in ms. ``retry``: "0",
-    "1" or "2".
+    ``ck_queue_offset``: queue offset at which the pop began. ``pop_time``: epoch ms. ``invisible_time``: ms. ``retry``: "0", "1"
+    or "2", the kind of the topic. ``msg_queue_offset``: offset of the message itself.
     """
 
     ck_queue_offset: int
@@ -57,19 +57,20 @@ class ExtraInfo(NamedTuple):
 def build_extra_info(info: ExtraInfo) -> str:
     """Returns the text of a POP_CK. Raises LocalProtocolError for a broker name that is empty or has a space in it."""
     if not info.broker_name or " " in info.broker_name:
-        raise LocalProtocolError(f"extra info: broker name {info.broker_name[:80]!r} must not be empty or have a space")
+        raise LocalProtocolError(f"extra info: broker name {info.broker_name[:80]!r} must not be empty and must have no space")
     return " ".join(str(part) for part in info if part is not None)
 
 
 def parse_extra_info(text: str) -> ExtraInfo:
-    """Returns the parts of a POP_CK. Raises RemoteProtocolError for too few parts, and for a part that must be a number and
-    is none."""
+    """Returns the parts of a POP_CK. Raises RemoteProtocolError unless it has 7 or 8 parts, those in the places of numbers 64-bit
+    integers."""
     parts = text.split(" ")
     if len(parts) not in (7, 8):
         raise RemoteProtocolError(f"extra info {text[:80]!r} has {len(parts)} parts, not 7 or 8")
-    offset, pop_time, invisible_time, revive_qid = (_long(part, text) for part in parts[:4])
-    last = _long(parts[7], text) if len(parts) == 8 else None
-    return ExtraInfo(offset, pop_time, invisible_time, revive_qid, parts[4], parts[5], _long(parts[6], text), last)
+    offset, pop_time, invisible_time, revive_qid = (_long(part, text, "extra info") for part in parts[:4])
+    queue_id = _long(parts[6], text, "extra info")
+    last = _long(parts[7], text, "extra info") if len(parts) == 8 else None
+    return ExtraInfo(offset, pop_time, invisible_time, revive_qid, parts[4], parts[5], queue_id, last)
 
 
 def retry_flag(topic: str) -> str:
@@ -87,7 +88,8 @@ def pop_retry_topic_v1(topic: str, group: str) -> str:
 
 
 def real_topic(retry: str, topic: str, group: str) -> str:
-    """Returns the topic that a message with this retry flag is stored in. Raises RemoteProtocolError for an unknown flag."""
+    """Returns the topic in which a message with this retry flag is stored. ``topic``: the topic of the pop. Raises
+    RemoteProtocolError for another flag than "0", "1" and "2"."""
     match retry:
         case "0":
             return topic
@@ -99,40 +101,41 @@ def real_topic(retry: str, topic: str, group: str) -> str:
 
 
 def info_key(topic: str, queue_id: int) -> str:
-    """Returns the key of a queue in the parsed infos."""
+    """Returns the key of a queue in the dicts of the parsers. ``topic``: the topic in which the messages are stored."""
     return f"{retry_flag(topic)}@{queue_id}"
 
 
 def order_info_key(topic: str, queue_id: int, queue_offset: int) -> str:
-    """Returns the key of one message in the parsed order count info."""
+    """Returns the key of one message in the dict of ``parse_order_count_info``."""
     return f"{retry_flag(topic)}@qo{queue_id}%{queue_offset}"
 
 
 def parse_start_offset_info(text: str | None) -> dict[str, int]:
-    """Returns the offset at which the pop began, by queue. Raises RemoteProtocolError for a malformed text, and for one
-    with two entries of one key."""
+    """Returns the offset at which the pop began, by queue (``info_key``). Raises RemoteProtocolError for a malformed text, and
+    for one with two entries of the same key."""
     return _parse("startOffsetInfo", text, _long)
 
 
 def parse_msg_offset_info(text: str | None) -> dict[str, tuple[int, ...]]:
-    """Returns the queue offsets of the messages, by queue. Raises as ``parse_start_offset_info`` does."""
-    return _parse("msgOffsetInfo", text, lambda value, text: tuple(_long(part, text) for part in value.split(",")))
+    """Returns the queue offsets of the messages, by queue (``info_key``). Raises as ``parse_start_offset_info`` does."""
+    return _parse("msgOffsetInfo", text, _longs)
 
 
 def parse_order_count_info(text: str | None) -> dict[str, int]:
-    """Returns the numbers of earlier attempts, by queue or message. Raises as ``parse_start_offset_info`` does."""
+    """Returns the number of earlier deliveries, by queue (``info_key``) or by message (``order_info_key``). Raises as
+    ``parse_start_offset_info`` does."""
     return _parse("orderCountInfo", text, _long)
 
 
 def build_info(values: Mapping[str, int | Sequence[int]]) -> str:
-    """Returns the text of an info; all three infos have this form."""
+    """Returns the text of an info from a dict such as the parsers return; all three infos have this form."""
     return ";".join(
         f"{key.replace('@', ' ', 1)} {value if isinstance(value, int) else ','.join(map(str, value))}"
         for key, value in values.items()
     )
 
 
-def _parse(what: str, text: str | None, read: Callable[[str, str], V]) -> dict[str, V]:
+def _parse(what: str, text: str | None, read: Callable[[str, str, str], V]) -> dict[str, V]:
     found: dict[str, V] = {}
     for item in text.rstrip(";").split(";") if text else ():
         parts = item.split(" ")
@@ -141,12 +144,16 @@ def _parse(what: str, text: str | None, read: Callable[[str, str], V]) -> dict[s
         key = f"{parts[0]}@{parts[1]}"
         if key in found:
             raise RemoteProtocolError(f"{what}: {key[:80]} is there twice")
-        found[key] = read(parts[2], item)
+        found[key] = read(parts[2], item, what)
     return found
 
 
-def _long(text: str, whole: str) -> int:
+def _longs(text: str, whole: str, what: str) -> tuple[int, ...]:
+    return tuple([_long(part, whole, what) for part in text.split(",")])
+
+
+def _long(text: str, whole: str, what: str) -> int:
     value = int(text) if _number(text) else None
     if value is None or value not in _LONG:
-        raise RemoteProtocolError(f"{text[:40]!r} in {whole[:80]!r} is not a 64-bit integer")
+        raise RemoteProtocolError(f"{what}: {text[:40]!r} in {whole[:80]!r} is not a 64-bit integer")
     return value

@@ -1,10 +1,10 @@
 """Handles of popped messages: found in a pop's response, renewed by a change of the invisible time, gathered into acks.
 
-A handle is the ``ExtraInfo`` of one message, with its queue offset. It is valid for the broker that was asked, until the
-message is acknowledged or its invisible time is changed. A broker that has rewritten the topic of a retried message puts the
-handle into property POP_CK: its topic and queue then name another queue, and the infos of the response must not be used.
-Numbers of the peer are checked here: a message with an invalid handle gets none, and is delivered again after its invisible
-time.
+A handle is the ``ExtraInfo`` of one message, with its queue offset. It is valid at the broker of the pop, until the message is
+acknowledged or its invisible time is changed. A broker that has replaced the topic of a retry by the original topic puts the
+handle into property POP_CK: topic and queue of the message then are not those of the pop, and the infos of the response must
+not be used for it. The numbers of the peer are checked: a message with an invalid handle gets none, and is delivered again
+after its invisible time.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from .pop import (
 __all__ = ["MAX_POP_SIZE", "can_be_gathered", "changed_handle", "find_handles", "gather_acks", "left_handles", "plain_topic"]
 
 MAX_POP_SIZE: Final = 32
-"""Messages that one pop may ask for; a broker refuses more."""
+"""Maximum number of messages that one pop may request; a broker refuses more."""
 _MAX_INT: Final = 0x7FFFFFFF
 _queue_id = re.compile(r"[0-9]{1,10}").fullmatch
 _RETRY_FLAGS: Final = frozenset({"0", "1", "2"})
 
 
 def find_handles(answer: PopMessageResponseHeader, messages: Sequence[MessageExt], broker_name: str) -> list[ExtraInfo | None]:
-    """Returns the handle of each message of a pop, None for one that has none: the infos do not name it, its numbers are out of
-    range, or another message of the response has the same.
+    """Returns the handle of each message of a pop; None for a message without property POP_CK that the infos do not name, for a
+    handle with numbers out of range, and for one that an earlier message of the response has.
 
-    ``messages``: as decoded, their topics as on the wire. ``broker_name``: of the broker that was asked. Raises RemoteProtocolError
-    for infos that are broken.
+    ``messages``: as decoded, with the topics on the wire. ``broker_name``: name of the broker of the pop. Raises
+    RemoteProtocolError for infos that are malformed.
     """
     starts = parse_start_offset_info(answer.startOffsetInfo)
     offsets = {key: frozenset(found) for key, found in parse_msg_offset_info(answer.msgOffsetInfo).items()}
@@ -74,9 +74,9 @@ def find_handles(answer: PopMessageResponseHeader, messages: Sequence[MessageExt
 
 
 def left_handles(answer: PopMessageResponseHeader, found: Iterable[ExtraInfo | None], broker_name: str) -> list[ExtraInfo]:
-    """Returns the handles of a pop's response that no message has, such as those of records that cannot be read.
+    """Returns the handles in the infos of a pop's response that no message has, such as those of records that cannot be read.
 
-    ``found``: the handles of its messages. Raises RemoteProtocolError for infos that are broken.
+    ``found``: the handles of its messages. Raises RemoteProtocolError for infos that are malformed.
     """
     seen = {(handle.retry, handle.queue_id, handle.msg_queue_offset) for handle in found if handle is not None}
     starts = parse_start_offset_info(answer.startOffsetInfo)
@@ -102,8 +102,8 @@ def left_handles(answer: PopMessageResponseHeader, found: Iterable[ExtraInfo | N
 
 
 def _own_handle(answer: PopMessageResponseHeader, message: MessageExt, broker_name: str) -> ExtraInfo | None:
-    """Returns the handle in the message's property; None if there is none, and for one of another pop, which a sender has
-    copied."""
+    """Returns the handle in the message's property POP_CK; None if there is none, and for the handle of another pop, which a
+    sender has copied with the properties."""
     text = message.properties.get(PropertyName.POP_CK)
     if text is None:
         return None
@@ -116,7 +116,7 @@ def _own_handle(answer: PopMessageResponseHeader, message: MessageExt, broker_na
 
 
 def changed_handle(handle: ExtraInfo, answer: ChangeInvisibleTimeResponseHeader) -> ExtraInfo:
-    """Returns the handle that is valid after a change of the invisible time; it begins at the message's own offset.
+    """Returns the handle that is valid after a change of the invisible time; its ``ck_queue_offset`` is the message's own offset.
 
     Raises RemoteProtocolError for numbers out of range.
     """
@@ -133,16 +133,17 @@ def changed_handle(handle: ExtraInfo, answer: ChangeInvisibleTimeResponseHeader)
 
 
 def gather_acks(group: str, handles: Iterable[tuple[str, ExtraInfo]]) -> tuple[BatchAck, ...]:
-    """Returns the acks of one BATCH_ACK_MESSAGE, one for each queue and pop: the order is that of their first messages.
+    """Returns the acks of one BATCH_ACK_MESSAGE, one for each queue and pop, in the order of their first messages.
 
-    ``handles``: pairs of the plain topic on the wire and the handle, all of one broker. Raises LocalProtocolError for a message
-    more than MAX_ACK_SPAN offsets from the start of its pop: acknowledge it alone.
+    ``handles``: pairs of the topic of the pop, as on the wire, and the handle, all of one broker. Raises LocalProtocolError for a
+    handle without a message's offset, and for a message more than MAX_ACK_SPAN offsets after the start of its pop, which must be
+    acknowledged alone (``can_be_gathered``).
     """
     bits: dict[tuple[str, str, int, int, int, int, int], list[int]] = {}
     for topic, handle in handles:
         offset = handle.msg_queue_offset
         if offset is None:
-            raise LocalProtocolError(f"handle of topic {topic[:80]!r} names no message: {handle}")
+            raise LocalProtocolError(f"handle of topic {topic[:80]!r} needs a msg_queue_offset, and has none: {handle}")
         start = handle.ck_queue_offset
         key = (topic, handle.retry, start, handle.queue_id, handle.revive_qid, handle.pop_time, handle.invisible_time)
         bits.setdefault(key, []).append(offset - start)
@@ -163,12 +164,12 @@ def gather_acks(group: str, handles: Iterable[tuple[str, ExtraInfo]]) -> tuple[B
 
 
 def can_be_gathered(handle: ExtraInfo) -> bool:
-    """Returns whether a batch can acknowledge the message."""
+    """Returns whether ``gather_acks`` accepts the handle."""
     return handle.msg_queue_offset is not None and handle.msg_queue_offset - handle.ck_queue_offset <= MAX_ACK_SPAN
 
 
 def plain_topic(topic: str, group: str) -> str:
-    """Returns the topic that the message of a retry topic of ``group`` was first in, ``topic`` itself for another one."""
+    """Returns the topic in the name of a retry topic that ``group`` has for pops, and any other topic as it is."""
     for separator in "_+":
         prefix = f"{RETRY_TOPIC_PREFIX}{group}{separator}"
         if topic.startswith(prefix) and len(topic) > len(prefix):

@@ -1,7 +1,7 @@
-"""The properties text: ``name \\x01 value \\x02`` for each entry, nothing escaped (``MessageDecoder``).
+"""Builds and reads the properties text: ``name \\x01 value \\x02`` for each entry, nothing escaped (``MessageDecoder``).
 
-A plain message's text is one f-string, since every send builds one. Decoding splits at ``\\x02`` and partitions at ``\\x01``:
-linear, and no input makes it raise.
+The text of a plain message is one f-string, since every send builds one. Decoding splits at ``\\x02`` and partitions at ``\\x01``:
+it takes linear time and raises for no input.
 """
 
 from __future__ import annotations
@@ -18,18 +18,17 @@ __all__ = ["RESERVED_NAMES", "decode_properties", "encode_properties", "message_
 
 WAIT: Final = "WAIT\x01true\x02"
 NO_WAIT: Final = "WAIT\x01false\x02"
-"""What messages and batches say of ``wait_store``."""
+"""The entries for ``wait_store`` in the properties of messages and batches."""
 BEFORE_ID: Final = "UNIQ_KEY\x01"
 AFTER_ID: Final = f"\x02{WAIT}"
 AFTER_ID_NO_WAIT: Final = f"\x02{NO_WAIT}"
-"""Around the unique id, with which the text of each message begins."""
+"""The texts before and after the unique id, at the beginning of each message's properties."""
 
 
 def message_properties(message: Message, unique_id: str, extra: Mapping[str, str] | None = None) -> str:
-    """Returns the properties text of one send. ``unique_id`` becomes UNIQ_KEY; ``extra`` holds the properties that the kind of
-    send adds.
+    """Returns the properties text of one send. ``unique_id``: value of UNIQ_KEY. ``extra``: properties that the kind of send adds.
 
-    Raises ``InvalidMessageError`` (13) when the text has more than 32767 bytes: the store keeps its length as a signed 16-bit
+    Raises ``InvalidMessageError`` (13) if the text has more than 32767 bytes: the store keeps its length as a signed 16-bit
     number.
     """
     tags, keys = message.tags, message.keys
@@ -91,7 +90,7 @@ def encode_properties(properties: Mapping[str, str | None]) -> bytes:
 
 
 def decode_properties(data: bytes | str) -> dict[str, str]:
-    """Returns the entries of a properties text, as ``string2messageProperties`` reads it.
+    """Returns the entries of a properties text, read as ``string2messageProperties`` does.
 
     The last separator may be missing. Of entries with one name the last one counts. Entries without a separator, without a
     name or without a value are dropped. Bytes that are not UTF-8 become U+FFFD.

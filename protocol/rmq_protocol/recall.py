@@ -1,4 +1,5 @@
-"""Recall handles: a send of a delayed message returns one, and a recall of the message needs it (``RecallMessageHandle``)."""
+"""Recall handles: the send of a delayed message returns one, and the recall of the message needs it
+(``RecallMessageHandle``)."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ _base64 = re.compile(r"[A-Za-z0-9_-]+={0,2}").fullmatch
 
 class RecallHandle(NamedTuple):
     """The parts of a recall handle. ``timestamp``: time at which the message is due, epoch ms as a text. ``message_id``:
-    its unique id."""
+    unique id of the message."""
 
     topic: str
     broker_name: str
@@ -25,20 +26,21 @@ class RecallHandle(NamedTuple):
 
 
 def encode_recall_handle(handle: RecallHandle) -> str:
-    """Returns the text of a recall handle. Raises LocalProtocolError for a part that is empty or has a space in it."""
+    """Returns the text of a recall handle. Raises LocalProtocolError for a part that is empty, has a space in it, or has no
+    UTF-8 form."""
     for name, value in zip(handle._fields, handle, strict=True):
         if not value or " " in value:
-            raise LocalProtocolError(f"recall handle: {name} {value[:80]!r} must not be empty or have a space")
+            raise LocalProtocolError(f"recall handle: {name} {value[:80]!r} must not be empty and must have no space")
     try:
         return base64.urlsafe_b64encode(" ".join((_VERSION, *handle)).encode()).decode()
     except UnicodeEncodeError as error:
-        raise LocalProtocolError(f"recall handle: {error.reason} at {error.start}") from None
+        raise LocalProtocolError(f"recall handle: {handle!r} has no UTF-8 form ({error.reason}); give valid text") from None
 
 
 def decode_recall_handle(text: str | None) -> RecallHandle:
-    """Reads a recall handle.
+    """Returns the parts of a recall handle.
 
-    Padding may be missing, and more parts may follow. Raises RemoteProtocolError for other texts.
+    Padding may be missing, and further parts are ignored. Raises RemoteProtocolError for other texts.
     """
     if isinstance(text, str) and _base64(text):
         digits = text.rstrip("=")
@@ -49,4 +51,4 @@ def decode_recall_handle(text: str | None) -> RecallHandle:
         else:
             if version == _VERSION and len(parts) >= len(RecallHandle._fields):
                 return RecallHandle(*parts[: len(RecallHandle._fields)])
-    raise RemoteProtocolError(f"recall handle {shown(text)} is invalid")
+    raise RemoteProtocolError(f"recall handle {shown(text)} is not base64 of 'v1 topic broker time id'")

@@ -1,4 +1,4 @@
-"""Replies of request-reply: the properties of the answer to a request message (``MessageUtil``)."""
+"""Replies between clients: the properties of the reply to a request message (``MessageUtil``)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["CREATE_REPLY_MESSAGE", "REPLY_MESSAGE_TYPE", "REPLY_TOPIC_SUFFIX", "
 
 REPLY_TOPIC_SUFFIX: Final = "REPLY_TOPIC"
 REPLY_MESSAGE_TYPE: Final = "reply"
-"""Property MSG_TYPE of replies: the broker passes them on, in SEND_REPLY_MESSAGE."""
+"""Value of property MSG_TYPE of a reply, which is sent to the broker with SEND_REPLY_MESSAGE and forwarded to the requester."""
 
 CREATE_REPLY_MESSAGE: Final = 10007
 
@@ -27,7 +27,7 @@ class Reply(NamedTuple):
 def create_reply(request: Mapping[str, str]) -> Reply:
     """Returns the topic of the reply to a message with these properties, and the properties that the reply must have.
 
-    Raises LocalProtocolError (10007) if the broker did not add its cluster to the request.
+    Raises LocalProtocolError (10007) if the message has no property CLUSTER, which the broker adds to requests.
     """
     cluster = request.get(PropertyName.CLUSTER)
     if cluster is None:

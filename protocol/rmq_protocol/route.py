@@ -1,10 +1,10 @@
 """Routes: the brokers that hold the queues of a topic (``TopicRouteData``, response body of GET_ROUTEINFO_BY_TOPIC).
 
 A route comes from a name server, which may be old, wrong or hostile: ``decode_route`` accepts every form that servers are
-known to write and limits its size, and the functions that turn a route into queues are pure, so that they can be called again
-at any time. They follow ``MQClientInstance.topicRouteData2TopicPublishInfo`` and ``...SubscribeInfo``, special cases included:
-an ``orderTopicConf`` replaces permissions and masters, and static topics have a pseudo broker. Beyond Java they leave out
-brokers whose master address cannot be connected to.
+known to write and limits its size. The functions that turn a route into queues are pure, and follow
+``MQClientInstance.topicRouteData2TopicPublishInfo`` and ``...SubscribeInfo``, special cases included: an ``orderTopicConf``
+replaces permissions and masters, and static topics have a pseudo broker. Beyond Java, ``publish_queues`` leaves out brokers
+whose master address is malformed.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ __all__ = [
 ]
 
 MAX_ROUTE_QUEUES: Final = 65_536
-"""Queues of one topic, over all its brokers, that are believed; the largest topics have a few thousand."""
+"""Maximum number of queues of one topic on all its brokers that a route may have; the largest topics have a few thousand."""
 
 NO_BROKER: Final = "__syslo__none__"
-"""End point of a static topic's queue that no broker holds (``MixAll.LOGICAL_QUEUE_MOCK_BROKER_NAME_NOT_EXIST``)."""
+"""Broker name for a static topic's queue that no broker has (``MixAll.LOGICAL_QUEUE_MOCK_BROKER_NAME_NOT_EXIST``)."""
 
 _GLOBAL_SCOPE: Final = "__global__"
 _digits = re.compile(r"[+-]?[0-9]{1,10}").fullmatch
 
 
 class QueueData(msgspec.Struct, frozen=True, rename="camel"):
-    """Queues of the topic on one broker; ``perm`` as in ``Perm``. Negative counts mean none."""
+    """The queues of a topic on one broker. ``perm``: bits of ``Perm``. Negative counts mean no queues."""
 
     broker_name: str
     read_queue_nums: Int = 0
@@ -62,7 +62,7 @@ class QueueData(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class BrokerData(msgspec.Struct, frozen=True, rename="camel"):
-    """Addresses (``host:port``) of one broker by broker id; 0 is the master."""
+    """A broker: the replicas of one name. ``broker_addrs``: broker id -> ``host:port``; id 0 is the master."""
 
     broker_name: str
     broker_addrs: dict[Long, str] = {}
@@ -72,8 +72,8 @@ class BrokerData(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class TopicQueueMapping(msgspec.Struct, frozen=True, rename="camel"):
-    """The global queues of a static topic that a broker holds (``TopicQueueMappingInfo``). ``curr_id_map``: local queue id
-    by global id."""
+    """The queues of a static topic that one broker has (``TopicQueueMappingInfo``). ``curr_id_map``: global queue id -> local
+    one. ``bname``: name of the broker."""
 
     topic: str | None = None
     scope: str | None = _GLOBAL_SCOPE
@@ -87,7 +87,7 @@ class TopicQueueMapping(msgspec.Struct, frozen=True, rename="camel"):
 class TopicRouteData(msgspec.Struct, frozen=True, rename="camel"):
     """The route of a topic.
 
-    ``order_topic_conf``: ``broker-a:4;broker-b:4`` for topics with a fixed number of queues, else None.
+    ``order_topic_conf``: number of queues by broker for ordered topics, ``broker-a:4;broker-b:4``, else None.
     """
 
     queue_datas: tuple[QueueData, ...] = ()
@@ -100,7 +100,8 @@ class TopicRouteData(msgspec.Struct, frozen=True, rename="camel"):
 def decode_route(body: bytes) -> TopicRouteData:
     """Returns the route in a response body, which is standard JSON or has keys without quotes.
 
-    Raises RemoteProtocolError for a body that is no route, and for a route of more than ``MAX_ROUTE_QUEUES`` queues.
+    Raises RemoteProtocolError for a body that is no route, and for a route of more than ``MAX_ROUTE_QUEUES`` read queues or write
+    queues.
     """
     route = decode_body(TopicRouteData, body)
     _count(sum(max(data.read_queue_nums, 0) for data in route.queue_datas), "read queues")
@@ -111,16 +112,18 @@ def decode_route(body: bytes) -> TopicRouteData:
 def encode_route(route: TopicRouteData, *, standard: bool = True) -> bytes:
     """Returns the JSON of a route.
 
-    ``standard=False``: broker ids without quotes, as name servers answer requests of a version below 401.
+    ``standard=False``: broker ids without quotes, as in answers to clients of a version below 401 (4.9.4).
     """
     return encode_body(route, standard=standard)
 
 
 def publish_queues(topic: str, route: TopicRouteData) -> tuple[MessageQueue, ...]:
-    """Returns the queues to send to, in the order of a round robin: by broker name, then id.
+    """Returns the queues to send to, in the order of a round robin: by broker name, then queue id; those of a static topic by
+    queue id.
 
-    Only queues with write permission on brokers with a master; an ``order_topic_conf`` overrides both. Raises
-    RemoteProtocolError for an ``order_topic_conf`` that cannot be read or names too many queues.
+    Only queues with write permission on brokers with a master are returned. An ``order_topic_conf`` overrides both: the queues
+    that it names are returned in its order. Raises RemoteProtocolError for an ``order_topic_conf`` that cannot be read, and for
+    more than ``MAX_ROUTE_QUEUES`` queues of it or of a static topic.
     """
     if route.order_topic_conf:
         return _ordered_queues(topic, route.order_topic_conf)
@@ -137,8 +140,8 @@ def publish_queues(topic: str, route: TopicRouteData) -> tuple[MessageQueue, ...
 
 
 def subscribe_queues(topic: str, route: TopicRouteData) -> tuple[MessageQueue, ...]:
-    """Returns the queues to read from, each once, by broker name, then id: those with read permission, with or without a
-    master."""
+    """Returns the queues to read from, each once, by broker name, then queue id: those with read permission, with or without a
+    master. Raises RemoteProtocolError for a static topic of more than ``MAX_ROUTE_QUEUES`` queues."""
     queues: set[MessageQueue]
     if route.topic_queue_mapping_by_broker:
         queues = set(static_topic_endpoints(topic, route))
@@ -153,8 +156,8 @@ def subscribe_queues(topic: str, route: TopicRouteData) -> tuple[MessageQueue, .
 
 
 def static_topic_endpoints(topic: str, route: TopicRouteData) -> dict[MessageQueue, str]:
-    """Returns the queues of a static topic, all on a pseudo broker, each with the name of the broker that holds it now
-    (``NO_BROKER``: none)."""
+    """Returns the queues of a static topic, each on the pseudo broker of its scope -> name of the broker that has it now
+    (``NO_BROKER``: none). Raises RemoteProtocolError for more than ``MAX_ROUTE_QUEUES`` queues."""
     scopes: dict[str, list[TopicQueueMapping]] = {}
     by_broker = route.topic_queue_mapping_by_broker or {}
     for mapping in (by_broker[name] for name in sorted(by_broker, key=_utf16)):  # of equal epochs the last name counts
@@ -177,7 +180,7 @@ def static_topic_endpoints(topic: str, route: TopicRouteData) -> dict[MessageQue
 
 
 def broker_address(route: TopicRouteData, broker_name: str, broker_id: int) -> str | None:
-    """Returns the address of one broker; None if the route has no valid address of it."""
+    """Returns the address of one replica of a broker; None if the route has no valid one."""
     for data in route.broker_datas:
         if data.broker_name == broker_name:
             address = data.broker_addrs.get(broker_id)
@@ -190,8 +193,8 @@ def master_address(route: TopicRouteData, broker_name: str) -> str | None:
 
 
 def master_addresses(route: TopicRouteData) -> dict[str, str]:
-    """Returns the address of every usable master by broker name, also of brokers without queues of the topic: a producer
-    sends its heartbeats to them."""
+    """Returns broker name -> address of every master with a valid address, also of brokers without queues of the topic: a
+    producer sends heartbeats to them too."""
     addresses: dict[str, str | None] = {}
     for data in route.broker_datas:
         addresses.setdefault(data.broker_name, data.broker_addrs.get(MASTER_ID))  # of one name the first counts
@@ -199,22 +202,22 @@ def master_addresses(route: TopicRouteData) -> dict[str, str]:
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Splits ``host:port``, ``[v6]:port`` or ``v6:port`` (the last colon counts) in its parts.
+    """Returns host and port of ``host:port``, ``[v6]:port`` or ``v6:port`` (the last colon counts).
 
-    Raises RemoteProtocolError for anything else, a port outside 1..65535 included.
+    Raises RemoteProtocolError for other texts, also for a port outside 1..65535.
     """
     host, _, port = address.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not 0 < len(host) <= 255 or not host.isprintable() or " " in host or "/" in host:
-        raise RemoteProtocolError(f"address {address[:80]!r} has no host")
+        raise RemoteProtocolError(f"address {address[:80]!r} has no host; the form is host:port")
     if not (port.isascii() and port.isdigit() and len(port) <= 5 and 0 < int(port) < 65536):
-        raise RemoteProtocolError(f"address {address[:80]!r} has no port in 1..65535")
+        raise RemoteProtocolError(f"address {address[:80]!r} has no port in 1..65535; the form is host:port")
     return host, int(port)
 
 
 @lru_cache(maxsize=1024)
 def is_address(text: str) -> bool:
-    """Returns whether ``split_address`` accepts the text. The results are cached: the routes of all topics name the same
+    """Returns whether ``split_address`` accepts the text. Results are cached, because the routes of all topics have the same
     few addresses."""
     try:
         split_address(text)
@@ -224,7 +227,8 @@ def is_address(text: str) -> bool:
 
 
 def route_fingerprint(route: TopicRouteData) -> bytes:
-    """Returns a text that is equal for routes with the same entries in any order (``TopicRouteData.topicRouteDataChanged``)."""
+    """Returns a text that is equal for routes with the same entries in any order, apart from ``filter_server_table``
+    (``TopicRouteData.topicRouteDataChanged``)."""
     plain = msgspec.to_builtins(route, str_keys=True)
     del plain["filterServerTable"]
     for name in ("queueDatas", "brokerDatas"):
@@ -237,7 +241,8 @@ def _text(value: object) -> bytes:
 
 
 def _ordered_queues(topic: str, conf: str) -> tuple[MessageQueue, ...]:
-    """``broker-b:2;broker-a:3``; empty items count as errors except at the end, as Java's ``split`` has it."""
+    """Returns the queues of a text such as ``broker-b:2;broker-a:3``. Empty items are errors, except at the end, where Java's
+    ``split`` drops them."""
     queues: list[MessageQueue] = []
     for item in conf.rstrip(";").split(";") if conf.strip(";") else ():
         name, *rest = item.split(":")
@@ -259,5 +264,5 @@ def _pseudo_broker(scope: str) -> str:
 
 
 def _utf16(name: str) -> bytes:
-    """Java orders text by UTF-16 units."""
+    """Returns a key to sort by: Java orders text by UTF-16 units."""
     return name.encode("utf-16-be", "surrogatepass")

@@ -1,10 +1,10 @@
-"""The hot path of sends: request frames from templates, replies into one typed Struct.
+"""The hot path of sends: request frames are made from templates, replies are decoded into one typed Struct.
 
 A producer writes the same header again and again; per queue only opaque, born time, properties, sysFlag and flag change. A
-template holds everything else ready, in the JSON or the binary form. Measured on one core, header of a 128-byte message:
-generic path (typed header -> dict -> msgspec) 2.2 us, template 0.5 us. Replies: typed Struct 0.4 us, RemotingCommand with a
-dict 0.9 us. ``headers.SendMessageRequestHeaderV2`` and ``headers.SendMessageResponseHeader`` are the general forms of the
-same bytes; a test holds both against each other.
+template has everything else encoded, in the JSON or the binary form. Measured on one core, header of a 128-byte message:
+general path (typed header -> dict -> msgspec) 2.2 us, template 0.5 us. Replies: typed Struct 0.4 us, RemotingCommand with a
+dict 0.9 us. ``headers.SendMessageRequestHeaderV2`` and ``headers.SendMessageResponseHeader`` are the general forms; a test
+compares them with the results of this module.
 
 Numbers that vary have a fixed width where they can (opaque ten digits, born time thirteen), so that the header's length is
 known before it is formatted.
@@ -41,10 +41,10 @@ LAST_OPAQUE: Final = 2_147_483_647
 """Opaques from the first to the last all have ten digits."""
 
 JOIN_BELOW: Final = 2048
-"""Bodies of fewer bytes are copied behind their header: one part costs less than two up to about here."""
+"""Bodies of fewer bytes are copied behind their header: up to about this size, one part costs less than two."""
 
 LENGTHS: Final = tuple([number.to_bytes(4, "big") for number in range(JOIN_BELOW + 1024)])
-"""Lengths of small frames as they are written: looking one up takes a quarter of the time of making it."""
+"""Encoded length words of small frames: a look-up takes a quarter of the time of encoding one."""
 
 pack_words = struct.Struct(">II").pack
 _INT = struct.Struct(">i").pack
@@ -57,7 +57,7 @@ ID_LENGTH: Final = 32
 
 
 class SendReplyFields(msgspec.Struct, gc=False):
-    """extFields of a send reply (``SendMessageResponseHeader``, and fields that brokers add)."""
+    """The extFields of a send reply (``SendMessageResponseHeader``, and fields that brokers add)."""
 
     msgId: str | None = None  # noqa: N815 - the protocol's names
     queueId: int | None = None  # noqa: N815
@@ -80,19 +80,20 @@ class SendReply(msgspec.Struct, gc=False):
 
 
 decode_send_reply = msgspec.json.Decoder(SendReply, strict=False).decode
-"""``decode_send_reply(json_header) -> SendReply``; raises msgspec.MsgspecError or ValueError for what is not one.
+"""``decode_send_reply(json_header) -> SendReply``; raises msgspec.MsgspecError or ValueError for other input.
 
-Only the caller knows whether the opaque belongs to a send, so this is tried first on every bodyless JSON reply.
+Callers try it first on every JSON reply without a body, since only the opaque in it says whether it is the reply to a send.
 """
 
 
 def send_reply(frame: Frame) -> SendReply:
-    """The general path to a SendReply, for both header forms. Raises RemoteProtocolError."""
+    """Returns the SendReply in a frame with a header of either form, by the general path. Raises RemoteProtocolError for a
+    header that cannot be read, and for fields of a wrong type."""
     return send_reply_of(decode_command(frame))
 
 
 def send_reply_of(command: RemotingCommand) -> SendReply:
-    """A decoded command as a SendReply. Raises RemoteProtocolError for fields of a wrong type."""
+    """Returns a decoded command as a SendReply. Raises RemoteProtocolError for fields of a wrong type."""
     try:
         fields = None
         ext = command.ext_fields
@@ -106,10 +107,10 @@ def send_reply_of(command: RemotingCommand) -> SendReply:
 
 
 class SendTemplate:
-    """Frames of sends to one queue by one producer group (``SendMessageRequestHeaderV2``, codes 310 and 320).
+    """Builds the frames of sends to one queue by one producer group (``SendMessageRequestHeaderV2``, codes 310 and 320).
 
-    ``queue_id`` below 0 lets the broker pick one. ``batch``: True if bodies are batches (field ``m``). ``id_length``: digits
-    of the unique ids that ``plain`` is made for.
+    ``queue_id``: below 0, the broker chooses the queue. ``batch``: True if bodies are batches (field ``m``). ``id_length``: length
+    of the unique ids for which ``plain`` is fast. The constructor raises LocalProtocolError for a text without a UTF-8 form.
     """
 
     __slots__ = (
@@ -125,11 +126,12 @@ class SendTemplate:
     )
 
     plain_frame: bytes
-    """What ``plain`` fills in: frame length, born time, id, opaque, body. Empty in the binary form, which has none."""
+    """The template of ``plain``, for frame length, born time, id, opaque and body. Empty where ``plain`` calls ``parts``: in the
+    binary form and in signed frames."""
     plain_base: int
-    """The length of a frame without its body, to which the body's is added."""
+    """The length word of a frame with an empty body."""
     plain_below: int
-    """Bytes of bodies below which ``plain_frame`` serves, its length taken from LENGTHS."""
+    """``plain_frame`` is used for bodies of fewer bytes, so that the length word is in LENGTHS."""
 
     def __init__(
         self,
@@ -170,7 +172,7 @@ class SendTemplate:
             raise LocalProtocolError(f"header cannot be encoded: {error}") from None
 
     def plain(self, opaque: int, born_ms: bytes, unique_id: str, body: bytes) -> bytes | list[bytes]:
-        """Returns ``parts`` for a message whose only properties are UNIQ_KEY (hexadecimal digits) and WAIT=true."""
+        """Returns what ``parts`` returns for a message whose only properties are UNIQ_KEY (hexadecimal digits) and WAIT=true."""
         size = len(body)
         if size >= self.plain_below or len(unique_id) != self._id_length:
             return self.parts(opaque, born_ms, f"{BEFORE_ID}{unique_id}{AFTER_ID}", body)
@@ -179,9 +181,10 @@ class SendTemplate:
     def parts(
         self, opaque: int, born_ms: bytes, properties: str, body: bytes, sys_flag: int = 0, flag: int = 0
     ) -> bytes | list[bytes]:
-        """Returns the frame of one send: one piece for a small body, else head and body separately (the body is not copied).
+        """Returns the frame of one send: in one piece for a body below JOIN_BELOW bytes, else head and body separately, the body
+        without a copy.
 
-        ``opaque``: from FIRST_OPAQUE to LAST_OPAQUE. ``born_ms``: thirteen digits, milliseconds since the epoch.
+        ``opaque``: from FIRST_OPAQUE to LAST_OPAQUE. ``born_ms``: epoch ms, thirteen digits. ``properties``: the properties text.
         """
         size = len(body)
         joined = size < JOIN_BELOW
@@ -242,7 +245,8 @@ class SendTemplate:
         self._base = len(self._tail) + BORN_DIGITS
 
     def _binary(self, opaque: int, born_ms: bytes, properties: bytes, size: int, tail: bytes, entries: bytes) -> bytes:
-        """Returns the frame in the binary form. ``entries``: further encoded entries, which differ between frames."""
+        """Returns the head of the frame in the binary form, with ``tail`` behind it. ``entries``: encoded entries that differ
+        between frames; ``size``: bytes of the body."""
         varying = b"".join((entries, b"\x00\x01i", _INT(len(properties)), properties))
         ext = self._base + len(varying)
         length = 21 + ext
@@ -263,7 +267,7 @@ class SendTemplate:
 
 @lru_cache(maxsize=64)
 def encode_flags(sys_flag: int, flag: int) -> bytes:
-    """The entries of both flags; nearly all sends have the same few."""
+    """Returns the encoded entries of both flags; cached, because nearly all sends have the same few values."""
     return encode_entry("f", b"%d" % sys_flag) + encode_entry("h", b"%d" % flag)
 
 

@@ -1,8 +1,8 @@
-"""Frames of signed sends from templates: the work of ``signing.sign``, prepared per queue.
+"""Builds the frames of signed sends from templates: the work of ``signing.sign``, prepared for each queue.
 
 A signature is an HMAC-SHA1 of all values in the order of their names, and of the body (``AclSigner``). Values that stay the same
-are prepared: those whose names come first are hashed into a keyed state, which is copied for each frame, the others are a suffix.
-Copying the two states of an HMAC costs half as much as making a new one with its key.
+are prepared: those before the varying ones are hashed into a keyed state, which is copied for each frame, the others are a suffix.
+Copying the two states of an HMAC takes half the time of making them from the key.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _INNER: Final = bytes([byte ^ 0x36 for byte in range(256)])
 _OUTER: Final = bytes([byte ^ 0x5C for byte in range(256)])
 _FIRST_VARYING: Final = "f"
 _LAST_VARYING: Final = "i"
-"""Of the names whose values change: ``f`` sysFlag, ``g`` born time, ``h`` flag, ``i`` properties."""
+"""The first and the last of the names whose values change: ``f`` sysFlag, ``g`` born time, ``h`` flag, ``i`` properties."""
 _SIGNATURE_LENGTH: Final = 28
 _SIGNED_END: Final = b',"f":"%d","h":"%d","g":"%b","i":%b,"Signature":"%b"},"opaque":%d}%b'
 
@@ -83,7 +83,7 @@ class SignedSendTemplate(SendTemplate):
         return head if joined else [head, body]
 
     def _with_key(self, fixed: dict[str, str]) -> dict[str, str]:
-        """Adds the fields of the credentials, and hashes the common part of all frames."""
+        """Returns ``fixed`` with the fields of the credentials, and hashes the values that all frames have in common."""
         credentials = self._credentials
         del self._credentials
         fields = fixed | {ACCESS_KEY: credentials.access_key}

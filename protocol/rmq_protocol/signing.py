@@ -1,7 +1,7 @@
 """Signatures of requests (``AclUtils``, ``AclSigner``): the same for ACL 1.0 and 2.0.
 
-A server takes the values of all extFields it received, in the order of their names, then the body, and expects their
-HMAC-SHA1. So a request is signed last, after everything else that adds extFields, and anew when any of them changes.
+A server computes the HMAC-SHA1 of the values of all extFields it received, in the order of their names, and of the body, and
+compares it with the signature. So a request is signed after all other steps that add extFields, and again if one of them changes.
 """
 
 from __future__ import annotations
@@ -34,9 +34,10 @@ HIDDEN: Final = "***"
 
 
 class SessionCredentials(msgspec.Struct, frozen=True):
-    """The keys that requests are signed with.
+    """The keys with which requests are signed.
 
-    ``access_key``: the user's name, ``secret_key``: the password, where brokers have users. Never shown.
+    ``access_key``, ``secret_key``: name and password of the user on brokers with users (ACL 2.0). ``repr`` shows the access key
+    only.
     """
 
     access_key: str
@@ -47,16 +48,17 @@ class SessionCredentials(msgspec.Struct, frozen=True):
         return f"SessionCredentials({self.access_key!r})"
 
     def __rich_repr__(self) -> list[tuple[str, Any]]:
-        """Returns the fields that rich's tracebacks and printers show; the method of a Struct would return the secrets too."""
+        """Returns the fields that rich shows in tracebacks and prints; the method of a Struct would return the secrets too."""
         return [("access_key", self.access_key)]
 
 
 def sign(
     credentials: SessionCredentials, ext_fields: Mapping[str, str | None] | None, body: Iterable[bytes] = ()
 ) -> dict[str, str]:
-    """Returns the extFields with access key and signature, which replace earlier ones; fields that are None are left out.
+    """Returns the extFields with access key, security token (if there is one) and signature, which replace earlier ones; fields
+    that are None are left out.
 
-    ``body``: its pieces. Raises LocalProtocolError for text that is not Unicode.
+    ``body``: the pieces of the request's body. Raises LocalProtocolError for a text without a UTF-8 form.
     """
     ext = {name: value for name, value in (ext_fields or {}).items() if value is not None and name != SIGNATURE}
     ext[ACCESS_KEY] = credentials.access_key
@@ -73,13 +75,14 @@ def sign(
 
 
 def signed_content(ext_fields: Mapping[str, str], body: Iterable[bytes] = ()) -> bytes:
-    """Returns the bytes to sign. Java orders names by UTF-16 units."""
+    """Returns the bytes to sign: the values in the order of their names, which Java compares by UTF-16 units, and the body. Raises
+    LocalProtocolError for a text without a UTF-8 form."""
     names = list(ext_fields)
     names.sort(key=None if all(map(str.isascii, names)) else _utf16)
     try:
         text = "".join([ext_fields[name] for name in names if name != SIGNATURE]).encode()
     except UnicodeEncodeError as error:
-        raise LocalProtocolError(f"extFields cannot be signed: {error.reason}") from None
+        raise LocalProtocolError(f"extFields cannot be signed: {error.reason}; give texts without lone surrogates") from None
     return b"".join([text, *body])
 
 
@@ -87,12 +90,12 @@ def signature(content: bytes, secret_key: str) -> str:
     try:
         key = secret_key.encode()
     except UnicodeEncodeError:
-        raise LocalProtocolError("the secret key is not Unicode; give one without lone surrogates") from None
+        raise LocalProtocolError("the secret key has no UTF-8 form; give one without lone surrogates") from None
     return base64.b64encode(hmac.digest(key, content, "sha1")).decode()
 
 
 def shown_fields(ext_fields: Mapping[str, str | None] | None) -> dict[str, str | None] | None:
-    """Returns the extFields without secret values, for logs and errors."""
+    """Returns the extFields with HIDDEN in place of signature and security token, for logs and errors."""
     if ext_fields is None:
         return None
     return {name: HIDDEN if name in (SIGNATURE, SECURITY_TOKEN) else value for name, value in ext_fields.items()}

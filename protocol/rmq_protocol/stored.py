@@ -1,10 +1,10 @@
-"""Decodes records as brokers store them: bodies of pulls, look-ups, transaction checks (``MessageDecoder``); ``stored_layout`` has
-their layout.
+"""Decodes records as brokers store them: bodies of pulls, look-ups, transaction checks (``MessageDecoder``); ``stored_layout``
+describes a record.
 
 Nearly all records are ordinary: version 1, IPv4 hosts, a body neither compressed nor a batch, lengths that agree, the right CRC.
-One loop reads them without a call to a Python function (``_ordinary``); values that neighbours have in common, such as hosts and
-all properties but the unique id, are made once. Every other record is read again by the general path (``stored_block``), which
-alone decides. Measured with five properties, CRC included: 2.2 us a record, 7 us on the general path.
+One loop reads them (``_ordinary``), and makes values that neighbours have in common, such as hosts and all properties but the
+unique id, once. Every other record is read again by the general path (``stored_block``), which decides whether it is corrupt.
+Measured with five properties, CRC included: 2.2 us for a record, 7 us on the general path.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ _UNIQUE_ID: Final = b"UNIQ_KEY\x01"
 
 
 class DecodedMessages(NamedTuple):
-    """The messages of a pull's body.
+    """The messages of a block of stored records. ``corrupt``: the errors of records that cannot be read.
 
-    ``resume_at``: queue offset of the first record that did not fit; None if all were decoded.
+    ``resume_at``: queue offset of the first record that did not fit (see ``decode_messages``); None if all were read.
     """
 
     messages: tuple[MessageExt, ...]
@@ -50,13 +50,13 @@ def decode_messages(
     unwrap_batches: bool = True,
     allow_partial: bool = False,
 ) -> DecodedMessages:
-    """Decodes a block of stored records: the messages, and the errors of records that cannot be read. It raises no error for
-    damaged records.
+    """Returns the messages in a block of stored records, and the errors of records that cannot be read; it raises no error for
+    them.
 
-    ``topic_queue_broker``: broker name put in each message's queue. ``max_decompressed_size``: bytes, for one body and for
-    all decompressed bodies of the block together. If they do not fit, decoding stops with ``allow_partial`` and ``resume_at``
-    is the offset for another pull; else these records are among the corrupt ones. ``unwrap_batches``: an inner batch becomes its
-    messages; a broken one is kept as it is.
+    ``topic_queue_broker``: broker name in each message's ``queue``. ``max_decompressed_size``: bytes, for one body and for all
+    decompressed bodies of the block together. At a record that does not fit decoding stops if ``allow_partial`` is True, and
+    ``resume_at`` is the offset for another pull; else such records are among the corrupt ones. ``unwrap_batches``: True returns
+    the messages of an inner batch instead of the batch, unless it is malformed.
     """
     block = MessageBlock(data, topic_queue_broker, max_decompressed_size, check_crc, unwrap_batches, allow_partial)
     return block.decode()
@@ -75,12 +75,12 @@ def decode_pull(
     allow_partial: bool = False,
     only_queue: bool = False,
 ) -> DecodedMessages:
-    """Decodes the messages of a pull's body and completes them as ``PullAPIWrapper.processPullResult`` does.
+    """Returns the messages of a pull's body, completed as ``PullAPIWrapper.processPullResult`` does.
 
-    Each has the pulled ``queue``, properties MIN_OFFSET and MAX_OFFSET where given, its offset moved by ``offset_delta`` and,
-    out of a transaction, ``transaction_id``. ``tags`` ("*" or "a || b") are compared as texts, since brokers compare hashes
-    only. ``only_queue``: a record of another topic or queue is left out. Other arguments are those of ``decode_messages``.
-    Raises ``LocalProtocolError`` for ``tags`` without any tag.
+    Each has the pulled ``queue``, its offset moved by ``offset_delta``, the properties MIN_OFFSET and MAX_OFFSET if they are given,
+    and ``transaction_id`` if it belongs to a transaction. Messages without one of the ``tags`` ("*" or "a || b") are left out,
+    since brokers compare hashes of tags only. ``only_queue``: True leaves out records of another topic or queue. Other arguments
+    are those of ``decode_messages``. Raises ``LocalProtocolError`` for ``tags`` without any tag.
     """
     block = MessageBlock(data, queue.broker_name, max_decompressed_size, check_crc, True, allow_partial)
     block.choose(queue, tags, offset_delta, only_queue=only_queue)
@@ -89,7 +89,7 @@ def decode_pull(
 
 
 class MessageBlock(RecordBlock):
-    """Keeps a MessageExt for each message."""
+    """Decodes a block into a MessageExt for each message."""
 
     __slots__ = ("_added", "_messages", "_queues", "_shapes")
 
@@ -107,10 +107,10 @@ class MessageBlock(RecordBlock):
         return DecodedMessages(tuple(self._messages), tuple(self._corrupt), self._resume_at)
 
     def _ordinary(self, position: int) -> int:
-        """Reads records as long as they are ordinary; returns the position of the first that is not, or the end.
+        """Reads records as long as they are ordinary; returns the position of the first one that is not, or the end.
 
-        A record that differs from the one before in numbers, body and unique id only, as most do, has the same bytes between body
-        and unique id (``middle``: topic, length of the properties, those before it) and behind the unique id (``tail``).
+        Most records differ from the one before in numbers, body and unique id only. They have the same bytes between body and
+        unique id (``middle``: topic, length of the properties, properties before the id) and after the unique id (``tail``).
         """
         data, end, tags, added, delta = self._data, self._end, self.tags, self._added, self.offset_delta
         unpack, size, check_crc, keep = _ORDINARY.unpack_from, _ORDINARY.size, self._check_crc, self._messages.append
@@ -184,7 +184,8 @@ class MessageBlock(RecordBlock):
         return position
 
     def _properties(self, text: bytes, id_at: int, id_end: int) -> dict[str, str]:
-        """Decodes ``text``; once for all texts that differ in the unique id only, which is from ``id_at`` to ``id_end``."""
+        """Returns the properties in ``text``. Texts that differ only in the unique id, from ``id_at`` to ``id_end``, are decoded
+        once."""
         shape, start = text[:id_at] + text[id_end:], id_at - len(_UNIQUE_ID)
         if not 0 <= start < id_end - len(_UNIQUE_ID):
             return decode_properties(text)

@@ -1,9 +1,10 @@
 """Reads stored records one at a time, with all the checks: the general path of ``stored`` and ``columns``.
 
-A damaged record must not hide the records around it, and no input may make this slow. The step to the next record follows from
-the fields; if they cannot be read, from TOTALSIZE, provided that a magic code stands there; else reading stops. If both can be
-read but disagree, the record is corrupt, and its body CRC decides which of the two is right. Work that could be repeated on
-the same bytes (that CRC, decompression) has a budget, so a block of 4 MiB takes seconds at most (the worst one known: 2 s).
+A damaged record must not hide the records around it, and no input may make this slow. The position of the next record follows
+from the fields; if they cannot be read, from TOTALSIZE, provided that a magic code is there; else reading stops. If both lead to
+different positions, the record is corrupt, and the next one is where a magic code is; the CRC of the body helps to decide if there
+is one at both. Work that could be repeated on the same bytes (that CRC, decompression) has a budget, so a block of 4 MiB takes
+seconds at most (the worst one known: 2 s).
 
 Memory: the decompressed bodies of one block together stay within ``max_decompressed_size``, because many small bombs cost as much
 as a large one. A body that does not fit is left for another call (``allow_partial``) or reported.
@@ -44,14 +45,14 @@ Fields: TypeAlias = tuple[Any, ...]
 
 
 class _Full(Exception):  # noqa: N818 - a signal inside this module
-    """No room for another decompressed body."""
+    """Raised if there is no room for another decompressed body."""
 
 
 class RecordBlock(ABC):
     """The input, limits and results of one call. Each subclass keeps the messages in its own form, and reads ordinary records
     faster.
 
-    ``stopped_at``: the byte that belongs to ``resume_at``.
+    ``stopped_at``: byte position of the record at which reading stopped because it did not fit; None if it did not stop.
     """
 
     __slots__ = (
@@ -95,14 +96,14 @@ class RecordBlock(ABC):
         self._topics: dict[bytes, str] = {}
         self.queue: MessageQueue | None = None
         self.tags: frozenset[str] | None = None
-        # Topic and queue of the records to keep; None: of any. Records of a static topic (a pull's offset delta says so) have the
-        # number of the physical queue they lie in, those of a light queue (LMQ) topic and number of the queue they were sent to.
+        # Topic and queue of the records to keep; None: any. Records of a static topic (a pull of one has an offset delta) have the
+        # number of the physical queue, those of a light message queue (LMQ) topic and number of the queue they were sent to.
         self.only_topic: str | None = None
         self.only_queue_id: int | None = None
         self.offset_delta = 0
 
     def choose(self, queue: MessageQueue, tags: str, offset_delta: int | None, *, only_queue: bool) -> None:
-        """Chooses the records of a pull to keep, as ``decode_pull`` does."""
+        """Sets which records of a pull are kept; arguments as in ``decode_pull``."""
         self.queue = queue
         self.tags = None if tags == "*" else parse_tags(tags)  # a call less for each pull
         self.offset_delta = offset_delta or 0
@@ -112,8 +113,8 @@ class RecordBlock(ABC):
 
     @abstractmethod
     def _keep(self, fields: Fields, topic: str, body: bytes, properties: dict[str, str]) -> None:
-        """Keeps a valid message. ``fields``: those of a separate record, even if the message was compressed or in an inner
-        batch."""
+        """Keeps a valid message. ``fields``: those of a separate record without compression, even if the message was compressed or
+        in an inner batch."""
 
     def _topic(self, encoded: bytes) -> str:
         topic = self._topics.get(encoded)
@@ -122,7 +123,7 @@ class RecordBlock(ABC):
         return topic
 
     def _record(self, position: int) -> int:
-        """Reads the record at ``position``; returns the position of the next one, the end if nothing more can be read."""
+        """Reads the record at ``position``; returns the position of the next one, or the end if nothing more can be read."""
         data, end = self._data, self._end
         if position + MIN_RECORD > end:
             return self._remainder(position)
@@ -173,7 +174,8 @@ class RecordBlock(ABC):
     # ------------------------------------------------------------------------------------------------------- a good record
 
     def _accept(self, fields: Fields, body: bytes, topic_bytes: bytes, properties: dict[str, str]) -> str | None:
-        """Checks and decompresses the body, then keeps the message or returns the reason why not. Skips a foreign one.
+        """Checks and decompresses the body, then keeps the message and returns None, or returns the reason why it is corrupt. A
+        message of another topic or queue is skipped.
 
         Raises ``CorruptMessageError`` for a body that cannot be decompressed, and ``_Full``.
         """
@@ -194,7 +196,7 @@ class RecordBlock(ABC):
         if not sound:
             return f"the CRC of the body is not {crc}, as the record says"
         if (fields[10] | fields[13]) & ~MAX_PORT:
-            return f"the hosts have the ports {fields[10]} and {fields[13]}"
+            return f"the hosts have the ports {fields[10]} and {fields[13]}, which must be from 0 to 65535"
         if sys_flag & _INNER_BATCH == _INNER_BATCH and self._unwrap and body:
             limit = self._room // _MESSAGE_COST if compressed else None
             try:
@@ -246,7 +248,7 @@ class RecordBlock(ABC):
     # -------------------------------------------------------------------------------------------------------- a bad record
 
     def _remainder(self, position: int) -> int:
-        """Handles too few bytes for a message; a blank filler may still fit."""
+        """Handles an end with too few bytes for a message, which may be a blank filler."""
         left = self._end - position
         if left >= _HEAD.size:
             total, magic = _HEAD.unpack_from(self._data, position)
@@ -279,10 +281,10 @@ class RecordBlock(ABC):
         return position == self._end or self._data[position + 4 : position + 8] in _MAGIC_BYTES
 
     def _disagreement(self, position: int, following: int, fields: Fields, body_at: int, body_end: int) -> int:
-        """Reports a record whose TOTALSIZE and fields lead to different places; follows the one where a record begins.
+        """Reports a record whose TOTALSIZE and fields lead to different positions; returns the one where a record begins.
 
-        If one begins at both, the fields are right, unless the CRC contradicts the body they delimit or TOTALSIZE leads into
-        their topic and properties: no text holds a magic code.
+        If a record begins at both, the fields are right, unless the CRC contradicts the body that they delimit, or TOTALSIZE leads
+        into their topic or properties: no text has a magic code in it.
         """
         total, size = fields[0], following - position
         reason = f"TOTALSIZE is {total}, the fields take {size} bytes"

@@ -1,8 +1,9 @@
-"""The layout of a stored record, and how one is written (``MessageExtEncoder``); ``stored`` reads them.
+"""The layout of a stored record, and a function that writes one (``MessageExtEncoder``); ``stored`` reads records.
 
 TOTALSIZE 4, MAGICCODE 4, BODYCRC 4, QUEUEID 4, FLAG 4, QUEUEOFFSET 8, PHYSICALOFFSET 8, SYSFLAG 4, BORNTIMESTAMP 8, BORNHOST 8 or
 20, STORETIMESTAMP 8, STOREHOST 8 or 20, RECONSUMETIMES 4, PREPARED TRANSACTION OFFSET 8, body length 4, body, topic length 1 (V1)
-or 2 (V2), topic, properties length 2, properties. The fixed part is one precompiled struct per pair of address families.
+or 2 (V2), topic, properties length 2, properties. There is one precompiled struct of the fixed part for each pair of address
+families.
 """
 
 from __future__ import annotations
@@ -51,10 +52,10 @@ def encode_stored(
     body_crc: int | None = None,
     version: int | None = None,
 ) -> bytes:
-    """Returns one record as a broker stores it. ``body``: compressed if ``sys_flag`` says so.
+    """Returns one record as a broker stores it. ``body``: written as given; the caller compresses it if ``sys_flag`` says so.
 
-    The host bits of ``sys_flag`` follow from the hosts ("ip:port", IPv6 in brackets). ``version``: 1 or 2, by default 2 for
-    topics above 127 bytes only. ``body_crc``: by default that of ``body``. Raises ``LocalProtocolError`` for values that do
+    The host bits of ``sys_flag`` are set according to the hosts ("ip:port", IPv6 in brackets). ``version``: 1 or 2, by default 2
+    only for topics above 127 bytes. ``body_crc``: by default that of ``body``. Raises ``LocalProtocolError`` for values that do
     not fit their fields.
     """
     born_ip, born_port = pack_host(born_host)

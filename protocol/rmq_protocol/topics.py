@@ -21,7 +21,8 @@ __all__ = [
 class TopicConfig(msgspec.Struct, frozen=True, rename="camel"):
     """The settings of a topic.
 
-    ``topic_filter_type``: SINGLE_TAG or MULTI_TAG. ``attributes``: with a leading ``+``, as brokers keep them.
+    ``topic_filter_type``: SINGLE_TAG or MULTI_TAG. ``perm``: bits of ``Perm``. ``attributes``: name -> value; in a request, which
+    changes attributes, the name has a leading ``+`` or ``-`` (``AttributeUtil``).
     """
 
     topic_name: str
@@ -35,9 +36,9 @@ class TopicConfig(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class LogicQueueMappingItem(msgspec.Struct, frozen=True, rename="camel"):
-    """A part of a static topic's queue: ``start_offset`` of the physical queue ``queue_id`` on broker ``bname`` is
-    ``logic_offset`` of the whole queue, -1 while that is not decided. ``end_offset``: exclusive, physical, -1 while the
-    part grows."""
+    """A part of a static topic's queue: offset ``start_offset`` of the physical queue ``queue_id`` on broker ``bname`` is offset
+    ``logic_offset`` of the whole queue (-1 while that is not decided). ``end_offset``: the physical offset after the part, -1
+    while it grows. ``time_of_start``, ``time_of_end``: epoch ms, -1 if not known."""
 
     gen: Int = 0
     queue_id: Int = 0
@@ -50,7 +51,7 @@ class LogicQueueMappingItem(msgspec.Struct, frozen=True, rename="camel"):
 
     @property
     def logic_end(self) -> int:
-        """Returns the queue's offset after the part's last message; the part's first offset while that is not decided."""
+        """Returns the offset of the whole queue after the part's last message; while the part grows, ``logic_offset``."""
         return self.logic_offset + max(self.end_offset - self.start_offset, 0)
 
 
@@ -66,7 +67,7 @@ class TopicQueueMappingDetail(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class TopicConfigAndQueueMapping(TopicConfig, frozen=True, rename="camel"):
-    """Response of GET_TOPIC_CONFIG to a request with ``lo``. ``mapping_detail``: the queues of a static topic; None for
+    """Response of GET_TOPIC_CONFIG to a request with ``lo=True``. ``mapping_detail``: the queues of a static topic; None for
     other topics."""
 
     mapping_detail: TopicQueueMappingDetail | None = None

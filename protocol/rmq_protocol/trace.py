@@ -1,7 +1,7 @@
 """Message traces (``TraceDataEncoder``): reports of clients about sends and consumption, in trace messages.
 
-A trace is records one after the other: fields joined by \\x01, each record ended by \\x02, the first field its kind. Fields that
-are null are the text ``null``. Nothing is escaped, so texts with one of the two characters are refused here.
+The body of a trace message is a sequence of records. The fields of a record are joined by \\x01, the first one is its kind, and
+\\x02 ends it. A field that is null is the text ``null``. Nothing is escaped, so texts with one of these characters are refused.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class MessageType(IntEnum):
 
 
 class TraceBean(msgspec.Struct, frozen=True, kw_only=True):
-    """One message of a trace record. ``store_host``: address of the broker. ``transaction_state``: COMMIT_MESSAGE,
-    ROLLBACK_MESSAGE or UNKNOW."""
+    """The message of a trace record. ``store_host``: address of the broker. ``body_length``: bytes. ``transaction_state``:
+    COMMIT_MESSAGE, ROLLBACK_MESSAGE or UNKNOW."""
 
     topic: str | None = None
     msg_id: str | None = None
@@ -71,8 +71,8 @@ class TraceBean(msgspec.Struct, frozen=True, kw_only=True):
 class TraceContext(msgspec.Struct, frozen=True, kw_only=True):
     """One event and its messages: several for consumption, else one.
 
-    ``time_stamp``: epoch ms. ``cost_time``: ms. ``request_id``: equal before and after consumption. ``context_code``: the
-    result of consumption: 0 success, 1 time-out, 2 exception, 3 null, 4 failed.
+    ``time_stamp``: epoch ms. ``cost_time``: ms. ``request_id``: the same in the events before and after consumption.
+    ``context_code``: the result of consumption: 0 success, 1 time-out, 2 exception, 3 null, 4 failed (``ConsumeReturnType``).
     """
 
     trace_type: TraceType
@@ -148,12 +148,12 @@ _LAYOUTS: Final[dict[TraceType, tuple[str, ...]]] = {
 }
 _SENT_FIELDS: Final = len(_LAYOUTS[TraceType.PUB])
 _OPTIONAL: Final = {TraceType.SUB_AFTER: 2}
-"""Fields at the end that may be missing: old clients and those of the cloud leave them out."""
+"""Number of fields at the end that may be missing: old clients and those of Alibaba's cloud leave them out."""
 
 
 def encode_trace(context: TraceContext, *, cloud: bool = False) -> str:
-    """Returns the records of ``context`` as a text. ``cloud``: True leaves out time and group after consumption, as Alibaba's
-    cloud does.
+    """Returns the records of ``context`` as a text. ``cloud``: True leaves out time and group in events after consumption, as
+    clients of Alibaba's cloud do.
 
     Raises LocalProtocolError for a text with one of the separators in it.
     """
@@ -174,7 +174,8 @@ def encode_trace(context: TraceContext, *, cloud: bool = False) -> str:
 
 
 def _sent_record(context: TraceContext, bean: TraceBean) -> str | None:
-    """The record of a send in one piece, because producers write one for each message; None with a separator in a text."""
+    """Returns the record of a send, formatted in one piece because producers write one for each message; None if a text has a
+    separator in it."""
     region, group, topic, msg_id = context.region_id, context.group_name, bean.topic, bean.msg_id
     tags, keys, host, offset_id = bean.tags, bean.keys, bean.store_host, bean.offset_msg_id
     record = (
@@ -188,16 +189,17 @@ def _sent_record(context: TraceContext, bean: TraceBean) -> str | None:
 
 
 def trace_keys(contexts: Iterable[TraceContext]) -> frozenset[str]:
-    """Returns ids and keys of the messages. They become the keys of the trace message, so that queries by them find it."""
+    """Returns ids and keys of the messages, which become the keys of the trace message, so that a query for one of them finds
+    it."""
     beans = [bean for context in contexts for bean in context.beans]
     keys = {key for bean in beans for key in (bean.keys or "").split(" ")}
     return frozenset(keys | {bean.msg_id or "" for bean in beans}) - {""}
 
 
 def decode_trace(data: str) -> list[TraceContext]:
-    """Returns the records of a trace message's body, one context of one message for each; unknown kinds are left out.
+    """Returns the records in a trace message's body, each as a context with one message; records of unknown kinds are left out.
 
-    Raises RemoteProtocolError, naming kind and field, for a record that is too short or has no number where one belongs.
+    Raises RemoteProtocolError, with kind and field, for a record that is too short or has no number where one is expected.
     """
     return [_context(record.split(_FIELD)) for record in data.split(_RECORD) if record.partition(_FIELD)[0] in _KINDS]
 
@@ -227,7 +229,7 @@ def _text(name: str, value: object) -> str:
         return "true" if value else "false"
     text = str(int(value)) if isinstance(value, int) else str(value)
     if _FIELD in text or _RECORD in text:
-        raise LocalProtocolError(f"trace: {name} {text[:80]!r} must not have a separator in it")
+        raise LocalProtocolError(f"trace: {name} {text[:80]!r} must not have the separators \\x01 and \\x02 in it")
     return text
 
 

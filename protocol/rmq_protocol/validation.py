@@ -1,7 +1,7 @@
 """The checks of clients before sending (``Validators``) and of brokers on arrival (``TopicValidator``).
 
-``check_message`` runs for every send: a topic that passed once is remembered, so it costs a type test, a length test and a
-look-up. Limits of names are counted in UTF-16 units by Java; names that pass are ASCII, so characters, units and bytes agree.
+``check_message`` runs for every send: topics that passed are remembered, so that it costs a type test, a length test and a
+look-up. Java counts names in UTF-16 units; names that pass are ASCII, so their numbers of characters, units and bytes are equal.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ _SYSTEM_TOPIC_PREFIX: Final = "rmq_sys_"
 
 
 def is_system_topic(topic: str) -> bool:
-    """Returns whether the topic belongs to the system, so that a user cannot create it."""
+    """Returns whether the topic belongs to the system, so that users cannot create it."""
     return topic in SYSTEM_TOPICS or topic.startswith(_SYSTEM_TOPIC_PREFIX)
 
 
@@ -78,7 +78,7 @@ SYSTEM_GROUPS: Final = (
     "CID_ONSAPI_OWNER",
     "CID_RMQ_SYS_TRANS",
 )
-"""Those that a broker has from its first start on (``SubscriptionGroupManager.init``)."""
+"""Groups that a broker has from its first start on (``SubscriptionGroupManager.init``)."""
 _SYSTEM_GROUP_PREFIX: Final = "CID_RMQ_SYS_"
 
 
@@ -161,7 +161,7 @@ def _refuse_body(body: object, max_size: int) -> None:
 def broker_topic_remark(topic: str | None) -> str | None:
     """Returns the remark with which a broker refuses the topic (code 29, INVALID_PARAMETER), or None if it accepts the topic.
 
-    Unlike clients, brokers allow 255 characters to retry and dead-letter topics.
+    Unlike clients, brokers accept retry and dead-letter topics of up to 255 characters.
     """
     if topic is None or is_blank(topic):
         return "the topic is blank"

@@ -105,7 +105,7 @@ def test_the_records_of_old_and_other_clients() -> None:
 @pytest.mark.parametrize("text", ["a\x01b", "\x02"])
 def test_a_separator_is_not_traced(text: str) -> None:
     context = TraceContext(trace_type=TraceType.PUB, beans=(TraceBean(tags=text),))
-    with pytest.raises(LocalProtocolError, match=r"^trace: tags .* must not have a separator"):
+    with pytest.raises(LocalProtocolError, match=r"^trace: tags .* must not have the separators"):
         encode_trace(context)
 
 
@@ -136,7 +136,7 @@ def test_any_text_is_a_recall_handle_or_refused(text: str) -> None:
 
 @pytest.mark.parametrize("part", ["", "a b"])
 def test_a_part_that_would_break_a_recall_handle_is_refused(part: str) -> None:
-    with pytest.raises(LocalProtocolError, match=r"broker_name .* must not be empty or have a space"):
+    with pytest.raises(LocalProtocolError, match=r"broker_name .* must not be empty and must have no space"):
         encode_recall_handle(RecallHandle("T", part, "1", "id"))
 
 

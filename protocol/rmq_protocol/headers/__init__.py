@@ -1,6 +1,7 @@
-"""Custom headers: one Struct per request and response, between typed fields and the texts of extFields.
+"""Custom headers: one Struct for each kind of request and response, converted from and to the texts of extFields.
 
-The conversion is in ``base``, the headers by subject in the other modules, the header of each request code in ``tables``.
+The conversion is in ``base``, the headers are in the other modules by subject, ``tables`` maps request codes to headers. Names
+of classes and fields are those of Java.
 """
 
 from __future__ import annotations

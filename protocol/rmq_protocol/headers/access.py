@@ -1,4 +1,4 @@
-"""Users and their rights (5.3 and later); the settings themselves are in the bodies."""
+"""Headers about users and their rights (5.3 and later), whose settings are in the bodies."""
 
 from __future__ import annotations
 

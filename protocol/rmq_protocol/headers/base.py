@@ -1,9 +1,9 @@
-"""Custom headers between typed fields and the texts of extFields; the headers themselves are in the modules beside.
+"""Converts custom headers between typed fields and the texts of extFields; the other modules of the package declare them.
 
 A header is declared once, with the field names of the wire in the order of the Java class; everything else is derived from
-the declaration on first use: how each field is written, how it is read, whether it must be there. The rule for all of them
+the declaration on first use: how each field is written and read, and whether it is required. The rules
 (``RemotingCommand.makeCustomHeaderToNet`` and ``decodeCommandCustomHeader``): a field that is null is left out, integers are
-decimal, booleans are ``true`` and ``false``, members that the class does not know are ignored.
+decimal, booleans are ``true`` and ``false``, fields that the class does not declare are ignored.
 
 This is the general path: 1 us to write a header, 2 us to read one. Sends and their replies have templates of their own in
 ``send_codec``.
@@ -25,24 +25,25 @@ __all__ = ["BoundaryType", "Header", "RpcRequestHeader", "TopicRequestHeader", "
 
 
 class BoundaryType(StrEnum):
-    """The message that a search by time selects where several messages, or none, have that time. It is read in any case."""
+    """The message that a search by time selects: LOWER the first one stored at that time or later, UPPER the last one stored at
+    that time or earlier. Upper and lower case are read; any other text counts as LOWER."""
 
     LOWER = "LOWER"
     UPPER = "UPPER"
 
 
 class Header(msgspec.Struct, kw_only=True, gc=False):
-    """A custom header. ``request_code``: the code the Java class is annotated with, if any. ``choices``: by field, the only
-    values that a reader accepts."""
+    """A custom header. ``request_code``: the code that annotates the Java class, if any. ``choices``: field -> the only values
+    that ``from_ext`` accepts."""
 
     request_code: ClassVar[int | None] = None
     choices: ClassVar[Mapping[str, frozenset[int]]] = {}
 
 
 class RpcRequestHeader(Header, kw_only=True):
-    """Fields of requests that another broker may forward.
+    """The fields of requests that a broker may forward to another one.
 
-    ``ns`` namespace, ``nsd`` already in its namespace, ``bname`` broker name, ``oway`` one-way.
+    ``ns``: namespace, ``nsd``: True if ``ns`` is given, ``bname``: name of the broker, ``oway``: True for a one-way request.
     """
 
     ns: str | None = None
@@ -52,7 +53,7 @@ class RpcRequestHeader(Header, kw_only=True):
 
 
 class TopicRequestHeader(RpcRequestHeader, kw_only=True):
-    """Fields that requests about a topic have. ``lo``: the topic or queue is a logical one (static topics)."""
+    """The fields of requests about a topic. ``lo``: True if topic and queue are logical ones (static topics)."""
 
     lo: bool | None = None
 
@@ -72,7 +73,7 @@ class _Field(NamedTuple):
 
 @cache
 def _fields(cls: type[Header]) -> tuple[_Field, ...]:
-    """Returns the fields in Java's order: those of the class itself first, then those of its parents, nearest first."""
+    """Returns the fields in Java's order: first those of the class itself, then those of its base classes, nearest first."""
     infos = {info.name: info for info in msgspec.structs.fields(cls)}
     bases = [base for base in cls.__mro__ if issubclass(base, Header)]
     names = [name for base in bases for name in base.__annotations__ if name in infos]
@@ -95,7 +96,7 @@ def _field(info: msgspec.structs.FieldInfo) -> _Field:
 def to_ext(header: Header) -> dict[str, str]:
     """Returns the extFields of ``header``; fields that are None are left out.
 
-    Raises LocalProtocolError, naming header and field, for an integer outside Java's Integer or Long.
+    Raises LocalProtocolError, with header and field, for an integer outside Java's Integer or Long.
     """
     ext: dict[str, str] = {}
     for name, kind, low, high, _ in _fields(header.__class__):
@@ -116,9 +117,9 @@ def to_ext(header: Header) -> dict[str, str]:
 
 
 def from_ext(cls: type[H], ext: Mapping[str, str | None] | None, *, lenient: bool = False) -> H:
-    """Returns the header that ``ext`` (extFields, None when the peer sent none) holds; unknown fields are ignored.
+    """Returns the header in ``ext``, which are extFields, or None if the peer sent none; unknown fields are ignored.
 
-    Raises RemoteProtocolError, naming header and field, for an integer that cannot be read, does not fit or is none of the
+    Raises RemoteProtocolError, with header and field, for an integer that cannot be read, does not fit or is none of the
     field's choices, and for a missing required field. With ``lenient`` a missing required field is None, against its declared
     type, as in the Java decoders.
     """

@@ -20,7 +20,7 @@ __all__ = [
 class GetBrokerConfigResponseHeader(Header, kw_only=True):
     """Header of the response to GET_BROKER_CONFIG.
 
-    ``version``: version of the settings, as JSON. The body holds the settings as ``key=value`` lines.
+    ``version``: DataVersion of the settings, as JSON. The body has the settings as lines ``key=value``.
     """
 
     version: str

@@ -1,4 +1,4 @@
-"""Clients as brokers know them."""
+"""Headers about clients: heartbeats, and the producers and consumers of a group that are connected to a broker."""
 
 from __future__ import annotations
 

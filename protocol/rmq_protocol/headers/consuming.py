@@ -27,6 +27,8 @@ class PullMessageRequestHeader(TopicRequestHeader, kw_only=True):
     """Header of PULL_MESSAGE.
 
     ``suspendTimeoutMillis``: ms for which the broker may hold the request while it has no message (with PullSysFlag.SUSPEND).
+    ``commitOffset``: offset to commit (with PullSysFlag.COMMIT_OFFSET). ``subVersion``: epoch ms. ``expressionType``: TAG or
+    SQL92.
     """
 
     request_code: ClassVar[int | None] = RequestCode.PULL_MESSAGE
@@ -61,8 +63,8 @@ class PullMessageResponseHeader(Header, kw_only=True):
 
 class ConsumerSendMsgBackRequestHeader(RpcRequestHeader, kw_only=True):
     """Header of CONSUMER_SEND_MSG_BACK, for a message that could not be consumed. ``offset``: its commit log offset.
-    ``delayLevel``: 0 lets the broker choose by reconsume times; a number below 0 sends the message to the dead-letter topic
-    at once. ``originMsgId``: id of the message's first attempt."""
+    ``delayLevel``: 0 lets the broker choose by reconsume times; a number below 0 moves the message to the dead-letter topic
+    immediately. ``originMsgId``: id of the message in its first delivery."""
 
     request_code: ClassVar[int | None] = RequestCode.CONSUMER_SEND_MSG_BACK
 
@@ -82,11 +84,11 @@ class GetConsumerListByGroupRequestHeader(RpcRequestHeader, kw_only=True):
 
 
 class GetConsumerListByGroupResponseHeader(Header, kw_only=True):
-    """An empty header: the body has the list."""
+    """Header of the response to GET_CONSUMER_LIST_BY_GROUP. It is empty: the body has the list."""
 
 
 class NotifyConsumerIdsChangedRequestHeader(RpcRequestHeader, kw_only=True):
-    """Header of NOTIFY_CONSUMER_IDS_CHANGED, from a broker, one-way: the members of the group have changed."""
+    """Header of NOTIFY_CONSUMER_IDS_CHANGED, a one-way request of a broker: the members of the group have changed."""
 
     request_code: ClassVar[int | None] = RequestCode.NOTIFY_CONSUMER_IDS_CHANGED
 
@@ -102,10 +104,10 @@ class UnlockBatchMqRequestHeader(RpcRequestHeader, kw_only=True):
 
 
 class GetConsumerStatusRequestHeader(TopicRequestHeader, kw_only=True):
-    """Header of a request for the offsets that clients have in memory: code 221 from broker to client, 223 from admin to
-    broker.
+    """Header of a request for the offsets that clients have in memory: code 221 from broker to client, 223 from an
+    administrator to a broker.
 
-    ``clientAddr``: the only client to ask.
+    ``clientAddr``: id of the only client that the broker asks; without it, all clients of the group.
     """
 
     request_code: ClassVar[int | None] = RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS
@@ -116,9 +118,9 @@ class GetConsumerStatusRequestHeader(TopicRequestHeader, kw_only=True):
 
 
 class GetConsumerRunningInfoRequestHeader(RpcRequestHeader, kw_only=True):
-    """Header of GET_CONSUMER_RUNNING_INFO, from an admin, passed on by the broker.
+    """Header of GET_CONSUMER_RUNNING_INFO, which an administrator sends and the broker forwards to the client ``clientId``.
 
-    ``jstackEnable``: True asks for the stacks of its threads too.
+    ``jstackEnable``: True requests the stacks of the client's threads too.
     """
 
     request_code: ClassVar[int | None] = RequestCode.GET_CONSUMER_RUNNING_INFO
@@ -129,8 +131,8 @@ class GetConsumerRunningInfoRequestHeader(RpcRequestHeader, kw_only=True):
 
 
 class ConsumeMessageDirectlyResultRequestHeader(TopicRequestHeader, kw_only=True):
-    """Header of CONSUME_MESSAGE_DIRECTLY, which an admin sends and the broker forwards with the stored message as the body.
-    The client consumes the message at once. ``msgId``: offset id."""
+    """Header of CONSUME_MESSAGE_DIRECTLY, which an administrator sends and the broker forwards with the stored message as the
+    body. The client consumes the message immediately and returns the result. ``msgId``: offset id."""
 
     request_code: ClassVar[int | None] = RequestCode.CONSUME_MESSAGE_DIRECTLY
 

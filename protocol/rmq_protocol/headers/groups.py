@@ -1,4 +1,4 @@
-"""Headers about subscription groups on a broker and their progress."""
+"""Headers about subscription groups on a broker, and about their progress."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class GetSubscriptionGroupConfigRequestHeader(RpcRequestHeader, kw_only=True):
 
 
 class DeleteSubscriptionGroupRequestHeader(RpcRequestHeader, kw_only=True):
-    """Header of DELETE_SUBSCRIPTIONGROUP. ``cleanOffset``: True deletes its offsets too."""
+    """Header of DELETE_SUBSCRIPTIONGROUP. ``cleanOffset``: True deletes the group's offsets too."""
 
     request_code: ClassVar[int | None] = RequestCode.DELETE_SUBSCRIPTIONGROUP
 
@@ -38,7 +38,8 @@ class DeleteSubscriptionGroupRequestHeader(RpcRequestHeader, kw_only=True):
 
 
 class GetAllSubscriptionGroupRequestHeader(Header, kw_only=True):
-    """Header of GET_ALL_SUBSCRIPTIONGROUP_CONFIG. The answer comes in portions, as for ``GetAllTopicConfigRequestHeader``."""
+    """Header of GET_ALL_SUBSCRIPTIONGROUP_CONFIG, which asks for a part of the table as ``GetAllTopicConfigRequestHeader``
+    does."""
 
     request_code: ClassVar[int | None] = RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG
 
@@ -54,7 +55,8 @@ class GetAllSubscriptionGroupResponseHeader(Header, kw_only=True):
 
 
 class UpdateGroupForbiddenRequestHeader(TopicRequestHeader, kw_only=True):
-    """Header of UPDATE_AND_GET_GROUP_FORBIDDEN. Without ``readable`` it only asks."""
+    """Header of UPDATE_AND_GET_GROUP_FORBIDDEN. ``readable``: False forbids the group to read the topic, True allows it, None
+    changes nothing; the response has the present state."""
 
     request_code: ClassVar[int | None] = RequestCode.UPDATE_AND_GET_GROUP_FORBIDDEN
 
@@ -64,8 +66,8 @@ class UpdateGroupForbiddenRequestHeader(TopicRequestHeader, kw_only=True):
 
 
 class GetConsumeStatsRequestHeader(TopicRequestHeader, kw_only=True):
-    """Header of GET_CONSUME_STATS. ``topicList``: topics joined by ``;``. Without it and ``topic`` the request is for all
-    topics of the group."""
+    """Header of GET_CONSUME_STATS. ``topicList``: topics joined by ``;``, which are used instead of ``topic``. Without both the
+    request is for all topics of the group."""
 
     request_code: ClassVar[int | None] = RequestCode.GET_CONSUME_STATS
 

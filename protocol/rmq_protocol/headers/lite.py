@@ -1,4 +1,4 @@
-"""Lite topics (5.5): many small topics under one parent topic."""
+"""Headers about lite topics (5.5): many small topics under one parent topic."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class LiteSubscriptionCtlRequestHeader(RpcRequestHeader, kw_only=True):
 
 
 class NotifyUnsubscribeLiteRequestHeader(RpcRequestHeader, kw_only=True):
-    """Header of a notice from a broker that it has removed a subscription."""
+    """Header of NOTIFY_UNSUBSCRIBE_LITE, from a broker: it has removed the client's subscription of ``liteTopic``."""
 
     request_code: ClassVar[int | None] = RequestCode.NOTIFY_UNSUBSCRIBE_LITE
 

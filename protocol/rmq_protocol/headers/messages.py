@@ -19,7 +19,7 @@ __all__ = [
 
 
 class ViewMessageRequestHeader(Header, kw_only=True):
-    """Header of VIEW_MESSAGE_BY_ID. ``offset``: physical offset in the commit log, as an offset message id names it."""
+    """Header of VIEW_MESSAGE_BY_ID. ``offset``: the commit log offset in the offset message id."""
 
     request_code: ClassVar[int | None] = RequestCode.VIEW_MESSAGE_BY_ID
 
@@ -34,7 +34,7 @@ class ViewMessageResponseHeader(Header, kw_only=True):
 class QueryMessageRequestHeader(TopicRequestHeader, kw_only=True):
     """Header of QUERY_MESSAGE.
 
-    ``key``: a key or, with the extField ``UNIQUE_KEY_QUERY`` "true", a unique id. ``beginTimestamp``, ``endTimestamp``: range
+    ``key``: a key or, if the extField ``_UNIQUE_KEY_QUERY`` is "true", a unique id. ``beginTimestamp``, ``endTimestamp``: range
     of store times, epoch ms. ``indexType``, ``lastKey``: only brokers with an index in RocksDB use them.
     """
 
@@ -63,8 +63,8 @@ class QueryMessageResponseHeader(Header, kw_only=True):
 class QueryConsumeQueueRequestHeader(TopicRequestHeader, kw_only=True):
     """Header of QUERY_CONSUME_QUEUE.
 
-    ``index``: number of the first entry; ``count``: number of entries. ``consumerGroup``: the group whose filter the broker
-    applies to them.
+    ``index``: queue offset of the first entry; ``count``: number of entries. ``consumerGroup``: the group whose filter the broker
+    evaluates for each entry.
     """
 
     request_code: ClassVar[int | None] = RequestCode.QUERY_CONSUME_QUEUE
@@ -77,7 +77,8 @@ class QueryConsumeQueueRequestHeader(TopicRequestHeader, kw_only=True):
 
 
 class StatisticsMessagesRequestHeader(TopicRequestHeader, kw_only=True):
-    """Header of a request that counts the messages of a queue stored between two times, epoch ms."""
+    """Header of a request for the number of messages of a queue stored from ``fromTime`` to ``toTime`` (epoch ms). It has no
+    request code in 5.5.0."""
 
     consumerGroup: str
     topic: str

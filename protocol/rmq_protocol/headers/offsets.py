@@ -31,7 +31,8 @@ __all__ = [
 class QueryConsumerOffsetRequestHeader(TopicRequestHeader, kw_only=True):
     """Header of QUERY_CONSUMER_OFFSET.
 
-    ``setZeroIfNotFound``: whether a group without an offset gets 0 if the queue still begins there; true if absent.
+    ``setZeroIfNotFound``: True or None: for a group without an offset the broker answers 0 if the queue still begins there and
+    the message is in memory, else QUERY_NOT_FOUND. False: QUERY_NOT_FOUND in any case.
     """
 
     request_code: ClassVar[int | None] = RequestCode.QUERY_CONSUMER_OFFSET
@@ -76,7 +77,7 @@ class SearchOffsetResponseHeader(Header, kw_only=True):
 
 
 class GetMaxOffsetRequestHeader(TopicRequestHeader, kw_only=True):
-    """Header of GET_MAX_OFFSET. ``committed``: only what consumers may see."""
+    """Header of GET_MAX_OFFSET. ``committed``: brokers ignore it (5.5.0)."""
 
     request_code: ClassVar[int | None] = RequestCode.GET_MAX_OFFSET
 
@@ -117,10 +118,11 @@ class GetEarliestMsgStoretimeResponseHeader(Header, kw_only=True):
 
 
 class ResetOffsetRequestHeader(TopicRequestHeader, kw_only=True):
-    """Header of a reset of offsets: 220 from broker to client, 222 from admin to broker.
+    """Header of a reset of offsets: 220 from broker to client, 222 from an administrator to a broker.
 
-    ``timestamp``: store time to reset to, epoch ms, -1 for the newest. ``queueId``: -1 for all queues. ``offset``: offset to
-    reset to, instead of a time. ``isForce``: True resets also where that skips messages.
+    ``timestamp``: store time to reset to, epoch ms, -1 for the end of the queue. ``queueId``: -1 for all queues. ``offset``:
+    offset to reset the queue ``queueId`` to, instead of a time. ``isForce``: True resets also forward. Brokers that reset offsets
+    themselves (``useServerSideResetOffset``, the default) ignore ``isForce``; others ignore ``queueId`` and ``offset``.
     """
 
     request_code: ClassVar[int | None] = RequestCode.INVOKE_BROKER_TO_RESET_OFFSET
@@ -134,9 +136,10 @@ class ResetOffsetRequestHeader(TopicRequestHeader, kw_only=True):
 
 
 class CloneGroupOffsetRequestHeader(RpcRequestHeader, kw_only=True):
-    """Header of CLONE_GROUP_OFFSET.
+    """Header of CLONE_GROUP_OFFSET, which copies the offsets of ``topic`` from ``srcGroup`` to ``destGroup``.
 
-    ``offline``: the target group may have no running consumer. Without ``topic`` it copies the offsets of all topics.
+    ``offline``: False skips the topic if ``srcGroup`` has running consumers and none of them subscribes to it. Without ``topic``
+    brokers copy nothing, and answer SUCCESS (5.5.0, ``AdminBrokerProcessor.cloneGroupOffset``).
     """
 
     request_code: ClassVar[int | None] = RequestCode.CLONE_GROUP_OFFSET
@@ -148,7 +151,8 @@ class CloneGroupOffsetRequestHeader(RpcRequestHeader, kw_only=True):
 
 
 class QueryCorrectionOffsetHeader(TopicRequestHeader, kw_only=True):
-    """Header of QUERY_CORRECTION_OFFSET. ``filterGroups``: groups to leave out, comma-joined."""
+    """Header of QUERY_CORRECTION_OFFSET. ``filterGroups``: groups to leave out, comma-joined; the broker DELETES the offsets of
+    these groups, for all topics (``ConsumerOffsetManager.queryMinOffsetInAllGroup``)."""
 
     request_code: ClassVar[int | None] = RequestCode.QUERY_CORRECTION_OFFSET
 
@@ -158,7 +162,8 @@ class QueryCorrectionOffsetHeader(TopicRequestHeader, kw_only=True):
 
 
 class InitConsumerOffsetRequestHeader(TopicRequestHeader, kw_only=True):
-    """Header of a request that sets a group's first offsets. ``initMode``: 0 begins at the oldest, 1 at the newest."""
+    """Header of a request that sets the first offsets of a group. ``initMode``: 0 for the oldest message, 1 for the end of the
+    queue. It has no request code in 5.5.0."""
 
     topic: str | None = None
     initMode: Int = 0

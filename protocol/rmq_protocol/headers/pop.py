@@ -1,5 +1,5 @@
-"""Headers about pops: the broker gives messages to a member, and each is acknowledged or delivered again after its
-invisible time."""
+"""Headers about pops: the broker hands messages to a member of a group; each message is acknowledged, or delivered again after
+its invisible time."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ __all__ = [
 class PopMessageRequestHeader(TopicRequestHeader, kw_only=True):
     """Header of POP_MESSAGE.
 
-    ``queueId``: -1 for any queue. ``invisibleTime``: ms for which others do not get the messages. ``pollTime``: ms for which
-    the broker may hold the request. ``bornTime``: epoch ms of the request. ``initMode``: 0 begins at the oldest message, 1 at
-    the newest. ``expType``, ``exp``: kind and text of the filter. ``attemptId``: an id that stays the same when an ordered pop
-    is repeated.
+    ``queueId``: -1 for any queue. ``invisibleTime``: ms for which other members do not get the messages. ``pollTime``: ms for
+    which the broker may hold the request. ``bornTime``: epoch ms of the request. ``initMode``: where a new group begins: 0 at the
+    oldest message, 1 at the end of the queue. ``expType``, ``exp``: kind and text of the filter. ``attemptId``: an id that stays
+    the same when an ordered pop is repeated.
     """
 
     request_code: ClassVar[int | None] = RequestCode.POP_MESSAGE
@@ -49,7 +49,8 @@ class PopMessageRequestHeader(TopicRequestHeader, kw_only=True):
 
 
 class PopMessageResponseHeader(Header, kw_only=True):
-    """Header of the response to POP_MESSAGE. ``restNum``: messages left. The module ``pop`` reads the three infos."""
+    """Header of the response to POP_MESSAGE. ``popTime``: epoch ms. ``invisibleTime``: ms. ``restNum``: messages that are left to
+    pop. The module ``pop`` reads the three infos."""
 
     popTime: Long = 0
     invisibleTime: Long = 0
@@ -74,7 +75,7 @@ class AckMessageRequestHeader(TopicRequestHeader, kw_only=True):
 
 
 class ChangeInvisibleTimeRequestHeader(TopicRequestHeader, kw_only=True):
-    """Header of CHANGE_MESSAGE_INVISIBLETIME; its fields are those of an ack and two more.
+    """Header of CHANGE_MESSAGE_INVISIBLETIME, with two fields more than an ack.
 
     ``invisibleTime``: ms from now. ``suspend``: True delivers the message again without counting an attempt. It has no effect
     for ordered messages, nor on brokers that do not know it (5.3.3).
@@ -99,8 +100,8 @@ class ChangeInvisibleTimeResponseHeader(Header, kw_only=True):
 
 
 class NotificationRequestHeader(TopicRequestHeader, kw_only=True):
-    """Header of NOTIFICATION, which waits for messages to pop: the broker responds when there are some. Times are in ms, as
-    in a pop."""
+    """Header of NOTIFICATION, with which a client waits for messages to pop: the broker responds when there are some.
+    ``pollTime``: ms, ``bornTime``: epoch ms, as in a pop."""
 
     request_code: ClassVar[int | None] = RequestCode.NOTIFICATION
 
@@ -116,7 +117,7 @@ class NotificationRequestHeader(TopicRequestHeader, kw_only=True):
 
 
 class NotificationResponseHeader(Header, kw_only=True):
-    """Header of the response to NOTIFICATION. ``pollingFull``: the broker holds too many requests to hold this one."""
+    """Header of the response to NOTIFICATION. ``pollingFull``: True if the broker held too many requests to hold this one."""
 
     hasMsg: bool = False
     pollingFull: bool = False

@@ -28,7 +28,8 @@ __all__ = [
 
 
 class GetRouteInfoRequestHeader(TopicRequestHeader, kw_only=True):
-    """Header of GET_ROUTEINFO_BY_TOPIC. ``acceptStandardJsonOnly``: True asks for broker ids with quotes."""
+    """Header of GET_ROUTEINFO_BY_TOPIC. ``acceptStandardJsonOnly``: True requests broker ids with quotes, which clients of 4.9.4
+    and later get in any case."""
 
     request_code: ClassVar[int | None] = RequestCode.GET_ROUTEINFO_BY_TOPIC
 
@@ -43,7 +44,8 @@ class GetTopicsByClusterRequestHeader(Header, kw_only=True):
 
 
 class DeleteTopicFromNamesrvRequestHeader(TopicRequestHeader, kw_only=True):
-    """Header of DELETE_TOPIC_IN_NAMESRV. Without ``clusterName`` it deletes the topic of every broker."""
+    """Header of DELETE_TOPIC_IN_NAMESRV. ``clusterName``: deletes the routes to brokers of this cluster only; None: all routes of
+    the topic."""
 
     request_code: ClassVar[int | None] = RequestCode.DELETE_TOPIC_IN_NAMESRV
 
@@ -73,7 +75,7 @@ class GetKVConfigRequestHeader(Header, kw_only=True):
 
 
 class GetKVConfigResponseHeader(Header, kw_only=True):
-    """Header of the response to GET_KV_CONFIG. ``value``: None if there is no such key (code 22)."""
+    """Header of the response to GET_KV_CONFIG. ``value``: None if there is no such key (then the code is 22)."""
 
     value: str | None = None
 
@@ -92,7 +94,8 @@ class GetKVListByNamespaceRequestHeader(Header, kw_only=True):
 
 
 class RegisterOrderTopicRequestHeader(Header, kw_only=True):
-    """Header of a request that registers an ordered topic. ``orderTopicString``: ``broker-a:4;broker-b:4``."""
+    """Header of a request that registers an ordered topic. ``orderTopicString``: ``broker-a:4;broker-b:4``. It has no request
+    code in 5.5.0."""
 
     topic: str
     orderTopicString: str
@@ -105,7 +108,7 @@ class WipeWritePermOfBrokerRequestHeader(Header, kw_only=True):
 
 
 class WipeWritePermOfBrokerResponseHeader(Header, kw_only=True):
-    """Header of the response to WIPE_WRITE_PERM_OF_BROKER. ``wipeTopicCount``: topics that lost the permission."""
+    """Header of the response to WIPE_WRITE_PERM_OF_BROKER. ``wipeTopicCount``: number of topics that lost the permission."""
 
     wipeTopicCount: Int
 

@@ -1,5 +1,5 @@
-"""Sends (10 and 324 with long names; 310, 320 and 325 one letter per field), recalls, and replies to requests between
-clients."""
+"""Headers of sends (with long names for the codes 10 and 324, one letter per field for 310, 320 and 325), of recalls, and of
+replies between clients."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ class SendMessageRequestHeader(TopicRequestHeader, kw_only=True):
 
 
 class SendMessageRequestHeaderV2(TopicRequestHeader, kw_only=True):
-    """Header of a send with one-letter names. The letters mean, in order: producerGroup, topic, defaultTopic,
+    """Header of a send with one-letter names. ``a`` to ``n`` are, in this order: producerGroup, topic, defaultTopic,
     defaultTopicQueueNums, queueId, sysFlag, bornTimestamp, flag, properties, reconsumeTimes, unitMode, maxReconsumeTimes,
-    batch, and the broker's name (``bname`` of the long form)."""
+    batch, bname (name of the broker)."""
 
     request_code: ClassVar[int | None] = RequestCode.SEND_MESSAGE_V2
 
@@ -65,7 +65,8 @@ class SendMessageRequestHeaderV2(TopicRequestHeader, kw_only=True):
 class SendMessageResponseHeader(Header, kw_only=True):
     """Header of the response to a send.
 
-    ``msgId``: offset message id, comma-joined for a batch. ``queueOffset``: of the first message of a batch.
+    ``msgId``: offset message id; for a batch those of all messages, comma-joined. ``queueOffset``: offset of the message, or of
+    the first one of a batch.
     """
 
     msgId: str
@@ -77,9 +78,9 @@ class SendMessageResponseHeader(Header, kw_only=True):
 
 
 class ReplyMessageRequestHeader(TopicRequestHeader, kw_only=True):
-    """Header of a reply that the broker forwards to the client that waits for it; the body is the reply's. ``bornHost``,
-    ``storeHost``: ``ip:port`` of the client that replied and of the broker; ``storeTimestamp``: time at which the broker
-    received it, epoch ms."""
+    """Header of PUSH_REPLY_MESSAGE_TO_CLIENT, with which the broker forwards a reply to the client that waits for it; the body is
+    the reply's. ``bornHost``, ``storeHost``: ``ip:port`` of the client that replied and of the broker. ``bornTimestamp``: time of
+    the reply; ``storeTimestamp``: time at which the broker received it; both in epoch ms."""
 
     request_code: ClassVar[int | None] = RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT
 
@@ -100,8 +101,8 @@ class ReplyMessageRequestHeader(TopicRequestHeader, kw_only=True):
 
 
 class RecallMessageRequestHeader(TopicRequestHeader, kw_only=True):
-    """Header of RECALL_MESSAGE. ``recallHandle``: the handle in the response to the send of the delayed message; see
-    ``recall``."""
+    """Header of RECALL_MESSAGE. ``recallHandle``: the text in the response to the send of the delayed message; the module
+    ``recall`` reads it."""
 
     request_code: ClassVar[int | None] = RequestCode.RECALL_MESSAGE
 
@@ -117,8 +118,8 @@ class RecallMessageResponseHeader(Header, kw_only=True):
 
 
 def send_header_v2(header: SendMessageRequestHeader) -> SendMessageRequestHeaderV2:
-    """Returns the one-letter form of a header (``createSendMessageRequestHeaderV2``), without ``ns``, ``nsd``, ``oway`` and
-    ``lo``."""
+    """Returns the one-letter form of a header (``createSendMessageRequestHeaderV2``); ``ns``, ``nsd``, ``oway`` and ``lo`` are not
+    copied."""
     return SendMessageRequestHeaderV2(
         a=header.producerGroup,
         b=header.topic,
@@ -138,7 +139,8 @@ def send_header_v2(header: SendMessageRequestHeader) -> SendMessageRequestHeader
 
 
 def send_header_v1(header: SendMessageRequestHeaderV2) -> SendMessageRequestHeader:
-    """Returns the long form of a one-letter header (``createSendMessageRequestHeaderV1``)."""
+    """Returns the long form of a one-letter header (``createSendMessageRequestHeaderV1``); ``ns``, ``nsd``, ``oway`` and ``lo``
+    are not copied."""
     return SendMessageRequestHeader(
         producerGroup=header.a,
         topic=header.b,

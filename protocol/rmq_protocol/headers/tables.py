@@ -1,4 +1,4 @@
-"""The header of each request code."""
+"""Tables of the headers of requests and responses by request code."""
 
 from __future__ import annotations
 
@@ -244,7 +244,9 @@ REQUEST_HEADERS: Final[dict[int, type[Header]]] = {
     RequestCode.GET_LITE_GROUP_INFO: GetLiteGroupInfoRequestHeader,
     RequestCode.TRIGGER_LITE_DISPATCH: TriggerLiteDispatchRequestHeader,
 }
-"""Request code -> header of the request; those left out have none. Broker to client: 39, 40, 220, 221, 307, 309, 326."""
+"""Request code -> header of the request. Brokers send 39, 40, 220, 221, 307, 309, 326 and 200073 to clients. Codes that are left
+out have no header, except those with which brokers register and talk to each other (103, 104, 322, 902 to 906, 908, 1008) and 513,
+which clients do not need."""
 
 RESPONSE_HEADERS: Final[dict[int, type[Header]]] = {
     RequestCode.SEND_MESSAGE: SendMessageResponseHeader,
@@ -279,4 +281,4 @@ RESPONSE_HEADERS: Final[dict[int, type[Header]]] = {
     RequestCode.POLLING_INFO: PollingInfoResponseHeader,
     RequestCode.POP_LITE_MESSAGE: PopLiteMessageResponseHeader,
 }
-"""Request code -> header of its response, where it has one."""
+"""Request code -> header of the response, for codes whose response has one."""

@@ -1,4 +1,4 @@
-"""Topics on a broker."""
+"""Headers about topics on a broker."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = [
 class CreateTopicRequestHeader(TopicRequestHeader, kw_only=True):
     """Header of UPDATE_AND_CREATE_TOPIC.
 
-    ``attributes``: ``+key=value,-key`` or nothing. ``topicFilterType``: SINGLE_TAG or MULTI_TAG. ``perm``: see ``Perm``.
+    ``attributes``: changes such as ``+key=value,-key``. ``topicFilterType``: SINGLE_TAG or MULTI_TAG. ``perm``: see ``Perm``.
     """
 
     request_code: ClassVar[int | None] = RequestCode.UPDATE_AND_CREATE_TOPIC
@@ -41,7 +41,7 @@ class CreateTopicRequestHeader(TopicRequestHeader, kw_only=True):
 
 
 class CreateTopicListRequestHeader(RpcRequestHeader, kw_only=True):
-    """An empty header: the body has the list."""
+    """Header of UPDATE_AND_CREATE_TOPIC_LIST. It has no fields of its own: the body has the list."""
 
     request_code: ClassVar[int | None] = RequestCode.UPDATE_AND_CREATE_TOPIC_LIST
 
@@ -61,8 +61,8 @@ class GetTopicConfigRequestHeader(TopicRequestHeader, kw_only=True):
 class GetAllTopicConfigRequestHeader(Header, kw_only=True):
     """Header of GET_ALL_TOPIC_CONFIG.
 
-    The answer comes in portions where the broker splits the table: from topic number ``topicSeq`` on, at most ``maxTopicNum``,
-    while ``dataVersion`` (JSON) stays the same. Without header fields it comes all at once.
+    A broker that splits its table answers with the topics from number ``topicSeq`` on, at most ``maxTopicNum``; with those from 0
+    on if its ``dataVersion`` (JSON) is no longer the given one. Without header fields it answers with the whole table.
     """
 
     request_code: ClassVar[int | None] = RequestCode.GET_ALL_TOPIC_CONFIG

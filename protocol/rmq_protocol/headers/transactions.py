@@ -1,4 +1,4 @@
-"""Headers about transactions: the end of a half message, and the broker's check of its outcome."""
+"""Headers about transactions: their end, and the broker's check of a half message whose outcome it does not know."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _OUTCOMES: Final = {"commitOrRollback": frozenset({0, 8, 12})}
 class EndTransactionRequestHeader(RpcRequestHeader, kw_only=True):
     """Header of END_TRANSACTION.
 
-    ``commitOrRollback``: 8 commit, 12 rollback, 0 not known; decoding raises for other values. ``tranStateTableOffset``: queue
-    offset of the half message. ``commitLogOffset``: the offset that its offset id names. ``msgId``: its unique id.
-    ``fromTransactionCheck``: True if the request answers a CHECK_TRANSACTION_STATE.
+    ``commitOrRollback``: 8 commit, 12 rollback, 0 not known; ``from_ext`` raises RemoteProtocolError for other values.
+    ``tranStateTableOffset``: queue offset of the half message. ``commitLogOffset``: the offset in its offset id. ``msgId``: its
+    unique id. ``fromTransactionCheck``: True if the request answers a CHECK_TRANSACTION_STATE.
     """
 
     request_code: ClassVar[int | None] = RequestCode.END_TRANSACTION
@@ -46,9 +46,11 @@ class EndTransactionResponseHeader(Header, kw_only=True):
 
 
 class CheckTransactionStateRequestHeader(RpcRequestHeader, kw_only=True):
-    """Header of CHECK_TRANSACTION_STATE, from a broker, one-way; the body is the half message as stored, with its real topic.
+    """Header of CHECK_TRANSACTION_STATE, a one-way request of a broker. The body is the half message as stored, with the topic
+    it was sent to.
 
-    ``topic``: the topic of half messages. ``msgId``: unique id. ``offsetMsgId``: offset id of the half message now.
+    ``topic``: the broker's topic of half messages. ``msgId``: unique id. ``offsetMsgId``: offset id of the newest copy of the half
+    message: brokers store it anew for each check.
     """
 
     request_code: ClassVar[int | None] = RequestCode.CHECK_TRANSACTION_STATE
@@ -62,7 +64,7 @@ class CheckTransactionStateRequestHeader(RpcRequestHeader, kw_only=True):
 
 
 class CheckTransactionStateResponseHeader(Header, kw_only=True):
-    """Header of the response of old clients to CHECK_TRANSACTION_STATE; current clients answer with END_TRANSACTION."""
+    """Header of the response with which old clients answer CHECK_TRANSACTION_STATE; current clients send END_TRANSACTION."""
 
     choices: ClassVar[Mapping[str, frozenset[int]]] = _OUTCOMES
 
@@ -73,7 +75,8 @@ class CheckTransactionStateResponseHeader(Header, kw_only=True):
 
 
 class ResumeCheckHalfMessageRequestHeader(Header, kw_only=True):
-    """Header of a request to check a half message again after the broker has given it up."""
+    """Header of RESUME_CHECK_HALF_MESSAGE, which requests new checks of a half message that the broker no longer checks. ``msgId``:
+    offset id."""
 
     request_code: ClassVar[int | None] = RequestCode.RESUME_CHECK_HALF_MESSAGE
 
