@@ -1,9 +1,10 @@
 """Requests to the name servers, of which any may answer.
 
 All have nearly the same data. The list is shuffled once, and the client stays with the server that answered last. When that one
-fails, the same call tries the others, those whose last connect just failed at the end, and stays with the first that answers. A
-silent server may use only its share of the time that is left: with two of them the second is tried after half. A server whose
-connection broke during a request (it may have been restarted since) is tried once more at the end.
+fails, the same call tries the others, and the client stays with the first of them that answers; servers to which a connect
+failed a moment ago are tried last. A silent server may use only its share of the time that is left: with two servers the second
+is tried after half of it. A server whose connection broke during a request (it may have been restarted since) is tried once
+more at the end.
 """
 
 from __future__ import annotations
@@ -69,22 +70,22 @@ class NameServers:
     async def request(self, command: RemotingCommand, timeout: float) -> tuple[RemotingCommand, str]:
         """Returns the first answer, of any code, and the server's address.
 
-        Raises NameServerError, with the failures of all servers, when none answers within ``timeout`` seconds.
+        Raises NameServerError, which names the failure of each server, when none answers within ``timeout`` seconds.
         """
         return await self.ask(command, timeout, lambda response, _: response)
 
     async def ask(self, command: RemotingCommand, timeout: float, read: Callable[[RemotingCommand, str], T]) -> tuple[T, str]:
         """Returns the first result of ``read(response, address)`` that is no error, and the server's address.
 
-        A BrokerError or ProtocolError of ``read`` counts as a failure of that server. Raises NameServerError, or
-        NoUsableAnswerError if some server answered, after ``timeout`` seconds or when all servers have failed.
+        A RocketMQError of ``read`` counts as a failure of that server. Raises NameServerError, or NoUsableAnswerError if some
+        server answered, after ``timeout`` seconds or when all servers have failed.
         """
         deadline = machine.monotonic() + timeout
         await self._first_answer(timeout)
         return await self._ask(command, deadline - machine.monotonic(), read)
 
     async def probe(self, command: RemotingCommand, timeout: float) -> tuple[RemotingCommand, str]:
-        """Sends ``request`` without the wait for a first answer."""
+        """Does as ``request``, also if ``patient`` without a wait for the first answer."""
         return await self._ask(command, timeout, lambda response, _: response)
 
     async def _ask(self, command: RemotingCommand, timeout: float, read: Callable[[RemotingCommand, str], T]) -> tuple[T, str]:
@@ -120,18 +121,23 @@ class NameServers:
         raise self._failed(failures, answered, timeout)
 
     async def each(self, command: RemotingCommand, timeout: float) -> dict[str, RemotingCommand]:
-        """Returns the answers of all name servers, by address. Raises NameServerError unless all of them answer."""
+        """Returns the answers of all name servers, by address. Raises NameServerError unless all of them answer, each in its share
+        of ``timeout`` seconds."""
         answers: dict[str, RemotingCommand] = {}
         failures: dict[str, RocketMQError] = {}
         deadline = machine.monotonic() + timeout
         await self._first_answer(timeout)
-        for address in self._addresses:
+        for left, address in zip(range(len(self._addresses), 0, -1), tuple(self._addresses), strict=True):
             try:
-                answers[address] = await self._one(address, command, max(deadline - machine.monotonic(), 0.0))
+                answers[address] = await self._one(address, command, max(deadline - machine.monotonic(), 0.0) / left)
             except RocketMQError as error:
                 failures[address] = without_frames(error)
+        if not answers:
+            raise self._failed(failures, False, timeout)
         if failures:
-            raise self._failed(failures, bool(answers), timeout)
+            said = "; ".join(f"{address}: {_reason(error)}" for address, error in failures.items())
+            text = f"{len(failures)} of {len(self._addresses)} name servers did not answer, and all of them must: {said}"
+            raise NameServerError(f"{text}; repeat the call when they run") from next(iter(failures.values()))
         return answers
 
     # -- inside
