@@ -1,8 +1,9 @@
 """The ids by which servers distinguish the clients of this process.
 
-Clients that do not share connections, because they run on two event loops or with two configs, may have the same instance name: the
-default is one for the whole process. Under one id, two members of a group would each take all queues of both, and hold each other's
-locks, and a broker would push the replies for both to the one that it met last. So the second one's name is ``name#2``.
+Clients that do not share connections, because they run on two event loops or with two configs, may have the same instance name:
+the default is one for the whole process. With one id, each of two members of a group would take the queues of both, and hold
+the other's locks, and a broker would push the replies for both to the one that registered last. So the second client's name is
+``name#2``.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ class _Taken:
         self.reset()
 
     def reset(self) -> None:
-        """Also called in a child, whose clients are others, and where a thread that held the lock does not run."""
+        """Forgets all ids. Also called in a forked child: it has no clients yet, and a thread that held the lock does not run
+        there."""
         self.lock = Lock()
         self.loops: dict[str, asyncio.AbstractEventLoop] = {}
 

@@ -30,10 +30,10 @@ logger = logging.getLogger(__name__)
 
 FIRST_PAUSE: Final = 0.05
 MAX_PAUSE: Final = 1.0
-"""Seconds between two attempts."""
+"""Seconds between two attempts: the first pause, doubled up to the longest."""
 
 WAIT_SHARE: Final = 0.8
-"""Share of a call's timeout for this wait; the rest is for its request."""
+"""Share of a call's timeout for the wait for a cluster; the rest is for the call's request."""
 
 LOCAL_ADDRESS_TIMEOUT: Final = 1.0
 """Seconds to resolve a name server's host without a connection to it."""
@@ -46,7 +46,7 @@ class ClusterProbe:
         self._name_servers = name_servers
         self._timeout = timeout
         self.cluster_found = asyncio.Event()
-        """Set by the first answer that names a broker, and never cleared."""
+        """Set by the first answer that names a broker or cannot be read, and never cleared."""
 
     async def run_once(self) -> str:
         """Sends one request; returns the address of the name server that answered. Raises NameServerError when none does."""
@@ -57,7 +57,7 @@ class ClusterProbe:
         return address
 
     async def run_until_found(self) -> None:
-        """Sends requests until there is a cluster, one per second at most."""
+        """Sends requests until there is a cluster, with pauses that grow to one second."""
         began, backoff = machine.monotonic(), Backoff(FIRST_PAUSE, MAX_PAUSE)
         while not self.cluster_found.is_set():
             await asyncio.sleep(backoff.next())

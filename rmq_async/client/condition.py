@@ -16,7 +16,7 @@ from .vip import vip_address
 __all__ = ["brokers_of", "last_success_age", "loop_problem", "name_server_problem"]
 
 _TEXT_LIMIT = 500
-"""Maximum length of a reason in a problem's text."""
+"""Maximum characters of a reason in a problem's text."""
 
 
 def loop_problem(instance: ClientInstance) -> Problem | None:
@@ -31,7 +31,7 @@ def loop_problem(instance: ClientInstance) -> Problem | None:
 
 
 def name_server_problem(instance: ClientInstance) -> tuple[bool, Problem | None]:
-    """Returns whether there has been a cluster yet, and the problem of the newest request to the name servers."""
+    """Returns whether a cluster has answered since the start, and the present problem with the name servers, or None."""
     names, waits = instance.name_servers, instance.config.start_without_cluster
     failure = names.failure
     reason = f": {printable(failure, _TEXT_LIMIT)}" if failure is not None else ""
@@ -70,7 +70,7 @@ def last_success_age(instance: ClientInstance) -> float | None:
 
 
 def _trouble(instance: ClientInstance, address: str) -> tuple[ProblemCode, str] | None:
-    """Returns a problem's code and reason."""
+    """Returns the code and the text of the problem with a broker, or None."""
     reason = instance.pool.trouble(address)
     if reason is not None:
         return "broker_unreachable", printable(reason, _TEXT_LIMIT)

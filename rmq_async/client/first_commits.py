@@ -1,11 +1,12 @@
-"""Commits of a group at once: the first one alone, then the others.
+"""The order of a group's concurrent commits: the first one is sent alone, the others after its answer.
 
-A broker keeps the offsets of a group and topic in one table, made by the first commit. Two commits that find none each make
-one, and one of the tables replaces the other, after both were answered with success (``ConsumerOffsetManager.commitOffset`` of
-4.9 to 5.5). Of 300 new groups with eight commits at once, 3 lost offsets on 4.9.7, up to seven of the eight, and 1 on 5.5.0.
+A broker keeps the offsets of a group and topic in one table, which the first commit makes. If two commits find no table, each
+makes one, and one table replaces the other, although both commits are answered with success
+(``ConsumerOffsetManager.commitOffset`` of 4.9 to 5.5). Of 300 new groups with eight commits at once, 3 lost offsets on 4.9.7,
+up to seven of the eight, and 1 on 5.5.0.
 
-The table goes with its topic and with a broker that crashes before it has written it, and a replica that becomes the master may
-not have it. A client learns nothing of that, so an answer counts only for the commits that wait for it.
+The table is lost with its topic, and if a broker crashes before it has written the table; a replica that becomes the master may
+not have it. A client does not learn of that, so an answer proves the table only to the commits that wait for this answer.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ __all__ = ["FirstCommits"]
 
 
 class _Table:
-    """A table of offsets, while commits to it are under way. ``exists``: one of them was answered. ``turn``: done when the commit
-    that goes alone has ended; None where none does."""
+    """A broker's table of offsets, while commits to it are under way. ``exists``: whether one of them has succeeded. ``turn``:
+    done when the commit that is sent alone has ended; None while there is no such commit."""
 
     __slots__ = ("commits", "exists", "turn")
 
@@ -41,9 +42,11 @@ class FirstCommits:
         return len(self._tables)
 
     async def commit(self, key: tuple[str, str, str], send: Callable[[], Awaitable[None]], deadline: float) -> None:
-        """Awaits ``send``, the request of a commit: alone until a commit to the same table was answered. Raises its error.
+        """Awaits ``send()``, the request of a commit, beside others only after one of the commits to the same table has
+        succeeded.
 
-        Raises RequestTimeoutError where its turn does not come by ``deadline`` (monotonic).
+        ``key``: group, topic and broker name. Raises the error of ``send``, and RequestTimeoutError where the turn of this
+        commit does not come by ``deadline`` (monotonic).
         """
         table = self._tables.setdefault(key, _Table())
         table.commits += 1
@@ -51,7 +54,8 @@ class FirstCommits:
             while table.turn is not None and not table.exists:
                 if not await wait_until(table.turn, deadline):
                     raise RequestTimeoutError(
-                        f"UPDATE_CONSUMER_OFFSET to {key[2]}: not written by its deadline, because an earlier one was not answered",
+                        f"UPDATE_CONSUMER_OFFSET to {key[2]}: not written by its deadline, because an earlier commit of group "
+                        f"{key[0]} to topic {key[1]} was not answered; commit again",
                         maybe_stored=False,
                         broker=key[2],
                     )

@@ -21,11 +21,11 @@ __all__ = ["FormerConnections"]
 NOTICED: Final = 0.5
 """Seconds after which a broker has noticed the end of a former connection."""
 SILENT: Final = 120.5
-"""Seconds after the last heartbeat that reached a broker on a silent connection from which on it may close that."""
+"""Seconds after the last heartbeat on a silent connection from which on the broker may close it."""
 SILENT_UNTIL: Final = 155.5
-"""Seconds after that heartbeat until which it may: requests can have followed for the 30 s until the next one."""
+"""Seconds after that heartbeat until which the broker may close it: requests can have followed for 30 s, until the next one."""
 AGAIN: Final = 5.0
-"""Seconds between two reports meanwhile."""
+"""Seconds between two calls of ``forgotten`` from ``SILENT`` to ``SILENT_UNTIL``."""
 
 _SILENT: Final = frozenset({CloseReason.DEAD, CloseReason.RESET, CloseReason.NOT_READING})
 
@@ -44,8 +44,8 @@ class FormerConnections:
         self._closed = False
 
     def add(self, connection: Connection, last_heartbeat: float) -> None:
-        """Adds a connection that takes no more requests. ``last_heartbeat``: time at which the last heartbeat was sent on
-        it (monotonic)."""
+        """Adds a connection that takes no more requests. ``last_heartbeat``: time (monotonic) at which the last heartbeat that
+        the broker has answered was sent on it, or without an answer the last one."""
         connection.closed.add_done_callback(partial(self._over, connection.address))
         if connection.close_reason in _SILENT:
             self._doubt(connection.address, last_heartbeat)

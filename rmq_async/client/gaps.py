@@ -1,8 +1,9 @@
 """Gaps between the messages of a queue that are no loss.
 
-A pull without a filter whose answer leaves offsets out met a deletion, except in two kinds of topics, which the broker's topic
-settings identify: a compacted topic (attribute ``cleanup.policy``) keeps the newest message of each key, and the queue of a static
-topic skips offsets where it moves from one broker to the next. Settings are requested only when offsets are missing.
+If the answer to a pull without a filter leaves offsets out, their messages were deleted, except in two kinds of topics, which
+the broker's topic settings identify: a compacted topic (attribute ``cleanup.policy``) keeps the newest message of each key, and
+the queue of a static topic skips offsets where it moves from one broker to the next. Settings are requested only when offsets
+are missing.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ _GROUP_FIELDS: Final = {
 
 
 class GroupListener(Protocol):
-    """One member of a group. Plain functions, called between other reads of the connection: they must return at once."""
+    """One member of a group. Its methods are plain functions, called between two reads of a connection: they must not block."""
 
     def members_changed(self) -> None:
         """Handles NOTIFY_CONSUMER_IDS_CHANGED: the members of the group have changed."""
@@ -43,7 +43,7 @@ class GroupListener(Protocol):
 
 
 class GroupRequests:
-    """The listeners of one client instance by group."""
+    """The listeners of one client instance, by group."""
 
     def __init__(self) -> None:
         self._listeners: dict[str, GroupListener] = {}
@@ -54,9 +54,11 @@ class GroupRequests:
         return {code: self._notify if code == notify else self._serve for code in _GROUP_FIELDS}
 
     def add(self, group: str, listener: GroupListener) -> None:
-        """Raises ConfigError when the group has a listener."""
+        """Adds the listener of a group. Raises ConfigError when the group has one already."""
         if group in self._listeners:
-            raise ConfigError(f"consumer group {group} is already in use by this client")
+            raise ConfigError(
+                f"consumer group {group} is already in use by this client; share that consumer, or give another instance_name"
+            )
         self._listeners[group] = listener
 
     def remove(self, group: str) -> None:
@@ -88,7 +90,7 @@ def _group_of(command: RemotingCommand) -> str:
 
 
 def _unserved(command: RemotingCommand, group: str) -> RemotingCommand | None:
-    """Returns the response for a group without a listener, as of ``ClientRemotingProcessor``."""
+    """Returns the response for a group without a listener, the same as that of Java's ``ClientRemotingProcessor``."""
     if command.code == RequestCode.RESET_CONSUMER_CLIENT_OFFSET:
         return None
     if command.code == RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT:

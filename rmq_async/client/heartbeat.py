@@ -1,15 +1,15 @@
-"""Heartbeats: they announce the client's groups to the brokers.
+"""Heartbeats, which announce the client's groups to the brokers.
 
-A broker forgets a client without a heartbeat for 120 s, and sends requests (transaction checks, rebalancing) only to clients it
-knows. So each master in use gets one heartbeat per ``interval``, for all producers and consumers of the client, and one
-immediately on a new connection and when a group joins. A round leaves out connections with a heartbeat less than half an interval
-ago. Broken connections are made again in between, so that a client that sends nothing notices when brokers are back. Two
-unanswered heartbeats in a row prove a connection dead, and it is closed.
+A broker forgets a client without a heartbeat for 120 s, and sends requests (transaction checks, rebalancing) only to clients
+that it knows. So each master in use gets one heartbeat per ``interval``, for all producers and consumers of the client, and one
+immediately on a new connection and when a group joins. A round leaves out connections with a heartbeat less than half an
+interval ago. Broken connections are made again in between, so that a client that sends nothing notices when brokers are back.
+Two unanswered heartbeats in a row prove a connection dead, and it is closed.
 
 To push a reply, a broker looks the client up by its id, and that entry is easily lost: a producer group that leaves removes it,
 and so does a former connection that ends after the client was introduced on a new one (``former``). Only a group that is new to
-the broker on that connection restores it, so one of the remaining groups leaves and joins again; not where no call has ever waited
-for a reply.
+the broker on that connection restores it, so one of the remaining producer groups leaves and joins again, if a call of this
+client has ever waited for a reply.
 """
 
 from __future__ import annotations
@@ -37,10 +37,11 @@ __all__ = ["Heartbeats"]
 logger = logging.getLogger(__name__)
 
 UNANSWERED_LIMIT = 2
+"""Unanswered heartbeats in a row after which a connection is closed."""
 RECONNECTS = 6
 """Attempts per heartbeat interval to reconnect to a broker, also while the client sends no messages."""
 FAREWELL = 1.0
-"""Seconds for the answers of brokers that a group leaves. They forget a client's last group without them, as connections close."""
+"""Maximum seconds to wait for the answers of brokers that a group leaves; the end of a connection removes its groups anyway."""
 UNREACHABLE_FOR = 5.0
 """Seconds for which no call waits for a broker that did not answer its first heartbeat."""
 
@@ -52,15 +53,17 @@ class HeartbeatState:
 
     def __init__(self) -> None:
         self.sent_at = 0.0
+        """When the last heartbeat was sent (monotonic)."""
         self.reached_at = 0.0
-        """When the last one was sent that the broker has answered."""
+        """When the last heartbeat was sent that the broker has answered; 0 for none."""
         self.known = False
-        """Whether the broker has answered one, so that it knows this client on this connection."""
+        """Whether the broker knows the client's id on this connection: it has accepted a heartbeat since the last drop."""
         self.drops = 0
-        """How often the broker may have dropped the client's id since then."""
+        """How often the broker may have dropped the client's id."""
         self.restored_drops = 0
-        """Value of ``drops`` at the last re-registration."""
+        """Value of ``drops`` when ``_rejoin`` last succeeded."""
         self.unanswered = 0
+        """Heartbeats without an answer since the last answer."""
         self.task: asyncio.Task[None] | None = None
 
     @property
@@ -130,14 +133,15 @@ class Heartbeats:
         self._groups_changed(announce=True)
 
     async def remove_producer(self, group: str, timeout: float) -> None:
-        """Removes the group and unregisters it at all connected brokers; waits up to ``timeout`` seconds for their answers."""
+        """Removes the group and unregisters it at all connected brokers; waits up to ``timeout`` seconds, and at most
+        ``FAREWELL``, for their answers. Does nothing for a group that was not added."""
         if group in self._producers:
             self._producers.discard(group)
             self._groups_changed(announce=False)
             await self._unregister(UnregisterClientRequestHeader(clientID=self._client_id, producerGroup=group), timeout)
 
     async def remove_consumer(self, group: str, timeout: float) -> None:
-        """Does as ``remove_producer``."""
+        """Removes the group as ``remove_producer`` does."""
         if self._consumers.pop(group, None) is not None:
             self._groups_changed(announce=False)
             await self._unregister(UnregisterClientRequestHeader(clientID=self._client_id, consumerGroup=group), timeout)
@@ -160,7 +164,7 @@ class Heartbeats:
                 self._beat(connection)
 
     def announce(self) -> None:
-        """Sends a heartbeat to each connected broker in use at the end of this turn of the loop."""
+        """Sends a heartbeat to each connected broker in use in the next turn of the loop, one for all calls of this turn."""
         if self._soon is None and not self._closed:
             self._soon = asyncio.get_running_loop().call_soon(self._announce)
 
@@ -216,7 +220,8 @@ class Heartbeats:
     async def introduce(self, addresses: Iterable[str], timeout: float) -> None:
         """Returns when the brokers at ``addresses`` have answered a heartbeat on their present connections.
 
-        Connects where necessary and waits ``timeout`` seconds at most; not for a broker that did not answer a moment ago.
+        Connects where necessary, and waits ``timeout`` seconds at most. Does not wait for a broker that did not answer in the
+        last 5 s (``UNREACHABLE_FOR``).
         """
         self._introduces = True
         now, introductions = machine.monotonic(), []
@@ -273,7 +278,7 @@ class Heartbeats:
         return self._body
 
     def _announce(self) -> None:
-        """Announces the groups that joined in one iteration of the loop together, to connected brokers."""
+        """Sends the heartbeats of ``announce``."""
         self._soon = None
         for address in dict.fromkeys(self._masters()):
             connection = self._pool.get(address)
@@ -300,7 +305,12 @@ class Heartbeats:
             response = await connection.request(command, self._timeout)
         except RequestTimeoutError as error:
             state.unanswered += 1
-            logger.warning("broker %s left %d heartbeats unanswered", address, state.unanswered)
+            logger.warning(
+                "broker %s left %d heartbeats in a row unanswered; the connection is closed at %d",
+                address,
+                state.unanswered,
+                UNANSWERED_LIMIT,
+            )
             if state.unanswered >= UNANSWERED_LIMIT:
                 connection.close(CloseReason.DEAD, error)
             return
@@ -336,7 +346,7 @@ class Heartbeats:
             state.drops += 1
 
     def _restore(self, connection: Connection) -> None:
-        """Restores an id that the broker has dropped by now, where calls wait for replies."""
+        """Counts a drop of the client's id, and starts the heartbeat that restores it if calls wait for replies."""
         self._count_drop(connection)
         if self._introduces and self._producers and connection.is_open and connection in self._states:
             self._beat(connection)
@@ -426,7 +436,7 @@ class Heartbeats:
 
 
 async def _is_known(state: HeartbeatState) -> bool:
-    """Waits for pending heartbeats; returns whether the broker knows the client."""
+    """Waits for pending heartbeats until one is accepted; returns whether the broker knows the client."""
     waited: asyncio.Task[None] | None = None
     while state.task is not None and state.task is not waited and not state.known:
         waited = state.task

@@ -126,7 +126,8 @@ class ClientInstance:
         """Returns the running instance for ``config`` on this loop; the first user starts it.
 
         Raises NameServerError when no name server is configured, or none answers within ``request_timeout`` and the client may
-        not start without a cluster. After an error or a cancellation no connection or task remains.
+        not start without a cluster; RequestTimeoutError when the system's certificate authorities are not read within it;
+        ClientStateError if the start was cancelled. After an error or a cancellation no connection or task remains.
         """
         resolved = config.resolved()
         key = (generation(), asyncio.get_running_loop(), resolved)
@@ -154,7 +155,10 @@ class ClientInstance:
         return instance
 
     async def release(self, timeout: float = 0.0) -> None:
-        """Gives the instance back; the last user closes it, after up to ``timeout`` seconds for pending requests."""
+        """Gives the instance back; the last user closes it, after up to ``timeout`` seconds for pending requests.
+
+        Raises as ``check_usable`` does.
+        """
         self.check_usable()
         await self._leave(timeout)
 
@@ -178,28 +182,29 @@ class ClientInstance:
     # -- groups
 
     def register_producer(self, group: str) -> None:
-        """Raises ConfigError when the group is registered already."""
+        """Adds the group to the heartbeats. Raises ConfigError when it is registered already."""
         self.heartbeats.add_producer(group)
 
     async def unregister_producer(self, group: str, timeout: float) -> None:
-        """Unregisters the group at connected brokers; waits at most ``timeout`` seconds and raises no error."""
+        """Unregisters the group at connected brokers; waits for their answers, a second and ``timeout`` seconds at most, and
+        raises no error."""
         await self.heartbeats.remove_producer(group, timeout)
 
     def register_consumer(self, data: ConsumerData) -> None:
-        """Raises ConfigError when the group is registered already."""
+        """Adds the group to the heartbeats. Raises ConfigError when it is registered already."""
         self.heartbeats.add_consumer(data)
 
     async def unregister_consumer(self, group: str, timeout: float) -> None:
-        """Does as ``unregister_producer``."""
+        """Unregisters the group as ``unregister_producer`` does."""
         await self.heartbeats.remove_consumer(group, timeout)
 
     # -- requests to brokers
 
     async def broker_address(self, broker_name: str, topic: str, timeout: float, *, any_replica: bool = False) -> str:
-        """Returns the address of a broker's master, from known routes or else a new look-up of ``topic``.
+        """Returns the address of a broker's master, from known routes or else from a new look-up of ``topic``.
 
-        ``any_replica``: without a known master, use the replica with the lowest id. Raises BrokerNotFoundError when there
-        is none, and as ``RouteTable.get`` does.
+        ``any_replica``: without a known master, use the replica with the lowest id. Raises BrokerNotFoundError when no route
+        has such an address, and as ``RouteTable.get`` does.
         """
         address = self._known_address(broker_name, any_replica)
         if address is None:
@@ -211,12 +216,14 @@ class ClientInstance:
                 address = self._known_address(broker_name, any_replica)
         if address is None:
             topic = self.names.display_name(topic)
-            text = f"no route of topic {topic} or another one names a master of broker {printable(broker_name)}"
+            wanted = "an address" if any_replica else "a master"
+            broker = printable(broker_name)
+            text = f"neither the route of topic {topic} nor another one names {wanted} of broker {broker}; is it running?"
             raise BrokerNotFoundError(text, broker=broker_name)
         return address
 
     async def holder_of(self, queue: MessageQueue, timeout: float) -> str:
-        """Returns the broker that holds a queue, for a static topic without a known route after a look-up.
+        """Returns the name of the broker that holds a queue; looks up a static topic whose route is not known.
 
         Raises as ``RouteTable.get`` does.
         """
@@ -236,7 +243,8 @@ class ClientInstance:
     ) -> tuple[RemotingCommand, str]:
         """Sends one request to a broker, after look-up and connect, within ``timeout`` seconds; returns answer and address.
 
-        ``options``: as for ``ConnectionPool.request``. Raises as these methods do; the error names the broker.
+        ``options``: those of ``ConnectionPool.request``. Raises as ``broker_address`` and ``ConnectionPool.request`` do; the
+        error names the broker.
         """
         deadline = machine.monotonic() + timeout
         try:
@@ -249,9 +257,9 @@ class ClientInstance:
         return response, address
 
     def plain_connection(self, broker_name: str) -> Connection | None:
-        """Returns the open connection to a broker, or its replica with the lowest id without a known master, for a template.
+        """Returns the connection of ``open_connection`` if requests on it may be frames encoded in advance.
 
-        None where hooks or signatures need a command.
+        None without a connection, and where hooks, signatures or binary headers need a RemotingCommand.
         """
         address = self._known_address(broker_name, True)
         connection = self.pool.open.get(address) if address is not None else None
@@ -260,12 +268,13 @@ class ClientInstance:
         return connection
 
     def open_connection(self, broker_name: str) -> Connection | None:
-        """Returns the open connection that a request to a broker, or its replica without a known master, would take."""
+        """Returns the open connection to a broker's master, or without a known master to its replica with the lowest id; None
+        if it is not open."""
         address = self._known_address(broker_name, True)
         return None if address is None else self.pool.open.get(address)
 
     def explain(self, error: RocketMQError, broker_name: str, topic: str) -> None:
-        """Names the broker in the error of a request, and refreshes the route where that may help."""
+        """Names the broker in the error of a request, and refreshes the topic's route if the broker may have moved."""
         if error.broker is None:
             error.broker = broker_name
         if isinstance(error, ConnectError | ConnectionLostError | RequestTimeoutError):
@@ -323,7 +332,8 @@ class ClientInstance:
         logger.debug("client %s started, name servers %s", self.client_id, ", ".join(self.name_servers.addresses))
 
     async def _local_ip(self) -> str:
-        """Returns this machine's address towards the first name server that answers."""
+        """Returns this machine's address towards the name server that answers, or without an answer towards the first that a
+        network route leads to; "" if it is not known. Raises NameServerError unless the client may start without a cluster."""
         try:
             address = await self.cluster_probe.run_once()
         except NameServerError as error:
@@ -336,7 +346,7 @@ class ClientInstance:
         return connection.local_ip if connection is not None else ""
 
     def _start_over(self, starting: asyncio.Task[None]) -> None:
-        """After a failed start: removes the instance, so that the next caller starts a new one."""
+        """Removes the instance after a failed start, so that the next caller starts a new one."""
         if starting.cancelled() or starting.exception() is not None:
             self._unlist()
 

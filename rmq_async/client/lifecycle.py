@@ -49,7 +49,7 @@ class LifeCycle(Startable):
         self._state = LifeState.NEW
         self._instance: ClientInstance | None = None
         self._changing: asyncio.Future[BaseException | None] | None = None
-        """Gets the error, if any, at the end of the present start, and None at the end of the present stop."""
+        """Result of the present start, its error or None for success, or of the present stop, None."""
         self._starting = StopScope(partial(_stopped_early, self._label))
         """Waits of a start, which ``stop`` ends."""
         self._generation = generation()
@@ -64,9 +64,12 @@ class LifeCycle(Startable):
     async def start(self) -> None:
         """Connects to a name server. Does nothing when already running; may be called again after a failure and after ``stop``.
 
-        Raises NameServerError when none is configured, or none answers within ``request_timeout`` and
-        ``start_without_cluster`` is False. After a failure or a cancellation no connection or task remains. A call during
-        another ``start`` waits for its end and raises its error; if the other call is cancelled, this one starts.
+        Raises NameServerError when none is configured, or none answers within ``request_timeout`` and ``start_without_cluster``
+        is False; ConfigError for a group that this client has already; RequestTimeoutError when the system's certificate
+        authorities are not read in that time; ClientStateError during ``stop``, and when ``stop`` ends this start;
+        WrongLoopError and ForkedError when it runs on another loop or in the parent process. After a failure or a cancellation
+        no connection or task remains. A call during another ``start`` waits for its end and raises its error; if the other call
+        is cancelled, this one starts.
         """
         while self._state is LifeState.STARTING:
             await self._join_start()
@@ -74,7 +77,7 @@ class LifeCycle(Startable):
             self._running_instance()
             return
         if self._state is LifeState.STOPPING:
-            raise ClientStateError(f"{self._label} is {self._state.value}")
+            raise ClientStateError(f"{self._label} is {self._state.value}; await that stop() before the next start()")
         self._state = LifeState.STARTING
         self._generation = generation()
         self._changing = changing = asyncio.get_running_loop().create_future()
@@ -99,9 +102,11 @@ class LifeCycle(Startable):
             raise
 
     async def stop(self, timeout: float | None = None) -> None:
-        """Unregisters, and closes the connections unless others share them. Harmless when not started or already stopped.
+        """Unregisters, and closes the connections unless others share them. Does nothing when not started or already stopped.
 
-        Pending calls fail with ClientStateError immediately. ``timeout``: seconds for the brokers' answers; default 3.
+        Pending calls fail with ClientStateError immediately. ``timeout``: seconds for the brokers' answers, 0 or more; default
+        3. Raises TypeError or ValueError for another ``timeout``, WrongLoopError on another loop, ForkedError in a forked
+        child.
         """
         budget = stop_budget(timeout, self._stop_timeout)
         while self._is_in(LifeState.STARTING, LifeState.STOPPING):
@@ -187,7 +192,7 @@ class LifeCycle(Startable):
         return ClientStateError(f"{self._label} is {self._state.value}{self._advice()}")
 
     def _advice(self) -> str:
-        """Returns the advice about the state, for the text of an error."""
+        """Returns what a user can do about the state, as the end of an error's text; "" for nothing."""
         if self._state not in (LifeState.NEW, LifeState.STOPPED):
             return ""
         return f": use it inside `async with {type(self).__name__}(...)`, or await its start() first"
@@ -197,4 +202,4 @@ class LifeCycle(Startable):
 
 
 def _stopped_early(label: str) -> ClientStateError:
-    return ClientStateError(f"{label} was stopped while it started")
+    return ClientStateError(f"{label} was stopped while it started; start it again to use it")

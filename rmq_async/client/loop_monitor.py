@@ -14,11 +14,11 @@ INTERVAL: Final = 1.0
 """Seconds between two runs of the timer."""
 
 LATE_AFTER: Final = 1.0
-"""Seconds by which the timer may be late in a busy loop."""
+"""Seconds by which the timer may be late before the loop counts as blocked."""
 
 
 class LoopMonitor:
-    """The timer of the loop that makes it, until ``stop``."""
+    """The timer of ``loop``; runs from the construction until ``stop``. ``runs`` and ``late`` may be read from any thread."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -30,11 +30,11 @@ class LoopMonitor:
 
     @property
     def runs(self) -> bool:
-        """Whether the loop runs; its timers may be late."""
+        """Whether the loop runs, also if it is blocked."""
         return self._loop.is_running() and not self._loop.is_closed()
 
     def late(self) -> float:
-        """Seconds by which the timer is late."""
+        """Returns the seconds by which the timer is late; 0.0 if it is not."""
         return max(0.0, machine.monotonic() - self._ran_at - INTERVAL)
 
     def _schedule(self) -> asyncio.TimerHandle:

@@ -28,7 +28,7 @@ __all__ = ["lost_offsets"]
 logger = logging.getLogger("rmq_async.client.gaps")
 
 _UNKNOWN_THERE: Final = frozenset({ResponseCode.REQUEST_CODE_NOT_SUPPORTED, ResponseCode.TOPIC_NOT_EXIST})
-"""Brokers before 5.0 have neither kind of topic; a deleted topic has no settings."""
+"""Codes of brokers before 5.0, which have no such topics, and for a deleted topic, which has no settings."""
 _NO_SETTINGS: Final = TopicConfigAndQueueMapping("")
 
 
@@ -41,10 +41,12 @@ async def lost_offsets(
     timeout: float | None = None,
     calls: OrderedSet[asyncio.Future[RemotingCommand]] | None = None,
 ) -> tuple[range, ...]:
-    """Returns the part of ``missing``, in an answer to a pull without a filter, that was deleted.
+    """Returns those of the offsets ``missing``, which an answer to a pull without a filter left out, whose messages were
+    deleted.
 
-    ``static``: the answer is about a queue of a static topic. ``timeout``: seconds for the request, default: ``request_timeout``.
-    ``calls``: as for ``ClientInstance.ask_broker``. Raises what that raises; where the user may not see the topic's settings, all
+    ``static``: whether the answer is about a queue of a static topic. ``timeout``: seconds for the request for the topic's
+    settings, at most and by default ``request_timeout``. ``calls``: as for ``ConnectionPool.request``. Raises as
+    ``ClientInstance.ask_broker`` does, and BrokerError. If the settings cannot be read, or this user may not see them, all
     missing offsets count as deleted.
     """
     broker_name = instance.routes.broker_of(queue)

@@ -15,10 +15,11 @@ __all__ = ["group_members", "has_no_members"]
 
 
 async def group_members(instance: ClientInstance, group: str, broker_name: str, topic: str) -> tuple[str, ...]:
-    """Returns client ids in no order, one for each connection: a client with an old connection that the broker has not closed
-    is listed twice. Empty for a group without members, which brokers answer with code 1.
+    """Returns the members' client ids in no order, one for each connection: a client with an old connection that the broker has
+    not closed is listed twice. Empty for a group without members: brokers then answer with code 1 (``has_no_members``).
 
-    ``topic``: the topic whose route names the broker. Raises BrokerError and the errors of a request.
+    ``topic``: a topic whose route names the broker. Raises BrokerError, RemoteProtocolError for a body that cannot be read, and
+    the errors of a request.
     """
     header = GetConsumerListByGroupRequestHeader(consumerGroup=group)
     command = RemotingCommand(code=RequestCode.GET_CONSUMER_LIST_BY_GROUP, ext_fields={**to_ext(header)})

@@ -1,8 +1,8 @@
-"""Sends requests to the name servers when they seem unreachable, so that ``health()`` soon reports that, and soon reports
+"""Sends requests to the name servers while they seem unreachable, so that ``health()`` soon reports that, and soon reports
 their return.
 
-Without it, only the polls of routes ask them, one each 30 s. It begins when a connection to a name server is lost, or a request has
-had no answer from any of them, and ends with the first answer.
+Without the watch, only the polls of the routes would show that, every 30 s. It begins when a connection to a name server is
+lost, or no name server has answered a request, and ends when one has answered and its connection is open.
 """
 
 from __future__ import annotations
@@ -24,8 +24,10 @@ __all__ = ["NameServerWatch"]
 logger = logging.getLogger(__name__)
 
 FIRST: Final = 1.0
-"""Seconds from the loss of a connection to the first request, or half of that: clients of one server do not ask together."""
+"""Seconds from the loss of a connection to the first request, of which half are left to chance, so that the clients of one
+server do not send together."""
 LONGEST: Final = 8.0
+"""Maximum seconds between two requests."""
 
 
 class NameServerWatch:
@@ -43,17 +45,18 @@ class NameServerWatch:
         name_servers.on_failure = self.begin
 
     def lost(self, address: str) -> None:
-        """Starts the requests, because a connection was lost that this client has not closed."""
+        """Starts the requests if ``address``, to which a connection broke, is that of a name server."""
         if address in self._name_servers.addresses:
             self.begin()
 
     def begin(self) -> None:
-        """Asks until one has answered; before the first answer of all, others do that."""
+        """Starts the requests unless they run. Does nothing before the first answer of any name server: ``ClusterProbe`` then
+        sends requests."""
         if self._asking is None and self._name_servers.answered.is_set() and not self._closed:
             self._asking = self._loop.create_task(self._run(), name="rmq_async name servers", context=Context())
 
     def close(self) -> list[asyncio.Task[object]]:
-        """Ends, without awaiting; returns the task that has not ended yet."""
+        """Cancels the requests, without awaiting; returns the task that has not ended yet, if there is one."""
         self._closed = True
         if self._asking is None:
             return []

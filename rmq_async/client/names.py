@@ -1,4 +1,4 @@
-"""Names of topics and groups with and without the prefix that a namespace of the first kind has on the wire.
+"""Names of topics and groups with and without the prefix that ``ClientConfig.namespace`` gives them on the wire.
 
 Names from a user may have the prefix or not; names shown to a user have none.
 """

@@ -57,7 +57,7 @@ logger = logging.getLogger(__name__)
 H = TypeVar("H", bound=Header)
 
 _DISTINGUISHES_NONE_FROM: Final = 413
-"""``MQVersion.V5_0_0``: the first version that can answer "none" instead of 0."""
+"""``MQVersion.V5_0_0``: the first version that answers "none" instead of 0 if the request asks for that."""
 _NO_QUEUE_ID: Final = 1 << 31
 """Queue ids are below it: they are signed 32-bit numbers."""
 _FIRST_PAUSE: Final = 0.001
@@ -72,8 +72,8 @@ async def max_offset(
 ) -> int:
     """Returns the offset after the last readable message; a message stored a moment ago may not be readable yet.
 
-    ``any_replica``, here and below: without a known master use a replica, which may lack acknowledged messages, instead of raising
-    BrokerNotFoundError. ``timeout``, here and below: seconds, default: ``request_timeout``.
+    ``any_replica``, here and below: True to use a replica, which may lack acknowledged messages, where no master is known;
+    False raises BrokerNotFoundError there. ``timeout``, here and below: seconds, default: ``request_timeout``.
     """
     header = GetMaxOffsetRequestHeader(topic=queue.topic, queueId=queue.queue_id, bname=queue.broker_name)
     return (await _ask(instance, queue, header, GetMaxOffsetResponseHeader, any_replica, timeout)).offset
@@ -94,7 +94,7 @@ async def until_readable(
     longest = instance.config.request_timeout
     deadline = machine.monotonic() + (longest if timeout is None else timeout)
     backoff = Backoff(_FIRST_PAUSE, _MAX_PAUSE)
-    wanted = latest = None
+    wanted = latest = behind = None
     while (left := deadline - machine.monotonic()) > 0:
         command = RemotingCommand(code=RequestCode.GET_BROKER_RUNTIME_INFO)
         response, address = await instance.ask_broker(broker_name, topic, command, min(left, longest), any_replica=any_replica)
@@ -113,7 +113,12 @@ async def until_readable(
         wanted = end if wanted is None else wanted
         latest = end
         await asyncio.sleep(backoff.next())
-    logger.warning("the queues of broker %s are far behind its commit log, the newest messages cannot be read yet", broker_name)
+    logger.warning(
+        "the newest messages of broker %s cannot be read yet: after %.3g s its queues are %s bytes behind its commit log",
+        broker_name,
+        longest if timeout is None else timeout,
+        "an unknown number of" if behind is None else behind,
+    )
     return False
 
 
@@ -128,8 +133,10 @@ async def min_offset(
 async def search_offset(
     instance: ClientInstance, queue: MessageQueue, when: float | datetime, *, upper: bool = False, any_replica: bool = True
 ) -> int:
-    """Returns the offset of the first message stored at ``when`` or later, else the end of the queue; with ``upper`` of the last
-    one stored at ``when`` or before, else of the first message. The same on all brokers, see ``time_search``.
+    """Returns the offset of the first message stored at ``when`` or later, else the end of the queue; with ``upper`` that of
+    the last message stored at ``when`` or before, else that of the first message.
+
+    ``when``: epoch seconds or an aware datetime. The result does not depend on the broker's version, see ``time_search``.
     """
     time_ms = epoch_ms(when)
     header = SearchOffsetRequestHeader(
@@ -160,12 +167,13 @@ async def search_offset(
 
 
 async def earliest_store_time_ms(instance: ClientInstance, queue: MessageQueue) -> int:
-    """Returns when the first message was stored; -1 for an empty queue."""
+    """Returns the store time of the first message, epoch ms; -1 for an empty queue."""
     fields: dict[str, str | None] = {"topic": queue.topic, "queueId": str(queue.queue_id), "bname": queue.broker_name}
     response, address = await _request(instance, queue, RequestCode.GET_EARLIEST_MSG_STORETIME, fields)
     text = (response.ext_fields or {}).get("timestamp") or ""
     if not re.fullmatch(r"-?\d{1,19}", text, re.ASCII):
-        raise RemoteProtocolError(f"timestamp {text[:40]!r} is no number", broker=queue.broker_name, address=address)
+        problem = f"GET_EARLIEST_MSG_STORETIME: the answer's timestamp {text[:40]!r} is no number of milliseconds"
+        raise RemoteProtocolError(problem, broker=queue.broker_name, address=address)
     return int(text)
 
 
@@ -192,11 +200,11 @@ async def committed_offset(instance: ClientInstance, group: str, queue: MessageQ
 
 
 async def commit_offset(instance: ClientInstance, group: str, queue: MessageQueue, offset: int) -> None:
-    """Stores ``offset`` for ``group`` on the broker; returns after its answer, within ``request_timeout``.
+    """Stores ``offset`` for ``group`` on the broker; returns after the broker's answer, within ``request_timeout``.
 
-    Of several commits of a group and topic at once the first goes alone, see ``first_commits``. A broker creates a group at its
-    first heartbeat, which it handles concurrently with later requests: if it does not know the group, the request is repeated
-    after its answer to that heartbeat.
+    Of several concurrent commits of a group and topic the first is sent alone, see ``first_commits``. A broker creates a group
+    at the first heartbeat that names it, and handles that heartbeat concurrently with later requests: if it does not know the
+    group, the request is repeated after its answer to the heartbeat.
     """
     deadline = machine.monotonic() + instance.config.request_timeout
     header = UpdateConsumerOffsetRequestHeader(
@@ -243,14 +251,17 @@ def check_queue(queue: MessageQueue) -> MessageQueue:
             if isinstance(queue, MessageQueue) and queue_id.__class__ is int:
                 return queue
             return MessageQueue(topic, broker_name, int(queue_id))
-    raise ConfigError(f"a queue must be a MessageQueue, not {shown(queue)}")
+    raise ConfigError(
+        f"a queue must be a MessageQueue of topic, broker name and an id from 0 to {_NO_QUEUE_ID - 1}, not {shown(queue)}"
+    )
 
 
 async def known_queue(instance: ClientInstance, queue: MessageQueue) -> MessageQueue:
-    """Returns ``queue`` with its name on the wire, if its topic's route has it: for any other, brokers answer as for an empty one.
+    """Returns ``queue`` with its topic's name on the wire, if the topic's route has it. Brokers do not check that: to requests
+    about a queue that they do not have they answer as about an empty one.
 
-    Raises TopicNotFoundError; BrokerNotFoundError for a broker without the topic; ConfigError for a queue id above the last one
-    and for a value that is no queue; NameServerError.
+    Raises TopicNotFoundError; InvalidMessageError for an invalid topic name; BrokerNotFoundError for a broker without the
+    topic; ConfigError for a queue id above the last one and for a value that is no queue; NameServerError.
     """
     queue = instance.names.wire_queue(check_queue(queue))
     check_topic(queue.topic)

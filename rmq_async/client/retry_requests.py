@@ -1,9 +1,9 @@
-"""Giving a message back to its broker: for another delivery after a delay, or as a dead letter.
+"""Gives a message back to its broker: for another delivery after a delay, or as a dead letter.
 
-CONSUMER_SEND_MSG_BACK (36) names a stored message by its commit log offset; the broker copies it into the retry topic of the group,
-or into its dead-letter topic. Where the message is no longer stored, the client can send a copy itself (``send_dead_letter``): a
-send to the retry topic whose reconsume times are above the maximum becomes a dead letter, on 5.x by the fields of its header, on
-4.9.7 too as long as it has no delay.
+CONSUMER_SEND_MSG_BACK (36) names a stored message by its commit log offset; the broker copies the message into the retry topic
+of the group, or into its dead-letter topic. Where the message is no longer stored, the client can send a copy itself
+(``send_dead_letter``): brokers turn a send to the retry topic into a dead letter if its header's reconsume times are above the
+header's maximum; 4.9.7 does so only for a message without a delay.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ async def send_back(
     ``group``, ``topic``: names on the wire, ``topic`` the one that the message was sent to first. ``level``: 1 to 18, 0 for the
     broker's choice by attempts, -1 for a dead letter. ``max_times``: deliveries after the first; None for the group's setting.
 
-    Raises BrokerError (code 1 where the broker does not store the message any more) and the errors of a request; after
-    RequestTimeoutError and ConnectionLostError the copy may be stored.
+    Raises BrokerError (code 1 where the broker no longer stores the message) and the errors of a request; after
+    RequestTimeoutError and ConnectionLostError with ``maybe_stored`` the copy may be stored.
     """
     header = ConsumerSendMsgBackRequestHeader(
         offset=message.commit_log_offset,
@@ -84,7 +84,8 @@ async def send_dead_letter(instance: ClientInstance, group: str, topic: str, mes
 
 
 def _broker_of(instance: ClientInstance, topic: str, message: MessageExt) -> str:
-    """Returns the broker that stores ``message``; a queue of a static topic names none, and may have moved to another since."""
+    """Returns the name of the broker that stores ``message``. The queue of a static topic does not name it, and another broker
+    may hold that queue by now."""
     queue = message.queue
     if not queue.broker_name.startswith(LOGICAL_QUEUE_MOCK_BROKER_PREFIX):
         return queue.broker_name

@@ -60,10 +60,10 @@ class _Answer(NamedTuple):
 
 
 class RouteTable:
-    """The routes of the topics that the client uses. ``request_timeout``, ``poll_interval``: seconds. ``display_name``: a
-    topic's name in errors.
+    """The routes of the topics that the client uses.
 
-    ``cluster_found``: look-ups wait for this event, if it is given.
+    ``request_timeout``, ``poll_interval``: seconds. ``display_name(topic)``: the topic's name for errors. ``cluster_found``:
+    look-ups wait for this event, if it is given.
     """
 
     def __init__(
@@ -124,11 +124,12 @@ class RouteTable:
         default_queues: int = 4,
         wait: WaitFor[TopicRoute] = Flight.wait,
     ) -> TopicRoute:
-        """Returns the route of ``topic``, from the cache or by a look-up that callers share. ``wait``: waits for the look-up.
+        """Returns the route of ``topic``, from the cache or by a look-up that callers share.
 
-        ``create_key``: the topic (TBW102) whose route stands in for one that does not exist, with at most ``default_queues``
-        queues per broker; the first send then creates the topic. Raises within ``timeout`` seconds: TopicNotFoundError when a name
-        server does not know the topic, NameServerError when none answered in time, or none usably.
+        ``wait``: the function that waits for the look-up; default: ``Flight.wait``. ``create_key``: the topic (TBW102) whose
+        route stands in for one that does not exist, with at most ``default_queues`` queues per broker; the first send then
+        creates the topic. Raises within ``timeout`` seconds: TopicNotFoundError when a name server does not know the topic,
+        NameServerError when none answered in time, or none usably.
         """
         self.use.mark(topic)
         route = self._routes.get(topic)
@@ -142,10 +143,10 @@ class RouteTable:
             raise self._late(topic, timeout) from None
 
     async def refresh(self, topic: str, timeout: float | None = None, *, provisional: bool = True) -> TopicRoute:
-        """Requests the route now and returns the route then in use: the old one if the answer is not usable.
+        """Requests the route now and returns the route that is in use after that: the old one if the answer is not usable.
 
-        Raises as ``get`` does when there is no old one; ``provisional``: whether the route of a topic that will be created by
-        sending counts as one. ``timeout``: seconds; default: ``request_timeout``.
+        Raises as ``get`` does when there is no old one. ``provisional``: whether the route of a topic that the first send
+        creates counts as an old one. ``timeout``: seconds; default: ``request_timeout``.
         """
         self.use.mark(topic)
         budget = self._request_timeout if timeout is None else timeout
@@ -165,9 +166,9 @@ class RouteTable:
         return old
 
     async def fetch(self, topic: str, timeout: float) -> TopicRoute:
-        """Requests the route now and returns the name servers' answer, never an old route. It does not make a topic used.
+        """Requests the route now and returns the name server's answer, never an old route. It is no use of the topic.
 
-        Raises TopicNotFoundError, NameServerError.
+        Raises as ``get`` does.
         """
         try:
             if topic in self._routes:
@@ -197,7 +198,7 @@ class RouteTable:
             self._timers[topic] = asyncio.get_running_loop().call_later(due - now, self._refresh_now, topic)
 
     async def renew(self, topic: str, deadline: float) -> None:
-        """Waits until ``deadline`` (monotonic) for a refresh after an error: the one that runs, or a new one as above."""
+        """Starts a refresh as ``refresh_soon`` does, and waits for it until ``deadline`` (monotonic) unless it begins later."""
         self.refresh_soon(topic)
         if topic in self._asking:
             with suppress(RocketMQError, TimeoutError):
@@ -237,7 +238,7 @@ class RouteTable:
                 logger.exception("refreshing the routes failed; the next attempt is in %s s", self._poll_interval)
 
     def address_of(self, broker_name: str) -> str | None:
-        """Returns the master's address in the newest route of any topic."""
+        """Returns the master's address in the newest route of any topic; None if it is not known."""
         return self._brokers.get(broker_name, {}).get(MASTER_ID)
 
     def addresses_of(self, broker_name: str) -> Mapping[int, str]:
@@ -245,14 +246,13 @@ class RouteTable:
         return self._brokers.get(broker_name, {})
 
     def broker_of(self, queue: MessageQueue) -> str:
-        """Returns the broker that holds a queue; for a static topic by the route in use."""
+        """Returns the name of the broker that holds a queue; for a static topic by the route in use."""
         self.use.mark(queue.topic)
         route = self._routes.get(queue.topic)
         return route.broker_of(queue) if route is not None else queue.broker_name
 
     def master_addresses(self) -> Iterable[str]:
-        """Returns the addresses of the masters of all topics in use, each once, in the order in which the client learned
-        them."""
+        """Returns the addresses of the masters of all topics in use, each once, in the order in which they came into use."""
         return dict.fromkeys(addresses[MASTER_ID] for addresses in self._brokers.values() if MASTER_ID in addresses)
 
     def masters(self) -> dict[str, str]:
@@ -279,7 +279,7 @@ class RouteTable:
     # -- looking up
 
     async def _find(self, topic: str, create_key: str | None, default_queues: int) -> TopicRoute:
-        """Finds a route where there is none yet, in a task of its own with ``request_timeout`` for each request."""
+        """Finds a route where there is none yet; runs in a task of its own, with ``request_timeout`` for each request."""
         await self._cluster()
         answer = await self._ask(topic, self._patience())
         if answer.route is not None:
@@ -317,11 +317,11 @@ class RouteTable:
             await self._cluster_found.wait()
 
     def _patience(self) -> float:
-        """Returns the deadline of a look-up's wait for a request, which always ends earlier itself."""
+        """Returns a deadline for the wait for one request, later than the request's own end."""
         return machine.monotonic() + self._request_timeout + 1.0
 
     def _read(self, topic: str, response: RemotingCommand, address: str) -> _Answer:
-        """Reads an answer; pure. Raises BrokerError or RemoteProtocolError for one without a statement about the topic."""
+        """Reads an answer; changes no route. Raises BrokerError or RemoteProtocolError if it says nothing about the topic."""
         remark = response.remark or ""
         if response.code == ResponseCode.TOPIC_NOT_EXIST:
             return _Answer(address, b"", None, remark)
@@ -390,7 +390,7 @@ class RouteTable:
         return route
 
     def _forget_unused(self, answers: Mapping[str, bool]) -> None:
-        """Drops topics that are due after a poll, except one for each broker that no other topic names."""
+        """Drops topics that were not used for some polls, but keeps one for each broker that no other topic names."""
         due = self.use.count_poll(answers)
         if due:
             gone = {topic for topic in due if self.use.is_unknown(topic)}

@@ -70,7 +70,11 @@ async def first_at_or_after(low: int, high: int, hint: int, late: Callable[[int]
 async def store_time_ms(
     instance: ClientInstance, queue: MessageQueue, offset: int, timeout: float, *, any_replica: bool = True
 ) -> int:
-    """Returns when the message at ``offset`` was stored; -1 if it is deleted, even before the queue's minimum is corrected."""
+    """Returns the store time of the message at ``offset``, epoch ms; -1 if the message is deleted, also while the broker has
+    not yet corrected the queue's minimum.
+
+    ``timeout``: seconds. Raises BrokerError and the errors of a request, RemoteProtocolError for a record that cannot be read.
+    """
     header = PullMessageRequestHeader(
         consumerGroup=TOOLS_GROUP,
         topic=queue.topic,

@@ -39,7 +39,7 @@ class TopicRoute:
 
     ``addresses``: broker name -> broker id -> "host:port", only those that can be connected to. ``version``: grows with each
     change, over all topics of a client. ``provisional``: the topic does not exist; the first send creates it on these brokers.
-    ``holders``: of a static topic, whose queues all name a pseudo broker, the broker that holds each now.
+    ``holders``: for a static topic, whose queues all name a pseudo broker, queue -> name of the broker that holds it now.
     """
 
     topic: str
@@ -52,7 +52,7 @@ class TopicRoute:
     holders: Mapping[MessageQueue, str] = field(default_factory=dict)
 
     def broker_of(self, queue: MessageQueue) -> str:
-        """Returns the broker that holds a queue of this topic."""
+        """Returns the name of the broker that holds a queue of this topic."""
         return self.holders.get(queue, queue.broker_name)
 
     def master_address(self, broker_name: str) -> str | None:
@@ -70,7 +70,7 @@ class BrokerLists:
         self._brokers = 0
 
     def shared(self, brokers: tuple[BrokerData, ...]) -> tuple[tuple[BrokerData, ...], _Addresses]:
-        """Returns the equal list of an earlier route, if there is one, and its addresses."""
+        """Returns the equal list of an earlier route if there is one, else ``brokers``, and the usable addresses in it."""
         names = frozenset([item.broker_name for item in brokers])
         known = self._lists.get(names)
         if known is None or known[0] != brokers:

@@ -1,7 +1,8 @@
 """The use of topics, by which a route table drops unused ones.
 
-Sends do not mark their topic, which would cost each message. Instead each producer reports once per poll of the routes to which
-topics it sent since the previous poll. Other users mark a topic at each request, or hold it for as long as they need it.
+Sends do not mark their topic, because that would take time for each message. Instead each producer reports, once per poll of
+the routes, the topics that it sent to since the previous poll. Other users mark a topic at each request, or hold it while they
+need it.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ class TopicUse:
         return sorted(due, key=lambda topic: -self._unused[topic])
 
     def is_unknown(self, topic: str) -> bool:
-        """Returns whether the name servers did not know the topic, unused since, at the last poll."""
+        """Returns whether the topic was unused at the last poll, and the name servers did not know it."""
         return self._unknown.get(topic, 0) > 0
 
     def forget(self, topic: str) -> None:
@@ -81,10 +82,11 @@ class TopicUse:
 def topics_to_keep(
     due: Iterable[str], kept: Iterable[str], brokers: Collection[str], brokers_of: Callable[[str], Collection[str]]
 ) -> set[str]:
-    """Returns the topics of ``due`` to keep, so that at least one topic names each of ``brokers``.
+    """Returns the topics of ``due`` to keep, so that at least one topic names each of ``brokers``; the last ones of ``due``
+    first.
 
-    ``kept``: topics that stay in any case. A broker that no topic names gets no heartbeats, although it may have a half message of
-    this client and have to check its transaction.
+    ``kept``: topics that stay in any case. ``brokers_of(topic)``: names of the brokers in its route. A broker that no topic
+    names gets no heartbeats, although it may have a half message of this client and have to check its transaction.
     """
     unnamed = set(brokers)
     for topic in kept:

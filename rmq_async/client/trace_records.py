@@ -1,4 +1,4 @@
-"""The records of message traces on their way to the trace topic; producers and consumers share this.
+"""The queue of message traces on their way to the trace topic, for producers and consumers.
 
 A record is encoded at once, and waits in a queue bounded in number and bytes. Records are sent together, a second after the first
 of them or when a trace message is full. Records that cannot be kept or sent are dropped and counted. Traces are sent in an empty
@@ -34,6 +34,7 @@ KEYS_SIZE: Final = 16_000
 """Maximum size in bytes of the keys of one trace message; properties are limited to twice that."""
 MOST_RECORDS: Final = 10_000
 MOST_BYTES: Final = 4 * 1024 * 1024
+"""Maximum number, and bytes in all, of the records that wait."""
 AT_ONCE: Final = 4
 """Maximum number of trace messages in flight."""
 TRACE_TIMEOUT: Final = 5.0
@@ -72,7 +73,8 @@ class TraceRecords:
         self._sending: OrderedSet[asyncio.Task[None]] = OrderedSet()
 
     def append(self, context: TraceContext) -> None:
-        """Queues the record, or drops and counts it if the queue is full. Never waits and never raises."""
+        """Queues the record. Drops and counts it if the queue is full or has ended, and if the record is too large or cannot be
+        encoded. Never waits and never raises."""
         try:
             data = encode_trace(context).encode()
         except (LocalProtocolError, UnicodeEncodeError) as error:
@@ -90,7 +92,7 @@ class TraceRecords:
     # -- sending
 
     def _send_more(self) -> None:
-        """Sends full or due trace messages, or sets the timer for the rest."""
+        """Sends full or due trace messages, and sets the timer for the rest."""
         full = len(self._waiting) >= RECORDS or self._bytes >= BODY_SIZE
         while self._waiting and (full or self._due or self._hurry) and len(self._sending) < AT_ONCE:
             sending = self._send(self._take())
@@ -144,7 +146,7 @@ class TraceRecords:
             raise
 
     def _lose(self, count: int, why: object) -> None:
-        """Counts lost records; logs when the count reaches the next power of two."""
+        """Counts lost records; logs when the count reaches or passes the next power of two."""
         before, self.lost = self.lost, self.lost + count
         if before.bit_length() != self.lost.bit_length():
             self._logger.warning(
@@ -197,7 +199,7 @@ def _keys_of(context: TraceContext) -> tuple[Collection[str], int]:
 
 
 def _may_be_key(key: str) -> bool:
-    """Returns whether a message may carry the key; a checked transaction may have keys that other clients wrote."""
+    """Returns whether a message may carry the key. The message of a transaction check may have keys of any other client."""
     return "\x00" not in key
 
 

@@ -27,14 +27,14 @@ STORED: Final = frozenset(
     }
 )
 QUEUES: Final = 4
-"""Queues of a trace topic that a broker creates."""
+"""Queues per broker of a trace topic that brokers create."""
 
 
 async def send_trace(instance: ClientInstance, group: str, message: Message, deadline: float) -> None:
     """Sends a trace message by ``deadline`` (monotonic), in at most two attempts, on two brokers if the topic has them.
 
-    ``group``: of the header, as on the wire. Raises TopicNotFoundError where the topic does not exist and no broker may create it,
-    and the errors of a request.
+    ``group``: the header's producer group, by its name on the wire. Raises TopicNotFoundError where no broker has the topic
+    with write permission or may create it, NameServerError, and the errors of a request.
     """
     topic = instance.names.wire(message.topic)
     route = await instance.routes.get(
@@ -43,7 +43,7 @@ async def send_trace(instance: ClientInstance, group: str, message: Message, dea
     queues = [*route.publish_queues]
     if not queues:
         raise TopicNotFoundError(
-            f"no broker has trace topic {message.topic} with write permission; create it, or turn tracing off"
+            f"no master has trace topic {message.topic} with write permission; give it perm 6, or turn tracing off"
         )
     first = machine.random.choice(queues)
     properties = message_properties(message, instance.unique_ids.next())

@@ -61,7 +61,7 @@ class UniqueIds:
     def next_at(self, now: float) -> str:
         """Returns a new id. ``now``: the present machine.monotonic(), which saves a clock read.
 
-        A wall clock that is set takes effect a millisecond later.
+        A change of the wall clock takes effect up to a millisecond later.
         """
         number = self._number
         if number == self._page_stop or not self._from <= now < self._until:
@@ -101,7 +101,8 @@ class UniqueIds:
         self._page = self._time_text = ""
 
     def _turn_page(self) -> None:
-        """Starts the next 256 numbers: of the clock's millisecond, or of the following one if that is used up."""
+        """Starts the next page, of up to 256 numbers: in the clock's millisecond, or in a later one if the ids have got ahead
+        of it."""
         clock, since = machine.time(), machine.monotonic()
         wall = int(clock * 1000)
         if wall != self._wall:
@@ -131,7 +132,8 @@ def packed_ip(text: str) -> bytes | None:
 
 
 def _local_month(now_ms: int) -> tuple[int, int]:
-    """Returns the first millisecond of the month in local time, and of the next month."""
+    """Returns the first milliseconds, since the epoch, of the month that ``now_ms`` is in by local time, and of the next
+    month."""
     year, month = localtime(now_ms // 1000)[:2]
     begins = mktime((year, month, 1, 0, 0, 0, 0, 0, -1))
     ends = mktime((year, month + 1, 1, 0, 0, 0, 0, 0, -1))

@@ -1,4 +1,4 @@
-"""Base of consumer and admin: a life cycle, and calls that a stop ends."""
+"""The base class of PullConsumer and Admin: a life cycle, and calls that a stop ends."""
 
 from __future__ import annotations
 
@@ -19,10 +19,12 @@ from .lifecycle import LifeCycle
 __all__ = ["ClientUser"]
 
 STOP_TIMEOUT: Final = 3.0
+"""Seconds; the default of ``stop``."""
 
 
 class ClientUser(LifeCycle):
-    """Subclasses register with the instance in ``_join`` and unregister in ``_leave``."""
+    """A user of the shared instance whose ``stop`` ends its calls. Subclasses register with the instance in ``_join`` and
+    unregister in ``_leave``."""
 
     def __init__(self, config: ClientConfig) -> None:
         super().__init__(config, label=f"this {type(self).__name__}", stop_timeout=STOP_TIMEOUT)
@@ -73,4 +75,4 @@ class ClientUser(LifeCycle):
         await self._leave(instance, max(deadline - machine.monotonic(), 0.0))
 
     def _stopped(self) -> ClientStateError:
-        return ClientStateError(f"{self._label} was stopped")
+        return ClientStateError(f"{self._label} was stopped during the call; start it again to repeat that")

@@ -1,4 +1,5 @@
-"""The second port of a broker, two below the first, which takes messages only (``MixAll.brokerVIPChannel``)."""
+"""The second port of a broker, two below the first (``MixAll.brokerVIPChannel``). It takes sends, queries and heartbeats, but
+no pulls (``BrokerController.registerProcessor``)."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ _BELOW: Final = 2
 
 
 def vip_address(address: str) -> str:
-    """Returns the second port's address of the broker at ``address``."""
+    """Returns the second port's address of the broker at ``address``; ``address`` itself if its port is 1 or 2."""
     host, _, port = address.rpartition(":")
     return f"{host}:{int(port) - _BELOW}" if int(port) > _BELOW else address
 
