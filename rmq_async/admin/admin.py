@@ -1,7 +1,7 @@
 """The public methods of the admin: they check the arguments and call the other modules of this package.
 
 Requests about a topic go to the master of each broker that has it or will have it; requests about a queue to its broker;
-requests about a group to every master. An admin joins no group, so it makes no heartbeats.
+requests about a group to every master. An admin joins no group, so it sends no heartbeats.
 """
 
 from __future__ import annotations
@@ -54,12 +54,18 @@ _MEMBER_TIME: Final = 11.0
 
 @lists_options(ClientConfig)
 class Admin(ClientUser):
-    """A client that manages topics, groups and messages of a cluster. ``options``: any field of ClientConfig; an unknown one
-    is a TypeError.
+    """A client that manages topics, groups and messages of a cluster.
 
-    No request takes longer than ``request_timeout`` seconds; most calls make one or two. When the admin is stopped each call
-    ends at once, with ClientStateError. Besides the errors that its docstring names, a method may raise NameServerError, and
-    the errors of a request to a broker: ConnectError, ConnectionLostError, RequestTimeoutError, BrokerError.
+    ``namesrv``, ``options``: fields of ClientConfig, which replace those of ``client``. An unknown option is a TypeError, an
+    invalid value a ConfigError.
+
+    No request takes longer than ``request_timeout`` seconds, except where a method says so; a call may make several. Calls
+    before ``start()`` and after ``stop()`` raise ClientStateError; ``stop()`` ends each call at once, with the same error.
+    Besides the errors that its docstring names, each method may raise InvalidMessageError for an invalid topic name,
+    InvalidGroupError for an invalid group name, ConfigError for another invalid argument; TopicNotFoundError,
+    BrokerNotFoundError or ConfigError for a ``queue`` that its topic does not have; BrokerNotFoundError where no name server
+    names a master; NameServerError; the errors of a request to a broker: ConnectError, ConnectionLostError,
+    RequestTimeoutError, BrokerError; and RemoteProtocolError for an answer that cannot be read.
     """
 
     def __init__(
@@ -88,17 +94,18 @@ class Admin(ClientUser):
         cluster: str | None = None,
         broker: str | None = None,
     ) -> None:
-        """Creates ``topic``, or changes its settings, and waits until the name servers show it, so that it can be used at once.
+        """Creates ``topic``, or changes its settings, and waits until a name server shows it, so that it can be used at once.
 
         ``queues``: number of queues to write to, on each broker; ``read_queues``: number of queues to read from, default the
-        same. ``perm``: 2 write, 4 read, 6 both. ``order``: True keeps the queues unchanged while brokers join and leave: the
-        name servers record them, and use the record if they run with ``orderMessageEnable``. ``attributes``: such as
-        {"message.type": "FIFO"}. ``cluster`` or ``broker`` (a name): the brokers that get the topic; by default all, provided
-        they form one cluster.
+        same; both from 1 to 65535. ``perm``: 2 write, 4 read, 6 both. ``order``: True keeps the queues unchanged while brokers
+        join and leave: the name servers record them, and use the record if they run with ``orderMessageEnable``.
+        ``topic_sys_flag``: flags of unit mode, 1 for a topic of a unit, 2 for one that units subscribe to (Java's
+        ``TopicSysFlag``). ``attributes``: such as {"message.type": "FIFO"}. ``cluster`` or ``broker`` (a name): the brokers that
+        get the topic; by default all, provided they form one cluster.
 
-        Raises InvalidMessageError for an invalid name and for one of the system, ConfigError for invalid settings,
-        BrokerNotFoundError when there is no such broker or cluster, BrokerError when a broker refuses, RequestTimeoutError
-        when the topic was created but the name servers do not show it in time.
+        Raises InvalidMessageError for an invalid name and for one of the system, ConfigError for invalid settings and without
+        ``cluster`` or ``broker`` where there are several clusters, BrokerNotFoundError when there is no such broker or cluster,
+        BrokerError when a broker refuses, RequestTimeoutError when the topic was created but no name server shows it in time.
         """
         async with self._call() as instance:
             topic_settings.check_new_topic(topic)
@@ -115,7 +122,7 @@ class Admin(ClientUser):
     async def delete_topic(self, topic: str, *, cluster: str | None = None) -> None:
         """Deletes ``topic``, its messages and its route: on the brokers of ``cluster`` (default: all) and the name servers.
 
-        Raises TopicNotFoundError for a topic that no name server knows.
+        Raises TopicNotFoundError for a topic that the name servers do not know, BrokerNotFoundError for an unknown cluster.
         """
         async with self._call() as instance:
             await topic_settings.delete(instance, self._wire(topic), cluster, self._deadline())
@@ -126,13 +133,14 @@ class Admin(ClientUser):
         """Gives ``to_broker`` (a name) the topics of ``from_broker``, with the same settings; messages stay where they are.
 
         It is for a broker that was added to a cluster: running producers and consumers use it once they refresh their routes,
-        within their ``route_poll_interval`` (30 s). ``topics``: one pattern or several, such as "orders*". Topics of the
-        system, retry and dead-letter topics are left out, as brokers make them themselves, and static topics, whose queues are
-        mapped to brokers. A topic that exists with other settings gets those of ``from_broker``. ``dry_run``: True changes
-        nothing.
+        within their ``route_poll_interval`` (default 30 s). ``topics``: one pattern or several, such as "orders*", of upper and
+        lower case as written. Topics of the system, retry and dead-letter topics are left out, as brokers make them themselves,
+        and static topics, whose queues are mapped to brokers. A topic that exists with other settings gets those of
+        ``from_broker``. ``dry_run``: True changes nothing.
 
-        Returns the change of each topic; ``request_timeout`` limits each one. Raises BrokerNotFoundError for an unknown
-        broker, TopicNotFoundError when there is no topic of that name, and as ``create_topic`` does.
+        Returns the change of each topic; each may take ``request_timeout``. Raises BrokerNotFoundError for an unknown broker,
+        ConfigError if both are the same, TopicNotFoundError when ``from_broker`` has no such topic, and as ``create_topic``
+        does.
         """
         patterns = _patterns("topics", topics)
         async with self._call() as instance:
@@ -140,7 +148,8 @@ class Admin(ClientUser):
             return await topic_settings.sync(instance, from_broker, to_broker, patterns, dry_run=dry_run, timeout=timeout)
 
     async def topics(self) -> tuple[str, ...]:
-        """Returns the names of all topics that a name server knows, sorted; with ``namespace``, of those in it."""
+        """Returns the names of all topics that a name server knows, sorted; with ``namespace``, of those in it and of those of
+        the system."""
         code = RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER
 
         def read(response: RemotingCommand, address: str) -> tuple[str, ...]:
@@ -155,14 +164,14 @@ class Admin(ClientUser):
         return found
 
     async def topic_route(self, topic: str) -> TopicRouteData:
-        """Returns the current route of ``topic`` from a name server. Raises TopicNotFoundError if none knows it,
-        NameServerError if none responds."""
+        """Returns the current route of ``topic`` from a name server. Raises TopicNotFoundError if it does not know the topic,
+        NameServerError if no name server responds."""
         async with self._call() as instance:
             return (await instance.routes.fetch(self._wire(topic), instance.config.request_timeout)).data
 
     async def topic_stats(self, topic: str) -> TopicStats:
         """Returns the offsets of every queue of ``topic``, and its messages stored per second. Raises TopicNotFoundError if
-        no name server knows it."""
+        the name server does not know the topic."""
         async with self._call() as instance:
             return await clients.stats(instance, self._wire(topic), self._deadline())
 
@@ -178,13 +187,14 @@ class Admin(ClientUser):
 
         ``topics``, ``groups``: one pattern or several, such as "orders*". ``system``: True includes those of the system. Each
         broker gets a request for each topic and two for each group, 8 at a time; for each group with a lag up to two messages
-        are read. Raises NameServerError when no name server responds; the result names brokers that do not respond.
+        are read. Raises NameServerError when no name server responds. A broker that does not respond is no error: the result
+        gives the reason (``BrokerOverview.problem``).
         """
         wanted = Wanted(_patterns("topics", topics), _patterns("groups", groups), system)
         async with self._call() as instance:
             return await overview(instance, wanted, instance.config.request_timeout)
 
-    # -- queues: each raises TopicNotFoundError, BrokerNotFoundError or ConfigError for a queue that its topic does not have
+    # -- queues
 
     async def max_offset(self, queue: MessageQueue) -> int:
         """Returns the offset after the last message that can be read."""
@@ -192,14 +202,14 @@ class Admin(ClientUser):
             return await max_offset(instance, await known_queue(instance, queue))
 
     async def min_offset(self, queue: MessageQueue) -> int:
-        """Returns the offset of the first message in the queue."""
+        """Returns the offset of the first message that is not deleted; the end of the queue if there is none."""
         async with self._call() as instance:
             return await min_offset(instance, await known_queue(instance, queue))
 
     async def search_offset(self, queue: MessageQueue, when: float | datetime, *, upper: bool = False) -> int:
-        """Returns the offset of the first message stored at ``when`` (epoch seconds or an aware datetime) or later, or that
-        of the next message if there is none. With ``upper`` it returns the offset of the last message stored at ``when``
-        or before, or that of the first message if there is none."""
+        """Returns the offset of the first message stored at ``when`` (epoch seconds or an aware datetime) or later, or the end
+        of the queue if there is none. With ``upper`` it returns the offset of the last message stored at ``when`` or before,
+        or that of the first message if there is none."""
         async with self._call() as instance:
             return await search_offset(instance, await known_queue(instance, queue), when, upper=upper)
 
@@ -211,8 +221,8 @@ class Admin(ClientUser):
     # -- messages
 
     async def view_message(self, topic: str, msg_id: str) -> MessageExt:
-        """Returns one message of ``topic`` by the offset id that a broker gave or the unique id that its sender gave (of
-        several with the same unique id the one stored first).
+        """Returns one message of ``topic`` by the offset id that a broker gave, or by the unique id that its sender gave (of
+        several messages with that unique id the one stored first).
 
         Raises QueryNotFoundError when there is none, TopicNotFoundError for an unknown topic, CorruptMessageError for a
         damaged message.
@@ -234,10 +244,10 @@ class Admin(ClientUser):
         end: float | datetime | None = None,
     ) -> tuple[MessageExt, ...]:
         """Returns the messages of ``topic`` with ``key`` among their keys, stored from ``begin`` to ``end`` (epoch seconds or
-        aware datetimes), by store time; of more than ``max_num`` the last ones. A stock broker returns at most 64.
+        aware datetimes), by store time; of more than ``max_num`` the last ones. Each stock broker returns 64 at most.
 
-        It finds every message that was acknowledged before the call, and returns an empty tuple if there is none. Raises
-        TopicNotFoundError for an unknown topic.
+        Waits until each broker has indexed the messages that it acknowledged before the call, up to ``request_timeout``.
+        Returns an empty tuple if there is no message. Raises TopicNotFoundError for an unknown topic.
         """
         async with self._call() as instance:
             topic = self._wire(topic)
@@ -255,7 +265,7 @@ class Admin(ClientUser):
         """Returns the clients that produce as ``group``, once for each broker they are connected to.
 
         Raises GroupNotOnlineError when no broker knows one. A broker knows a producer from its first heartbeat on, which the
-        producer sends to the broker with its first message.
+        producer sends when it has connected to the broker, for its first message there at the latest.
         """
         async with self._call() as instance:
             return await clients.producers(instance, self._wire_group(group), self._deadline())
@@ -270,7 +280,8 @@ class Admin(ClientUser):
 
     async def groups(self) -> tuple[str, ...]:
         """Returns the names of all consumer groups that the brokers have settings of, those of the system included, sorted;
-        with ``namespace``, of those in it. A broker creates a group at its first heartbeat, if its settings permit that."""
+        with ``namespace``, only of those in it. A broker creates a group at the group's first heartbeat, if the broker's
+        ``autoCreateSubscriptionGroup`` is on."""
         async with self._call() as instance:
             return await group_settings.list_groups(instance, self._deadline())
 
@@ -288,8 +299,9 @@ class Admin(ClientUser):
         one before a message is dead-lettered, and ``consume_enable`` (True); ``rmq_protocol.bodies.SubscriptionGroupConfig`` has
         all of them.
 
-        Raises InvalidGroupError, TypeError for an unknown setting or a value of another type, BrokerNotFoundError, and BrokerError
-        when a broker refuses.
+        Raises TypeError for an unknown setting or a value of another type, ConfigError without ``cluster`` or ``broker`` where
+        there are several clusters, BrokerNotFoundError when there is no such broker or cluster, BrokerError when a broker
+        refuses.
         """
         async with self._call() as instance:
             config = group_settings.group_config(self._wire_group(group), settings)
@@ -314,7 +326,8 @@ class Admin(ClientUser):
         (while members are connected, of the topics they subscribe to), and in its retry topics, as ``mqadmin
         consumerProgress`` shows them.
 
-        Raises SubscriptionGroupNotExistError for a group that does not exist, and without ``topic`` for one without any offset.
+        Raises SubscriptionGroupNotExistError for a group that does not exist, without ``topic`` also for one without any offset,
+        and with it for a topic that does not exist or that the connected members do not subscribe to.
         """
         async with self._call() as instance:
             wire = None if topic is None else self._wire(topic)
@@ -326,13 +339,14 @@ class Admin(ClientUser):
         """Moves the offsets of ``group`` in ``topic``, whether it has members or not; returns the changes, by queue.
 
         ``to``: "earliest", "latest", an aware datetime (the first message stored then or later), an offset for all queues, or
-        offsets by queue; an offset outside of a queue is replaced by its first or last one. ``dry_run``: True only returns the
-        changes. Members continue at the new offsets within some 20 s. They may still commit offsets of messages that they
-        hold, over the new ones, so the offsets are read again, for up to 15 s while there are members: see
+        offsets by queue; an offset outside of a queue is replaced by the queue's first or next offset. ``dry_run``: True only
+        returns the changes. Members continue at the new offsets within some 20 s. They may still commit offsets of messages
+        that they hold, over the new ones, so the offsets are read again, for up to 15 s while there are members: see
         ``OffsetChange.verified``.
 
-        Raises ConfigError for another ``to``, TopicNotFoundError, SubscriptionGroupNotExistError, and ClientStateError for offsets
-        where a group has members and the broker resets by time only (before 5.2.0, or without ``useServerSideResetOffset``).
+        Raises ConfigError for another ``to``, TopicNotFoundError, SubscriptionGroupNotExistError when the group does not exist,
+        and ClientStateError if ``to`` gives offsets, the group has members, and a broker resets by time only (before 5.2.0, or
+        without ``useServerSideResetOffset``).
         """
         async with self._call() as instance:
             wire = self._wire_group(group), self._wire(topic)
@@ -349,7 +363,8 @@ class Admin(ClientUser):
             return await group_offsets.clone(instance, *names, self.config.request_timeout)
 
     async def dead_letters(self, group: str, *, limit: int = 1000) -> tuple[MessageExt, ...]:
-        """Returns the dead letters of ``group`` that were not sent again, ``limit`` at most, by broker and offset."""
+        """Returns the dead letters of ``group`` that ``resend_dead_letters`` has not sent, ``limit`` at most, by broker and offset;
+        an empty tuple for a group without any. Raises CorruptMessageError for a damaged one."""
         async with self._call() as instance:
             _check_number("limit", limit, _MAX_FOUND)
             found = await dead_letters.read(instance, self._wire_group(group), limit, self.config.request_timeout)
@@ -360,8 +375,10 @@ class Admin(ClientUser):
         properties; returns their number, ``limit`` at most.
 
         All groups of these topics get them, not only ``group``. The brokers keep the number of letters that were sent again,
-        and the next call continues after them; a letter that was sent just before a call failed is sent twice. Raises the
-        error of the first failed request, with a note that says how many were sent before it, and which letter is the next.
+        and the next call continues after them; a letter that was sent just before a call failed may be sent twice. Raises the
+        error of the first failed request; if a send failed, a note of the error (``__notes__``) says how many were sent before
+        it, and which letter is the next. Raises TopicNotFoundError for a letter whose topic does not exist any more or cannot be
+        written to, CorruptMessageError for a damaged one.
         """
         async with self._call() as instance:
             if limit is not None:
@@ -371,8 +388,8 @@ class Admin(ClientUser):
     async def consume_directly(self, group: str, client_id: str, message: MessageExt) -> ConsumeMessageDirectlyResult:
         """Lets a member of ``group`` handle a message now, beside all others; its outcome changes no offset and no retry.
 
-        ``message``: a message that a method of this class has returned. Brokers wait 10 s for the member. Raises BrokerError
-        if there is no such member.
+        ``message``: a message that a method of this class has returned. Brokers wait 10 s for the member, so the call has 11 s
+        at least. Raises BrokerError if there is no such member.
         """
         async with self._call() as instance:
             deadline = machine.monotonic() + max(self.config.request_timeout, _MEMBER_TIME)
@@ -382,7 +399,7 @@ class Admin(ClientUser):
         """Returns the status that a member of ``group`` reports: its queues with their offsets and buffers, subscriptions and
         rates.
 
-        Raises GroupNotOnlineError if there is no such member.
+        Brokers wait 10 s for the member, so the call has 11 s at least. Raises GroupNotOnlineError if there is no such member.
         """
         async with self._call() as instance:
             deadline = machine.monotonic() + max(self.config.request_timeout, _MEMBER_TIME)
@@ -391,7 +408,7 @@ class Admin(ClientUser):
     # -- inside
 
     def _wire_group(self, group: str) -> str:
-        """The group as servers know it."""
+        """Returns the group's name on the wire. Raises InvalidGroupError for an invalid name."""
         check_group(group)
         return self._names.wire(group)
 
@@ -399,7 +416,7 @@ class Admin(ClientUser):
         return machine.monotonic() + self.config.request_timeout
 
     def _wire(self, topic: str) -> str:
-        """The topic as servers know it."""
+        """Returns the topic's name on the wire. Raises InvalidMessageError for an invalid name."""
         check_topic(topic)
         topic = self._names.wire(topic)
         check_topic(topic)
@@ -414,7 +431,7 @@ def _check_number(name: str, number: int, limit: int) -> None:
 def _patterns(name: str, given: str | Sequence[str]) -> tuple[str, ...]:
     patterns = (given,) if isinstance(given, str) else tuple(given) if isinstance(given, Sequence) else ()
     if not patterns or not all(isinstance(pattern, str) and pattern for pattern in patterns):
-        raise ConfigError(f"{name} must be a pattern or several, not {shown(given)}")
+        raise ConfigError(f'{name} must be a pattern such as "orders*", or a sequence of them, not {shown(given)}')
     return patterns
 
 

@@ -1,4 +1,4 @@
-"""Adds up the responses of all brokers: a topic's queues, a group's clients."""
+"""Adds up the responses of brokers: the queues of a topic, and the clients of a group."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ async def stats(instance: ClientInstance, topic: str, deadline: float) -> TopicS
 
 
 async def _stats_of(instance: ClientInstance, queue: MessageQueue, deadline: float) -> QueueStats:
-    """Offsets of a queue that is only read from, which 4.x brokers leave out."""
+    """Returns the offsets of a queue that is only read from; brokers of 4.x leave it out of GET_TOPIC_STATS_INFO."""
     low = await min_offset(instance, queue, timeout=max(deadline - machine.monotonic(), 0.0))
     high = await max_offset(instance, queue, timeout=max(deadline - machine.monotonic(), 0.0))
     last_ms = (

@@ -1,6 +1,7 @@
-"""Dead letters of a group: read from its ``%DLQ%`` topic, and sent to their topics again.
+"""Reads the dead letters of a group from its ``%DLQ%`` topic, and sends them to their topics again.
 
-The offset of TOOLS_CONSUMER in that topic, a group that every broker has for tools, records which were sent again.
+Which of them were sent again is recorded as the offset, in the ``%DLQ%`` topic, of the group TOOLS_CONSUMER, which every broker has
+for tools.
 """
 
 from __future__ import annotations
@@ -94,7 +95,7 @@ async def _begin(instance: ClientInstance, queue: MessageQueue) -> int:
 async def _pull(
     instance: ClientInstance, queue: MessageQueue, offset: int, size: int, deadline: float
 ) -> tuple[tuple[MessageExt, ...], int | None]:
-    """Returns messages and the offset after them; None at the end of the queue."""
+    """Returns messages and the offset to continue at; None for the offset at the end of the queue."""
     if offset >= await max_offset(instance, queue):
         return (), None
     header = pull_header(TOOLS_GROUP, queue.topic, queue.queue_id, queue.broker_name, "*", 0, offset, min(size, PULL_SIZE))
@@ -145,10 +146,10 @@ async def _send(instance: ClientInstance, group: str, received: MessageExt, dead
 
 
 async def _as_stored(instance: ClientInstance, received: MessageExt, deadline: float) -> tuple[bytes, int]:
-    """Returns the body as it was stored, and its flags. A compressed body is compressed again, because a broker may refuse it
-    otherwise.
+    """Returns the body as it was stored, and its flags. A body that was compressed is compressed again, because a broker may refuse
+    a larger one.
 
-    Old senders do not name their compression, zlib; then only the size of the record shows it.
+    Old senders use zlib without a flag for the type; only the size of the record then shows that the body was compressed.
     """
     body, kind = received.body, compression_type(received.sys_flag)
     if not received.sys_flag & COMPRESSION_TYPE_MASK and not 0 < received.store_size < len(body):
@@ -156,6 +157,6 @@ async def _as_stored(instance: ClientInstance, received: MessageExt, deadline: f
     try:
         packed = await instance.threads.run(partial(compress, body, kind), deadline)
     except TimeoutError:
-        text = f"resend to topic {received.topic}: timed out while {len(body)} bytes were compressed"
+        text = f"dead letter {received.msg_id}: not sent, its {len(body)} bytes were not compressed in time; call again"
         raise RequestTimeoutError(text, maybe_stored=False) from None
     return (packed, int(SysFlag.COMPRESSED | kind.value)) if len(packed) < len(body) else (body, 0)

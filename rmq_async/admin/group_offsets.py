@@ -47,7 +47,7 @@ _BY_SERVER_FROM: Final = 453
 """``MQVersion.V5_2_0``."""
 _BY_SERVER: Final = re.compile(r"^\s*useServerSideResetOffset\s*=\s*true\s*$", re.MULTILINE)
 _NO_OFFSET: Final = "not exist"
-"""In the remark of a broker of before 5.2 for a group that lacks an offset of a queue."""
+"""In the remark of a broker before 5.2 for a group without an offset in a queue."""
 _MEMBERS_TIME: Final = 15.0
 _FIRST_LOOK: Final = 0.05
 _LOOK_EVERY: Final = 1.0
@@ -88,7 +88,7 @@ async def lag(instance: ClientInstance, group: str, topic: str | None, deadline:
 
 
 def _of_pops(topic: str, group: str) -> tuple[str, str]:
-    """Returns the names that the topic of the retries of pops may have; a broker has at most one of them."""
+    """Returns the two names that the group's retry topic of pops from ``topic`` may have; a broker has at most one of them."""
     return pop_retry_topic_v1(topic, group), pop_retry_topic(topic, group)
 
 
@@ -178,9 +178,10 @@ class _Reset:
         await commit_offset(self._instance, self._group, change.queue, change.after)
 
     async def reset_by_offset(self, changes: Sequence[OffsetChange], broker: str, address: str) -> bool:
-        """Returns False where the broker resets by time only, and no member is connected. Raises ClientStateError with members."""
+        """Sets one offset for each queue. Returns False, and sets none, where the broker resets by time only and the group has no
+        members; raises ClientStateError where it has."""
         if not await _resets_by_server(self._instance, broker, address, self._deadline()):
-            why = f"broker {broker} sends members new offsets by time only; or give a time"
+            why = f"broker {broker} sends members new offsets by time only: stop them first, or give a time"
             await check_offline(self._instance, self._group, why, self._deadline())
             return False
         for each in changes:
@@ -190,7 +191,7 @@ class _Reset:
     async def _ask(
         self, broker: str, address: str, *, timestamp: int = 0, queue_id: int = -1, offset: int | None = None
     ) -> bool:
-        """Returns False where the broker knows no member to send the offsets to."""
+        """Sends a reset to a broker. Returns False where the broker knows no member to send the offsets to."""
         code = RequestCode.INVOKE_BROKER_TO_RESET_OFFSET
         header = ResetOffsetRequestHeader(
             group=self._group, topic=self._topic, queueId=queue_id, offset=offset, timestamp=timestamp, isForce=True
@@ -203,8 +204,8 @@ class _Reset:
         return True
 
     async def _look(self, changes: Sequence[OffsetChange]) -> dict[MessageQueue, bool]:
-        """Asks for the offsets until the brokers show the new ones; members need up to ten seconds to commit offsets that
-        they receive."""
+        """Returns, by queue, whether the broker shows the new offset. Reads again while the group has members, for up to 15 s:
+        members need up to ten seconds to commit offsets that they receive."""
         until = machine.monotonic() + _MEMBERS_TIME
         pauses = look_pauses()
         found: dict[MessageQueue, bool] = {}
@@ -218,7 +219,8 @@ class _Reset:
 
 
 def look_pauses() -> Iterator[float]:
-    """Yields the seconds between two reads, short ones first: fast members are seen soon, and slow ones cost few requests."""
+    """Yields the seconds between two reads: short ones first, which show fast members soon; then longer ones, which save
+    requests."""
     pause = _FIRST_LOOK
     while True:
         yield pause
@@ -255,7 +257,8 @@ async def _resets_by_server(instance: ClientInstance, broker: str, address: str,
 
 async def clone(instance: ClientInstance, source: str, target: str, topic: str, timeout: float) -> tuple[OffsetChange, ...]:
     """Implements ``Admin.clone_offsets``. ``timeout``: seconds for each request."""
-    await check_offline(instance, target, "their commits would overwrite the offsets", machine.monotonic() + timeout)
+    why = "their commits would overwrite the offsets: stop them first"
+    await check_offline(instance, target, why, machine.monotonic() + timeout)
     route = await instance.routes.fetch(topic, timeout)
     changes: list[OffsetChange] = []
     for queue in sorted(route.subscribe_queues):

@@ -94,8 +94,8 @@ async def _known(instance: ClientInstance, brokers: Mapping[str, str], deadline:
 
 
 async def check_exists(instance: ClientInstance, group: str, deadline: float) -> None:
-    """Raises SubscriptionGroupNotExistError where no broker has settings of the group. A user who may not list groups is not
-    stopped by that: the request that follows needs rights of its own."""
+    """Raises SubscriptionGroupNotExistError where no broker has settings of the group. Does nothing for a user who may not list
+    groups: the request that follows needs rights of its own."""
     brokers = masters_of(await cluster_info(instance, deadline))
     try:
         known = await _known(instance, brokers, deadline)
@@ -112,7 +112,8 @@ def _not_there(instance: ClientInstance, group: str, brokers: Iterable[str]) -> 
 
 
 def group_config(group: str, settings: GroupSettings) -> SubscriptionGroupConfig:
-    """Returns the settings of a group. Raises TypeError for an unknown one, and for a value of another type than it must have."""
+    """Returns the settings of a group. Raises TypeError for an unknown setting, and for a value of another type than its setting
+    has."""
     unknown = sorted(settings.keys() - GroupSettings.__annotations__.keys())
     if unknown:
         raise TypeError(f"a group has no setting {', '.join(unknown)}; there are {', '.join(GroupSettings.__annotations__)}")
@@ -138,7 +139,7 @@ async def create(
 
 async def delete(instance: ClientInstance, group: str, deadline: float) -> None:
     """Implements ``Admin.delete_group``."""
-    await check_offline(instance, group, "they would create it again", deadline)
+    await check_offline(instance, group, "they would create it again: stop them first", deadline)
     brokers = masters_of(await cluster_info(instance, deadline))
     known = await _known(instance, brokers, deadline)
     of_pops = await _pop_retries(instance, group, known - {group}, brokers, deadline)
@@ -164,10 +165,11 @@ async def delete(instance: ClientInstance, group: str, deadline: float) -> None:
 async def _pop_retries(
     instance: ClientInstance, group: str, others: Collection[str], brokers: Mapping[str, str], deadline: float
 ) -> list[str]:
-    """Returns the topics of the retries of pops that the group has for the topics it reads; a new group of its name would begin
-    with them. Name servers need not list them.
+    """Returns the group's retry topics of pops, of which it has one for each topic that it pops from; a new group of its name would
+    begin with their messages. The brokers are asked for them, because name servers need not list them.
 
-    "a_b_c" may be group "a" and topic "b_c", or "a_b" and "c": what may be another group's is left out.
+    A name that ends in "a_b_c" may be that of group "a" and topic "b_c", or of "a_b" and "c": names that may be those of another
+    group are left out.
     """
     code = RequestCode.QUERY_TOPICS_BY_CONSUMER
     command = RemotingCommand(code=code, ext_fields={"group": group})
@@ -203,15 +205,13 @@ async def members(instance: ClientInstance, group: str, deadline: float) -> tupl
 
 
 async def check_offline(instance: ClientInstance, group: str, why: str, deadline: float) -> None:
-    """Raises ClientStateError where the group has members."""
+    """Raises ClientStateError where the group has members. ``why``: the reason and what to do, the end of the error's text."""
     try:
         found = await members(instance, group, deadline)
     except GroupNotOnlineError:
         return
     some = printable(", ".join(each.client_id for each in found[:3]))
-    raise ClientStateError(
-        f"group {instance.names.display_name(group)} has {len(found)} members ({some}), and {why}: stop them first"
-    )
+    raise ClientStateError(f"group {instance.names.display_name(group)} has {len(found)} members ({some}), and {why}")
 
 
 async def is_online(instance: ClientInstance, group: str) -> bool:

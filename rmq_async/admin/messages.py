@@ -3,7 +3,8 @@
 An *offset id*, given by a broker, names the broker's address and a place in its commit log. The request goes only to an address
 that a name server lists: an id is text from outside and must not choose the peer of a connection. Every other id is a *unique id*,
 given by a client, and is looked up in the index of every broker that has the topic. Brokers build that index a moment after they
-acknowledge a message; a call waits until messages that were acknowledged before it are indexed (``until_readable``).
+acknowledge a message; a call waits until messages that were acknowledged before it are indexed (``until_readable``), for an id only
+if the index does not have it yet.
 """
 
 from __future__ import annotations
@@ -38,13 +39,14 @@ __all__ = ["by_key", "view"]
 logger = logging.getLogger(__name__)
 
 DECODE_IN_THREAD: Final = 64 * 1024
+"""Bytes of an answer from which on a thread decodes it."""
 FOR_EVER: Final = 2**63 - 1
 INDEX_STEP_MS: Final = 1000
 """Brokers index times in whole seconds, rounded down."""
 UNIQUE: Final = "U"
 """``indexType`` of unique ids, for brokers with an index in RocksDB; other brokers keep ids and keys in one index."""
 SAME_ID: Final = 32
-"""Messages with one unique id that a query returns at most."""
+"""Maximum number of messages with one unique id that a query asks for."""
 
 _MAGIC: Final = frozenset(code.to_bytes(4, "big", signed=True) for code in (MAGIC_CODE_V1, MAGIC_CODE_V2, BLANK_MAGIC_CODE))
 
@@ -159,7 +161,8 @@ async def _query(
     wanted: Callable[[MessageExt], bool],
     deadline: float,
 ) -> list[MessageExt]:
-    """Returns messages of the brokers' indexes, by store time. ``wanted`` drops messages whose key has only the same hash."""
+    """Returns messages from the brokers' indexes, by store time. ``wanted(message)`` is False for one that has only the hash of its
+    key in common with the query."""
     command = RemotingCommand(code=RequestCode.QUERY_MESSAGE, ext_fields={**to_ext(query)})
     found: list[MessageExt] = []
     for name, response in (await everywhere(instance, brokers, command, deadline)).items():
@@ -175,7 +178,7 @@ async def _query(
 
 
 async def _decode(instance: ClientInstance, body: bytes, broker: str, deadline: float) -> DecodedMessages:
-    """Raises RequestTimeoutError at ``deadline``."""
+    """Returns the messages in an answer. Raises RequestTimeoutError at ``deadline``."""
     limit = instance.config.max_decompressed_size
     decode = partial(decode_messages, body, topic_queue_broker=broker, max_decompressed_size=limit)
     if len(body) < DECODE_IN_THREAD:
@@ -183,4 +186,7 @@ async def _decode(instance: ClientInstance, body: bytes, broker: str, deadline: 
     try:
         return await instance.threads.run(decode, deadline)
     except TimeoutError:
-        raise RequestTimeoutError(f"{len(body)} bytes of {broker} were not decoded in time", broker=broker) from None
+        text = (
+            f"the {len(body)} bytes of an answer of {broker} were not decoded in time; ask for less, or raise request_timeout"
+        )
+        raise RequestTimeoutError(text, broker=broker) from None

@@ -1,8 +1,8 @@
 """An overview of brokers, topics and groups at one moment, from those brokers that respond.
 
-All brokers are asked at the same time: for its state, its topics and groups, then for each topic's offsets and each group's
-progress and members. A broker that fails is left out with its reason; a refused answer about one topic or group is left out of
-that topic or group.
+All brokers are asked at the same time, each for its state, its topics and groups, then for each topic's offsets and each group's
+progress and members. Of a broker that fails the overview has only the reason; if a broker refuses an answer about one topic or
+group, the overview has that topic or group without this broker.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ __all__ = ["Wanted", "overview"]
 T = TypeVar("T")
 
 AT_ONCE: Final = 8
-"""Requests under way at one broker."""
+"""Maximum number of requests under way at one broker."""
 MOST_LOOKS: Final = 2
-"""Messages read to learn a group's oldest one."""
+"""Maximum number of messages that are read to find the oldest one that a group has not committed."""
 NO_MASTER: Final = "no name server knows its master"
 
 
@@ -62,7 +62,7 @@ class _Found(msgspec.Struct):
     topics: dict[str, dict[MessageQueue, QueueStats] | None] = {}
     lags: dict[str, dict[MessageQueue, QueueLag] | None] = {}
     members: dict[str, tuple[str, ...] | None] = {}
-    """Each None where it has refused to say them."""
+    """By topic or group; None for one about which the broker refused to answer."""
 
 
 async def overview(instance: ClientInstance, wanted: Wanted, timeout: float) -> Overview:
@@ -115,7 +115,7 @@ async def _groups(instance: ClientInstance, found: Collection[_Found], timeout: 
 async def _oldest(instance: ClientInstance, queues: dict[MessageQueue, QueueLag], timeout: float) -> int | None:
     """Returns the store time of the oldest message that is not committed, epoch ms; None if there is none or it is not known.
 
-    No message of a queue is older than the last one that was committed there, so the queues are read in that order.
+    No uncommitted message of a queue is older than the last committed one, so the queues are read in the order of these times.
     """
     behind = [queue for queue, each in queues.items() if each.messages and not queue.topic.startswith(RETRY_TOPIC_PREFIX)]
     behind.sort(key=lambda queue: queues[queue].last_store_time_ms)
@@ -174,7 +174,7 @@ class _Asked:
         )
 
     async def _topics(self) -> list[str]:
-        """Returns the names of its topics, without those that groups have for their retries and dead letters."""
+        """Returns the names of the broker's topics that match, without those of retries and dead letters."""
         deadline = machine.monotonic() + self._timeout
         table = (await settings_of(self._instance, self._name, self._address, deadline)).topic_config_table
         if self._wanted.system:

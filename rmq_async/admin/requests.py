@@ -29,7 +29,7 @@ __all__ = [
 
 
 async def cluster_info(instance: ClientInstance, deadline: float) -> ClusterInfo:
-    """Asks a name server for the brokers; a client that was started without a cluster waits for it first."""
+    """Returns the clusters and brokers that a name server knows; a client that may start without a cluster waits for one first."""
     if instance.config.start_without_cluster:
         await instance.cluster_probe.wait(deadline)
     code = RequestCode.GET_BROKER_CLUSTER_INFO
@@ -45,10 +45,10 @@ async def cluster_info(instance: ClientInstance, deadline: float) -> ClusterInfo
 def masters_of(
     info: ClusterInfo, cluster: str | None = None, broker: str | None = None, *, any_cluster: bool = True
 ) -> dict[str, str]:
-    """Returns the master address by broker name: of one broker, of a cluster's brokers, or of all. Raises BrokerNotFoundError
-    if there is none.
+    """Returns broker name -> address of the master: of one broker, of a cluster's brokers, or of all.
 
-    Without ``any_cluster``, leaving both names out raises ConfigError where there are several clusters.
+    Raises BrokerNotFoundError if there is none, ConfigError for a name that is no text, and with ``any_cluster=False`` also where
+    both names are left out and there are several clusters.
     """
     for option, given in (("cluster", cluster), ("broker", broker)):
         if given is not None and not isinstance(given, str):
@@ -65,9 +65,8 @@ def masters_of(
         known = _listed(info.broker_addr_table)
         raise BrokerNotFoundError(f"no name server knows a master of broker {broker}; there are: {known}", broker=broker)
     if not masters:
-        raise BrokerNotFoundError(
-            f"no name server knows a master of {cluster or 'any broker'}; check the name, or start a broker"
-        )
+        of = f"cluster {cluster}" if cluster else "any broker"
+        raise BrokerNotFoundError(f"no name server knows a master of {of}; check the name, or start a broker")
     return masters
 
 
@@ -87,7 +86,7 @@ def _broker_names(info: ClusterInfo, cluster: str | None, broker: str | None) ->
 
 
 def brokers_of(route: TopicRouteData) -> dict[str, str]:
-    """Returns the address by broker name for the brokers that have the topic: the master's, else that of the replica with
+    """Returns broker name -> address for the brokers that have the topic: the address of the master, else of the replica with
     the lowest id."""
     names = {data.broker_name for data in route.queue_datas}
     return {
@@ -100,7 +99,7 @@ def brokers_of(route: TopicRouteData) -> dict[str, str]:
 async def ask_at(
     instance: ClientInstance, broker: str, address: str, command: RemotingCommand, deadline: float
 ) -> RemotingCommand:
-    """Sends one request; the response may have any code. Errors name the broker."""
+    """Sends one request and returns the response, of any code. Errors name the broker."""
     try:
         return await instance.pool.request(address, command, max(deadline - machine.monotonic(), 0.0))
     except RocketMQError as error:
@@ -112,7 +111,8 @@ async def ask_at(
 async def everywhere(
     instance: ClientInstance, brokers: Mapping[str, str], command: RemotingCommand, deadline: float
 ) -> dict[str, RemotingCommand]:
-    """Sends one request to each broker concurrently; waits for all, then raises the first error."""
+    """Sends one request to all brokers concurrently and returns broker name -> response; waits for all before it raises the first
+    error."""
     calls = [ask_at(instance, name, address, command, deadline) for name, address in brokers.items()]
     answers: dict[str, RemotingCommand] = {}
     for name, outcome in zip(brokers, await asyncio.gather(*calls, return_exceptions=True), strict=True):
@@ -126,7 +126,8 @@ async def everywhere(
 
 
 async def ask_every_name_server(instance: ClientInstance, command: RemotingCommand, deadline: float) -> None:
-    """Sends the request to all name servers. Raises NameServerError unless each one responds, BrokerError unless with success."""
+    """Sends the request to all name servers. Raises NameServerError unless all of them respond, BrokerError for a response other
+    than success."""
     answers = await instance.name_servers.each(command, max(deadline - machine.monotonic(), 0.0))
     for address, response in answers.items():
         check(response, RequestCode(command.code), None, address)

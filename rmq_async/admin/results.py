@@ -31,7 +31,7 @@ class QueueStats(msgspec.Struct, frozen=True):
     """The offsets of one queue.
 
     ``min_offset``: offset of the first message; ``max_offset``: offset after the last one. ``last_store_time_ms``: store time
-    of the last message, epoch ms; 0 for a queue that never had one.
+    of the last message, epoch ms; 0 for a queue that never had one, -1 if brokers cannot read it any more.
     """
 
     min_offset: int
@@ -42,7 +42,8 @@ class QueueStats(msgspec.Struct, frozen=True):
 class TopicStats(msgspec.Struct, frozen=True):
     """The queues of a topic and its rate.
 
-    ``queues``: by broker name, then id. ``put_tps``: messages a second over the last minute, of all brokers.
+    ``queues``: sorted by broker name, then queue id. ``put_tps``: messages stored a second over the last minute, the sum over the
+    brokers that report it (5.5.0 does, 4.9.7 does not).
     """
 
     queues: Mapping[MessageQueue, QueueStats]
@@ -75,9 +76,10 @@ class ConsumerConnections(msgspec.Struct, frozen=True):
 
 
 class SyncedTopic(msgspec.Struct, frozen=True):
-    """One topic of ``Admin.sync_topics``: created, updated because its settings differed, or unchanged.
+    """One topic of ``Admin.sync_topics``.
 
-    ``config``: its settings on both brokers now.
+    ``action``: "create", "update" if its settings differed, or "same"; nothing is done in a dry run. ``config``: its settings on
+    ``from_broker``, which ``to_broker`` has too after the call.
     """
 
     topic: str
@@ -86,8 +88,8 @@ class SyncedTopic(msgspec.Struct, frozen=True):
 
 
 class GroupMember(msgspec.Struct, frozen=True):
-    """A client that consumes as a group. ``address``: "ip:port" of one of its connections; ``brokers``: names of those it is
-    connected to. ``version``: as in ClientConnection."""
+    """A client that consumes as a group. ``address``: "ip:port" of one of its connections; ``brokers``: names of the brokers
+    that it is connected to. ``version``: as in ClientConnection."""
 
     client_id: str
     address: str
@@ -133,7 +135,7 @@ class GroupLag(msgspec.Struct, frozen=True):
 class OffsetChange(msgspec.Struct, frozen=True):
     """A change of a group's offset in a queue. ``before``: None where the group had none. ``verified``: whether the broker,
     asked afterwards, showed ``after`` or a later commit of a member. False in a dry run, and if members went back and
-    passed the former offset again before the admin saw it: their lag shows their progress."""
+    passed the former offset again before the admin read it; ``Admin.group_lag`` then shows their progress."""
 
     queue: MessageQueue
     before: int | None
@@ -142,8 +144,8 @@ class OffsetChange(msgspec.Struct, frozen=True):
 
 
 class BrokerOverview(msgspec.Struct, frozen=True):
-    """A broker that a name server knows. ``address``: address of its master, "" if none is known; ``replicas``: addresses of
-    the others.
+    """A broker that a name server knows. ``address``: "host:port" of its master, "" if none is known; ``replicas``: number of its
+    replicas.
 
     ``version``: such as "V5_5_0". ``disk_used``: used share of the commit log's disk, from 0 to 1; None if the broker does not
     report it. ``problem``: the reason why its topics and groups are not known; None if it responds.

@@ -38,10 +38,11 @@ from .results import SyncedTopic
 __all__ = ["check_new_topic", "create", "creation_header", "delete", "delete_at", "is_wanted", "settings_of", "sync"]
 
 SHOWN_EVERY: Final = 0.05
-"""Seconds between two looks whether a name server shows a new topic; a broker registers it within milliseconds."""
+"""Seconds between two requests for the route of a new topic; a broker registers the topic within milliseconds."""
 
 ORDER_NAMESPACE: Final = "ORDER_TOPIC_CONFIG"
-"""Of the name servers' table: topic -> "broker-a:8;broker-b:8" (``NamesrvUtil.NAMESPACE_ORDER_TOPIC_CONFIG``)."""
+"""Namespace, in the name servers' key-value table, of topic -> "broker-a:8;broker-b:8", the number of queues on each broker
+(``NamesrvUtil.NAMESPACE_ORDER_TOPIC_CONFIG``)."""
 
 AT_ONCE: Final = 8
 _OWN_PREFIXES: Final = ("%RETRY%", "%DLQ%", "rmq_sys_")
@@ -66,7 +67,7 @@ def creation_header(config: TopicConfig, attributes: str) -> CreateTopicRequestH
 def check_new_topic(topic: str) -> None:
     check_topic(topic)
     if is_system_topic(topic):
-        error = InvalidMessageError(f"topic {topic} is reserved for the system")
+        error = InvalidMessageError(f"topic {topic} is reserved for the system; choose another name")
         error.code = -1
         raise error
 
@@ -99,7 +100,7 @@ async def delete(instance: ClientInstance, topic: str, cluster: str | None, dead
 async def delete_at(
     instance: ClientInstance, topic: str, masters: Mapping[str, str], deadline: float, cluster: str | None = None
 ) -> None:
-    """Deletes a topic, which need not exist, on these brokers and on the name servers."""
+    """Deletes a topic on these brokers, and its route (in ``cluster`` only) on the name servers. The topic need not exist."""
     code = RequestCode.DELETE_TOPIC_IN_BROKER
     answers = await everywhere(instance, masters, RemotingCommand(code=code, ext_fields={"topic": topic}), deadline)
     for name, response in answers.items():
@@ -160,7 +161,7 @@ async def _order_of(instance: ClientInstance, topic: str, deadline: float) -> st
 async def _until_shown(
     instance: ClientInstance, header: CreateTopicRequestHeader, brokers: Iterable[str], deadline: float
 ) -> None:
-    """Waits until the route has the settings on every broker; the route table then has that route."""
+    """Waits until a name server's route has the settings on every broker. Raises RequestTimeoutError at ``deadline``."""
     topic, wanted = header.topic, set(brokers)
     while (left := deadline - machine.monotonic()) > 0:
         try:
@@ -179,8 +180,8 @@ async def _until_shown(
         await asyncio.sleep(SHOWN_EVERY)
     where = printable(", ".join(sorted(wanted)))
     raise RequestTimeoutError(
-        f"topic {instance.names.display_name(topic)} was created on {where}, but the name servers do not show it there yet; "
-        "ask for its route later"
+        f"topic {instance.names.display_name(topic)} was created on {where}, but no name server shows its settings there yet; "
+        "topic_route() shows later whether it does"
     )
 
 
@@ -188,7 +189,7 @@ async def _until_shown(
 
 
 class _Settings(TopicConfigSerializeWrapper, frozen=True, rename="camel"):
-    """Settings of topics, and the names of static topics, whose queues are mapped to brokers and cannot be copied."""
+    """Settings of a broker's topics, and by name its static topics, whose queues are mapped to brokers and cannot be copied."""
 
     topic_queue_mapping_detail_map: dict[str, Any] = msgspec.field(default_factory=dict)
 
@@ -266,14 +267,18 @@ async def _copy(
 
 
 def is_wanted(topic: str, shown: str, patterns: Collection[str], own: Collection[str]) -> bool:
-    """Returns whether a topic was requested. ``shown``: its name for users, to which the patterns apply."""
+    """Returns whether a topic is one of users and matches a pattern. False for topics of the system and those that brokers make.
+
+    ``shown``: its name for users, to which the patterns apply. ``own``: names of brokers and clusters, for each of which brokers
+    make topics.
+    """
     if is_system_topic(topic) or topic in own or (topic.endswith(_REPLY_SUFFIX) and topic.removesuffix(_REPLY_SUFFIX) in own):
         return False
     return not topic.startswith(_OWN_PREFIXES) and any(fnmatchcase(shown, pattern) for pattern in patterns)
 
 
 def _plain(config: TopicConfig) -> TopicConfig:
-    """Attributes without the sign that they may be kept with."""
+    """Returns the settings, with the names of attributes without the "+" that a broker may keep them with."""
     return TopicConfig(
         config.topic_name,
         config.read_queue_nums,

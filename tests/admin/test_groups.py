@@ -211,7 +211,7 @@ async def test_reset_offsets_by_offset_of_members_that_need_a_time_is_refused() 
         await admin.create_topic("OrderTopic", queues=1)
         consumer, _ = worker(server)
         async with consumer:
-            with pytest.raises(ClientStateError, match="new offsets by time only; or give a time"):
+            with pytest.raises(ClientStateError, match="new offsets by time only: stop them first, or give a time"):
                 await admin.reset_offsets("billing", "OrderTopic", 0)
 
 
