@@ -92,9 +92,11 @@ async def until_readable(
     this information counts as readable.
     """
     longest = instance.config.request_timeout
-    deadline = machine.monotonic() + (longest if timeout is None else timeout)
+    patience = longest if timeout is None else timeout
+    deadline = machine.monotonic() + patience
     backoff = Backoff(_FIRST_PAUSE, _MAX_PAUSE)
-    wanted = latest = behind = None
+    wanted = latest = None
+    behind: int | str = "an unknown number of"
     while (left := deadline - machine.monotonic()) > 0:
         command = RemotingCommand(code=RequestCode.GET_BROKER_RUNTIME_INFO)
         response, address = await instance.ask_broker(broker_name, topic, command, min(left, longest), any_replica=any_replica)
@@ -104,20 +106,20 @@ async def until_readable(
             continue
         try:
             table = decode_body(KVTable, response.body).table if response.code == ResponseCode.SUCCESS else {}
-            end, behind = int(table["commitLogMaxOffset"]), int(table["dispatchBehindBytes"])
+            end, gap = int(table["commitLogMaxOffset"]), int(table["dispatchBehindBytes"])
         except (KeyError, ValueError, RemoteProtocolError):
             logger.debug("broker %s does not report how far behind its queues are: code %d", address, response.code)
             return True
-        if behind <= 0 or (wanted is not None and latest is not None and latest - behind >= wanted):
+        if gap <= 0 or (wanted is not None and latest is not None and latest - gap >= wanted):
             return True
         wanted = end if wanted is None else wanted
-        latest = end
+        latest, behind = end, gap
         await asyncio.sleep(backoff.next())
     logger.warning(
         "the newest messages of broker %s cannot be read yet: after %.3g s its queues are %s bytes behind its commit log",
         broker_name,
-        longest if timeout is None else timeout,
-        "an unknown number of" if behind is None else behind,
+        patience,
+        behind,
     )
     return False
 
