@@ -27,7 +27,10 @@ def try_fast_send_async(
     on_success: Callable[[SendResult], object] | None,
     on_error: Callable[[BaseException], object] | None,
 ) -> tuple[asyncio.Future[SendResult] | None, Target | None]:
-    """Submits a message; returns no future if the call would have to wait, and the next queue if it was taken for nothing."""
+    """Submits a message and returns its future and None; None and ``turn`` if the call would have to wait.
+
+    ``turn``: the queue of the first attempt if the round robin has already advanced, else None; for ``general_send_async``.
+    """
     credit, topic_queues = sender.credits, sender.queues_by_topic.get(message.topic)
     if topic_queues is None or credit.contended or credit.free <= 0 or credit.free_bytes < size:
         return None, None
@@ -61,9 +64,9 @@ def try_fast_send_async(
 
 
 def batch_item(sender: ProducerCore, message: Message, size: int) -> tuple[BatchItem, int] | None:
-    """Returns the message in the form that gathers, and its bytes in a batch; None if it has to be sent alone.
+    """Returns the message as a ``BatchItem``, and its size in a batch in bytes; None if no batch has room for it.
 
-    ``size``: of its body. It gets its unique id with the others of its batch, unless it has one. Raises InvalidMessageError for
+    ``size``: of its body. A message without a unique id gets one when its batch is encoded. Raises InvalidMessageError for
     properties that are too large.
     """
     batcher, unique_id = sender.batcher, message.unique_id

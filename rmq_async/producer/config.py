@@ -1,4 +1,7 @@
-"""Settings of a producer: immutable, validated on creation, with Java's defaults unless a docstring says otherwise."""
+"""Settings of a producer, immutable and validated on creation.
+
+Those that Java's producer has too have its defaults, unless a docstring says otherwise.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,8 @@ RETRY_CODES: Final = frozenset({1, 2, 14, 16, 17, 204, 205, 1500})
 
 
 LANES: Final = 3
-"""Measured with 128-byte bodies on a stock broker (docs/performance.md): with 1, client and broker wait for each other."""
+"""Default of ``lanes_per_broker``, measured with 128-byte bodies on a stock broker (docs/performance.md): with 1, client and
+broker wait for each other."""
 
 
 @suggests_keywords
@@ -47,20 +51,21 @@ LANES: Final = 3
 class Batching:
     """Settings for gathering single messages into batches. ``batching=True`` of a producer means ``Batching()``.
 
-    Messages gather by topic (and ``wait_store``) or, for a send with a queue, selector or key, by queue, which has one request
-    in flight at a time. While no request of the topic or queue is in flight, a message leaves at the end of the current loop
-    iteration, with all others of that iteration. Otherwise messages gather; they leave as one batch when one of these requests
-    is answered.
+    Messages gather by topic (and ``wait_store``) or, for a send with a queue, selector or key, by queue. A topic may have
+    ``lanes_per_broker`` requests in flight to each broker, a queue has one. While fewer are in flight, a message leaves at the
+    end of the current loop iteration, with all others of that iteration. Otherwise messages gather until one of these requests
+    has ended, and leave together.
 
-    ``max_bytes``: maximum encoded size of a batch; a message that alone is larger is sent by itself. ``max_messages``: maximum
-    number of messages in a batch. A full batch leaves without waiting for an answer, unless it is ordered. ``linger``: seconds
-    that the first message waits for others even without a request in flight, at most half of the time that any caller has left
-    and, if the batch is not ordered, half of the producer's ``timeout``. ``max_pending_bytes``: maximum size of the bodies that are
-    accepted and not finished, for all sends of the producer; the smaller of this and ``pending_bytes_limit`` applies, and
-    callers wait. ``lanes_per_broker``: requests of one topic that may be in flight to one broker before messages gather; a
-    request that is not answered within the producer's ``timeout`` no longer counts.
+    ``max_bytes``: maximum encoded size of a batch, at most ``max_message_size``; a message that alone is larger is sent by
+    itself. ``max_messages``: maximum number of messages in a batch. A full batch leaves without waiting for an answer, unless
+    it is ordered. ``linger``: seconds that the first message waits for others even without a request in flight, at most half of
+    the time that any caller has left and, if the batch is not ordered, half of the producer's ``timeout``.
+    ``max_pending_bytes``: maximum size of the bodies that are accepted and not finished, for all sends of the producer but
+    one-way ones; the smaller of this and ``pending_bytes_limit`` applies, and callers wait. ``lanes_per_broker``: requests of
+    one topic that may be in flight to one broker before messages gather; a request that is not answered within the producer's
+    ``timeout`` no longer counts.
 
-    Raises ConfigError for values out of range.
+    Raises ConfigError for an invalid value.
     """
 
     max_bytes: int = 256 * 1024
@@ -80,13 +85,14 @@ class Batching:
 @suggests_keywords
 @dataclass(frozen=True, kw_only=True)
 class ProducerConfig:
-    """Settings of a producer. Times are in seconds, sizes in bytes.
+    """Settings of a producer. Times are in seconds, sizes in bytes. Raises ConfigError for an invalid value.
 
     ``timeout``: time of a whole send call, including route look-up, connect and retries. ``retries``: attempts of ``send``
-    after the first; ``async_retries``: those of ``send_async``. ``attempt_timeout``: maximum time of one attempt while another
-    broker is left to try; default: the remaining time divided by the attempts left, at least 0.2 s. ``retry_codes``: broker
-    response codes after which another attempt is made. ``retry_same_queue``: True repeats a send with an explicit queue,
-    selector or key on that queue; False gives it one attempt.
+    after the first, without those that surely reached no broker; ``async_retries``: those of ``send_async``, unless
+    ``batching`` gathers the message. ``attempt_timeout``: maximum time of one attempt while an untried broker is left; default:
+    the remaining time divided by the attempts left, at least 0.2 s. ``retry_codes``: broker response codes after which another
+    attempt is made. ``retry_same_queue``: True repeats a send with an explicit queue, selector or key on that queue, up to
+    ``retries`` times; False repeats it only after attempts that surely reached no broker.
 
     ``compress_over``: a body of at least this size is compressed, and sent compressed if that is smaller. ``compress_type``:
     "zlib", or "lz4" or "zstd" (extra ``compression``); ``compress_level``: 0 to 9 for zlib, 1 to 22 for zstd, not used by lz4.
@@ -94,21 +100,24 @@ class ProducerConfig:
     ``max_frame_size`` must be larger by at least 131,072 bytes. ``create_topic_key``: the topic whose route is used for a topic
     that does not exist yet; ``default_topic_queues``: number of queues that such a topic gets on a broker.
 
-    ``async_limit``, ``oneway_limit``: maximum number of messages accepted and not finished; ``pending_bytes_limit``: maximum
-    size of their bodies; ``broker_window``: maximum number of requests in flight per broker. ``oneway_window``: one of this
-    many one-way messages is sent as an ordinary request, which paces the flow; 0 turns pacing off, and a stock broker may then
-    drop messages without notice. ``stop_timeout``: time that ``stop()`` waits for unanswered sends.
+    ``oneway_limit``: maximum number of one-way messages accepted and not finished, ``async_limit``: that of all others;
+    ``pending_bytes_limit``: maximum size of the bodies of either; ``broker_window``: maximum number of requests in flight per
+    broker. ``oneway_window``: at least one of this many one-way messages is sent as an ordinary request, which paces the flow;
+    0 turns pacing off, and a stock broker may then drop messages without notice. ``stop_timeout``: time that ``stop()`` waits
+    for unanswered sends.
 
-    ``retry_another_broker_when_not_store_ok``: sends a message that was stored without confirmed flush or replication once
-    more, to another broker, so that it is stored twice. ``topics``: topics whose routes ``start()`` fetches. ``latency_fault``:
-    "failures" avoids a broker after an attempt that timed out or lost its connection, for 1 to 30 s, until a send that probes
-    it is stored; True also avoids slow brokers, for the times of ``fault_table``; False avoids none. ``detector``: True sends
-    probe requests to avoided brokers.
+    ``retry_another_broker_when_not_store_ok``: True sends a message whose flush or replication was not confirmed to another
+    broker too, so that it is stored twice. ``topics``: topics whose routes ``start()`` fetches. ``latency_fault``: "failures"
+    (Java: False) avoids a broker after an attempt that could not connect, timed out or lost its connection, for 1 s, doubled by
+    each failed trial up to 30 s, until a send to it is stored; True also avoids slow brokers, for the times of ``fault_table``;
+    False avoids none. ``detector``: True sends probe requests to brokers that did not respond; it needs
+    ``latency_fault=True``.
 
     ``batching``: gathers single messages into batches while requests are in flight, see Batching; True for its defaults.
-    ``queue_selector``: chooses the queue of each attempt if the call does not. ``hooks``: see Hook. ``trace``: True reports
-    sends to the brokers' trace topic, a name to that topic. ``send_smart_msg``: True sends request headers with names of one
-    letter (codes 310, 320); False sends the long form (code 10), for servers without support for the short one.
+    ``queue_selector``: chooses the queue of each attempt if the call has neither queue nor selector, and once for a call with a
+    key. ``hooks``: see Hook. ``trace``: True reports sends to the brokers' trace topic, a name to that topic.
+    ``send_smart_msg``: True sends request headers with names of one letter (codes 310, 320); False sends the long form (code
+    10; batches have none), for servers without support for the short one.
     """
 
     timeout: float = 3.0
@@ -201,7 +210,9 @@ class ProducerConfig:
         if not isinstance(self.fault_table, FaultTable):
             raise ConfigError(f"fault_table must be a FaultTable, not {type(self.fault_table).__name__}")
         if self.detector and self.latency_fault is not True:
-            raise ConfigError("detector=True needs latency_fault=True: it probes the brokers that this avoids")
+            raise ConfigError(
+                f"detector=True needs latency_fault=True, not {shown(self.latency_fault)}; set both, or leave out detector"
+            )
         if not callable(self.queue_selector) or inspect.isclass(self.queue_selector):
             raise ConfigError(f"queue_selector must be a function, not {shown(self.queue_selector)}")
 

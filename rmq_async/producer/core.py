@@ -34,7 +34,7 @@ LAST_STEPS: Final = 1.0
 
 
 class ProducerCore:
-    """One run of a producer, made by ``Producer.start``; it marks its entries in the connections' request tables."""
+    """One run of a producer, made by ``Producer.start``; the object marks its entries in the connections' request tables."""
 
     # Slots, because instances share a dict layout for 30 attributes only, and a send reads a dozen of them.
     __slots__ = (
@@ -295,4 +295,4 @@ class ProducerCore:
 
 
 def _stopping() -> ClientStateError:
-    return ClientStateError("the producer is stopping")
+    return ClientStateError("the producer is stopping, which ends the call; start it again for further calls")

@@ -1,9 +1,9 @@
 """The hot path of the library: ``send``, ``send_async`` and ``send_oneway`` for messages that need nothing special.
 
 While nothing fails, a send takes a credit, picks the next queue of a cached route, fills a header template, enters one future
-into the connection's table and reads the response from it: no Task and no timer. What other modules have as functions is written
-out here, because each call costs 50 to 100 ns. Everything else (no route yet, no connection, options, a failed attempt) leaves
-this path for the general one.
+into the connection's table and reads the response from it: no Task and no timer. What other modules have as functions is
+written out here, because each call costs 50 to 100 ns. Calls with options, without a connection or with a failed first attempt
+leave this path for the general one; so do calls of ``send_async`` and ``send_oneway`` that have to wait.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ __all__ = ["SendMethods"]
 
 
 class SendMethods(ProducerLife):
-    """The hot methods of a producer."""
+    """The methods ``send``, ``send_async`` and ``send_oneway`` of a producer."""
 
     async def send(
         self,
@@ -55,15 +55,19 @@ class SendMethods(ProducerLife):
     ) -> SendResult:
         """Sends one message and returns when a broker has stored it; retries on other brokers within ``timeout`` seconds.
 
-        ``timeout`` (default: the producer's) is the budget of the whole call. With ``queue``, ``selector`` or ``key`` (or a
-        sharding key in the message) the queue is chosen once, there is one attempt, and messages for one queue are stored in call
-        order as long as no such call ends with ``maybe_stored``. Where ``queue`` is given nothing else is asked, no ``selector``
-        either.
+        ``timeout`` (default: the producer's) is the budget of the whole call. ``queue`` is the queue to send to; without it,
+        ``selector(queues, message, key)`` chooses one, or the hash of ``key`` (default: the message's sharding key) does. With
+        any of them the queue is chosen once, there is one attempt beside those that surely reached no broker
+        (``retry_same_queue`` allows more), and messages for one queue are stored in call order as long as no such call ends
+        with ``maybe_stored``.
 
-        Raises InvalidMessageError before anything is sent; BackpressureError when no credit becomes free; TopicNotFoundError,
-        NameServerError, BrokerNotFoundError when there is nowhere to send to; one attempt's own error (BrokerError,
-        RequestTimeoutError, ConnectError, ConnectionLostError) or, after several, SendError with all of them. Their
-        ``maybe_stored`` says whether the message may be stored all the same. The same holds for a call that is cancelled.
+        Before anything is sent, raises TypeError for an object that is no Message, InvalidMessageError for an invalid one,
+        ConfigError or SelectorError for a wrong ``queue`` or key or a selector that fails, BackpressureError when
+        ``async_limit`` or ``pending_bytes_limit`` leaves no room within ``timeout``, ForbiddenError from a hook, and
+        TopicNotFoundError, NameServerError or BrokerNotFoundError when no route has a queue to send to. Then raises the error
+        of the only attempt (such as BrokerError, RequestTimeoutError, ConnectError, ConnectionLostError), SendError after
+        several, ClientStateError when the producer stops. The error's ``maybe_stored`` is True if the message may be stored all
+        the same; after a cancellation it may be stored, too.
         """
         # What ``general_send`` does, in one piece, for messages without delay, compression, hooks and choice of a queue.
         # The whole frame fits the allocator for small objects (512 bytes), so it has few variables. A function that is an
@@ -244,12 +248,15 @@ class SendMethods(ProducerLife):
     ) -> asyncio.Future[SendResult]:
         """Accepts one message and returns a future of its result.
 
-        Waits for a credit, the route and the connection, nothing else. Exactly one of ``on_success(result)`` and
-        ``on_error(error)`` is called, once, on the loop, before anything that awaits the future resumes, also when the producer
-        stops. They are plain functions; one that raises is reported to the loop's exception handler. Cancelling the future
-        frees its place and calls ``on_error(CancelledError())``; the message may be stored all the same.
+        Waits only until the message can be sent: for room within ``async_limit`` and ``pending_bytes_limit``, the route, the
+        connection, and where needed for a selector, the compression of the body or earlier sends that choose their queue.
+        Exactly one of ``on_success(result)`` and ``on_error(error)`` is called, once, on the loop, before anything that awaits
+        the future resumes, also when the producer stops. They are plain functions; one that raises is reported to the loop's
+        exception handler. Cancelling the future ends the send and calls ``on_error(CancelledError())``; the message may be
+        stored all the same.
 
-        What this call itself raises (InvalidMessageError, BackpressureError, no route) is raised here and goes to no callback.
+        The other arguments are those of ``send``. The call itself raises TypeError for a callback that is not a plain function,
+        and as ``send`` does until the message is accepted; later errors, those of hooks included, are errors of the future.
         """
         sender = self._usable()
         if on_success is not None or on_error is not None:
@@ -285,9 +292,14 @@ class SendMethods(ProducerLife):
     ) -> None:
         """Sends one message that no broker confirms; returns when its frame is queued.
 
-        One attempt; connecting to the broker may fail and is then raised. A credit is held until the frame's last byte is in the
-        kernel. Every ``oneway_window`` messages one goes as an ordinary request and at most two of those are unanswered: the call
-        that would be the third waits within ``timeout`` seconds, then raises BackpressureError.
+        The arguments are those of ``send``. There is one attempt. The message counts towards ``oneway_limit`` until the last
+        byte of its frame is in the kernel. On each connection at least one of ``oneway_window`` messages goes as an ordinary
+        request, whose error is only logged; while two of these are unanswered, a call that would send a third one waits up to
+        ``timeout`` seconds.
+
+        Raises the errors that ``send`` raises before anything is sent, BackpressureError also after that wait; ConnectError or
+        RequestTimeoutError without a connection, ConnectionLostError for one that closes; RequestTimeoutError also if earlier
+        sends to a chosen queue are not answered in time.
         """
         if not self._loop_runs() or get_ident() != self._thread:
             self._refuse()
@@ -311,10 +323,10 @@ class SendMethods(ProducerLife):
 
 
 def try_fast_oneway(sender: ProducerCore, message: Message, size: int) -> tuple[bool, Target | None]:
-    """Queues the frame of a message, unless the call would have to wait.
+    """Queues the frame of a message and returns True and None; False and ``turn`` if the call would have to wait.
 
-    Returns whether it did, and the next queue, if it was taken for nothing. It costs a quarter of the general path: the frame is
-    filled in at once, and credits are counted together until the frames are written.
+    ``turn``: the queue that the round robin has already given out, else None; for ``general_send_oneway``. This path costs a
+    quarter of the general one: the frame is filled in at once, and credits are counted together until the frames are written.
     """
     credit, topic_queues = sender.oneway_credits, sender.queues_by_topic.get(message.topic)
     if topic_queues is None or credit.contended or credit.free <= 0 or credit.free_bytes < size:

@@ -1,4 +1,4 @@
-"""The general path of ``send``, ``send_async`` and ``send_oneway``: for what ``fast_path`` does not take."""
+"""The general path of ``send``, ``send_async`` and ``send_oneway``, for calls that ``fast_path`` hands over."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ async def general_send_async(
     on_error: Callable[[BaseException], object] | None,
     turn: Target | None,
 ) -> asyncio.Future[SendResult]:
-    """Accepts one message and returns the future of its result. ``turn``: the next queue, if it was taken already."""
+    """Accepts one message and returns the future of its result. ``turn``: see ``try_fast_send_async``."""
     message, timeout = arguments.message, arguments.timeout
     started = machine.monotonic()
     deadline = started + (sender.timeout if timeout is None else checked_timeout(timeout))
@@ -87,7 +87,7 @@ async def general_send_async(
 
 
 async def general_send_oneway(sender: ProducerCore, arguments: SendArguments, turn: Target | None) -> None:
-    """Sends one message that the broker does not confirm. ``turn``: the next queue, if it was taken already."""
+    """Sends one message that the broker does not confirm. ``turn``: see ``try_fast_oneway``."""
     message, timeout = arguments.message, arguments.timeout
     started = machine.monotonic()
     deadline = started + (sender.timeout if timeout is None else checked_timeout(timeout))
@@ -99,7 +99,7 @@ async def general_send_oneway(sender: ProducerCore, arguments: SendArguments, tu
 async def send_unconnected(
     sender: ProducerCore, message: Message, topic_queues: TopicQueues, target: Target, deadline: float
 ) -> SendResult | None:
-    """Connects to the broker of a first attempt of ``send``; returns the result if the message had to go another way."""
+    """Connects to the broker of a first attempt of ``send``; returns None once connected, else the result of a retry loop."""
     outgoing = sender.encoder.encode(message)  # before anything is sent: it raises for properties that are too large
     failed = await sender.dispatch.connect_first(topic_queues, target, deadline, sender.retries)
     if target.address in sender.connections:

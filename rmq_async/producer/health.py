@@ -14,6 +14,8 @@ __all__ = ["ProducerHealth", "ProducerState", "health_of"]
 
 
 class ProducerState(Enum):
+    """The states of a producer's life cycle; a producer is NEW again after a failed start."""
+
     NEW = "not started"
     STARTING = "starting"
     RUNNING = "running"
@@ -33,15 +35,15 @@ _STATE_CODES: dict[ProducerState, ProblemCode] = {
 class ProducerHealth:
     """A snapshot of a producer's condition, returned by ``Producer.health()``.
 
-    ``state``: the state in its life cycle. ``live``: False if only a restart helps: the event loop is blocked or has stopped,
-    or the process was forked. ``ready``: the producer is running and live, a name server has answered, and at least one broker
-    of the routes in use is reachable, or none is known. ``problems``: all problems, including those that leave the producer
-    ready.
+    ``state``: the state in its life cycle. ``live``: False if the process needs a restart: the event loop has been blocked for
+    more than a second or has stopped, or the producer was started before a fork. ``ready``: the producer is running and live, a
+    name server has answered, and at least one broker of the routes in use is reachable, or no broker is known. ``problems``:
+    all problems, including those that leave the producer ready.
 
     ``last_success_age``: seconds since a broker confirmed a stored message to any producer that shares the client's
-    connections; None if none has. It is updated once per read from a connection, from the last response in it: while stored and
-    refused messages alternate it may be some reads too large. One-way messages do not count, except the one per
-    ``oneway_window`` that is confirmed.
+    connections; None if none has. Each read from a connection updates it by the last response in that read only, so it may lag
+    by some reads while stored and refused messages alternate. One-way messages do not count, except those that are sent as
+    ordinary requests (``oneway_window``).
 
     ``unanswered``: number of messages accepted and not finished, including those that wait for a route or a connection.
     ``brokers``: the masters of the routes in use by the client, by broker name.
@@ -59,7 +61,7 @@ class ProducerHealth:
 def health_of(
     group: str, state: ProducerState, instance: ClientInstance | None, sender: ProducerCore | None, *, forked: bool
 ) -> ProducerHealth:
-    """Makes the snapshot. ``instance``, ``sender``: None unless it runs or stops. ``forked``: started in the parent process."""
+    """Makes the snapshot. ``instance``, ``sender``: None unless the producer runs or stops. ``forked``: after its start."""
     problems: list[Problem] = []
     if forked:
         text = f"producer {group} was started before os.fork(); create and start a new one in the child process"

@@ -66,14 +66,16 @@ class ProducerLife(LifeCycle):
     # -- life cycle
 
     async def start(self) -> None:
-        """Joins the shared client instance, registers the group, fetches the routes of ``topics`` and sends a heartbeat.
+        """Joins the shared client instance and registers the group; fetches the routes of ``topics`` and sends their brokers
+        heartbeats.
 
         Logs a warning for a topic of ``topics`` without a route and for a broker that does not answer. A call on a running
-        producer has no effect; one during another ``start`` waits for its end.
+        producer has no effect; one during another ``start`` waits for its end and raises its error.
 
         Raises NameServerError when no name server is configured, or none answers within ``request_timeout`` and
-        ``start_without_cluster`` is False; ConfigError when the group is already registered with the same client settings.
-        After an error the producer holds no connection, registration or task.
+        ``start_without_cluster`` is False; ConfigError when the group is already registered with the same client settings, or
+        is too long with its namespace; ClientStateError when ``stop`` is called meanwhile. After an error the producer holds no
+        connection, registration or task.
         """
         await super().start()
         self._loop_runs, self._thread = get_running_loop().is_running, get_ident()
@@ -83,7 +85,8 @@ class ProducerLife(LifeCycle):
         """Accepts no more messages, waits up to ``timeout`` seconds (default ``stop_timeout``) for accepted ones, then closes.
 
         Messages that are unanswered by then fail with ClientStateError. Allowed before ``start()``, during it and more than
-        once; a call during another ``stop()`` waits for its end. The producer can be started again.
+        once; a call during another ``stop()`` waits for its end. The producer can be started again. A ``timeout`` of 0 is
+        allowed.
         """
         await super().stop(timeout)
 

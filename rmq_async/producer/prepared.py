@@ -1,6 +1,6 @@
-"""Sends what is encoded before the first attempt, for the Spark sink: one message, or a batch.
+"""Prepares messages and batches, and sends them any number of times, for the Spark sink.
 
-A prepared message or batch is sent as it is by every call, so that all its copies have the same unique ids.
+Every call sends a prepared message or batch unchanged, so that all its copies have the same unique ids.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _LENGTH: Final = struct.Struct(">H").pack
 
 
 class PreparedSend(NamedTuple):
-    """A send that was checked. ``queue``: where the messages must go, or None. ``messages``: their number. ``bytes``: the size
-    of their bodies.
+    """An encoded message or batch of checked messages. ``queue``: the only queue that it may go to, or None.
 
-    ``held``: the bytes kept until the response, properties included.
+    ``messages``: number of messages. ``bytes``: size of their bodies. ``held``: bytes kept until the response, properties
+    included.
     """
 
     outgoing: Outgoing
@@ -66,7 +66,10 @@ def prepare(
 
 
 async def compress_prepared(producer: Producer, prepared: PreparedSend, timeout: float) -> PreparedSend:
-    """Compresses a single large message, as ``send`` does. Raises RequestTimeoutError after ``timeout`` seconds."""
+    """Returns a single message with its body compressed if ``send`` would do that; returns others, and batches, unchanged.
+
+    Raises RequestTimeoutError after ``timeout`` seconds.
+    """
     core = producer._usable()
     if prepared.outgoing.batch_ids is not None or prepared.bytes < core.compressor.above:
         return prepared
@@ -74,7 +77,7 @@ async def compress_prepared(producer: Producer, prepared: PreparedSend, timeout:
 
 
 async def send_prepared(producer: Producer, prepared: PreparedSend, timeout: float) -> SendResult | BatchSendResult:
-    """Sends what is prepared; result and errors are those of ``send`` and ``send_batch``. It may be sent again."""
+    """Sends a prepared message or batch, which may be sent again; result and errors are as of ``send`` and ``send_batch``."""
     core, started = producer._usable(), machine.monotonic()
     outgoing, queue = prepared.outgoing, prepared.queue
     choice = checked_choice(outgoing.topic, queue, None, None, core.prefix) if queue is not None else None

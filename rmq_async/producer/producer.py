@@ -1,4 +1,4 @@
-"""``Producer``, the public class with all ways to send; the hot ones are in ``fast_path``."""
+"""The public class ``Producer``; it inherits ``send``, ``send_async`` and ``send_oneway`` from ``fast_path``."""
 
 from __future__ import annotations
 
@@ -34,8 +34,12 @@ class Producer(SendMethods):
 
     ``namesrv``: "host:port;host:port" or a sequence; default: the environment variable NAMESRV_ADDR. ``client`` and ``config``:
     settings; any field of ClientConfig or ProducerConfig may be given as a keyword instead. Raises TypeError for an unknown
-    keyword and ConfigError for an invalid value. The constructor does no I/O; ``start()`` needs a running loop, and the
-    producer then belongs to that loop.
+    keyword and a config of another type, ConfigError for an invalid value, and InvalidGroupError, a ConfigError, for an invalid
+    group. The constructor does no I/O; ``start()`` needs a running loop, and the producer belongs to that loop until
+    ``stop()``.
+
+    Calls raise ClientStateError while the producer is not running, WrongLoopError on another loop, ForkedError in a forked
+    child process, and TypeError or ValueError for a ``timeout`` that is not a number of seconds above 0.
 
     Producers, consumers and admins with equal client settings share connections, routes and heartbeats.
     """
@@ -57,9 +61,9 @@ class Producer(SendMethods):
     ) -> BatchSendResult:
         """Sends several messages of one topic as one request, which a broker stores as a whole or not at all.
 
-        The messages must have equal ``wait_store`` and no delay; their encoded size is limited to ``max_message_size`` bytes.
-        Bodies are not compressed. ``queue``: the queue of the batch; sharding keys of its messages have no effect. ``timeout``:
-        seconds, as in ``send``. Raises as ``send`` does.
+        The messages must have equal ``wait_store``, no delay and no retry topic; their encoded size is limited to
+        ``max_message_size`` bytes. Bodies are not compressed. ``queue``: the queue of the batch; sharding keys of its messages
+        have no effect. ``timeout``: seconds, as in ``send``. Raises as ``send`` does.
         """
         if not self._loop_runs() or get_ident() != self._thread:
             self._refuse()
@@ -84,7 +88,7 @@ class Producer(SendMethods):
         """Accepts a batch as ``send_batch`` does, and returns a future of its result; callbacks as in ``send_async``.
 
         ``queue``: the queue of the batch; sharding keys have no effect. ``timeout``: seconds for the whole send, by default the
-        producer's.
+        producer's. Raises as ``send_async`` does.
         """
         sender = self._usable()
         if on_success is not None or on_error is not None:
@@ -109,10 +113,11 @@ class Producer(SendMethods):
     ) -> MessageExt:
         """Sends a request message, and returns the reply that its consumer sends (``reply``).
 
-        ``timeout``: seconds for request and reply, by default the producer's. Sends as ``send`` does, and holds its credit
-        until the reply arrives. Raises as ``send`` does; ReplyTimeoutError when the request is stored and no reply arrived in
-        time; ClientStateError when the producer stops during the wait; CorruptMessageError for a reply whose compressed body is
-        damaged or too large. These three have ``maybe_stored``.
+        ``timeout``: seconds for request and reply, by default the producer's. Sends as ``send`` does; the request counts
+        towards ``async_limit`` until the reply arrives. Raises as ``send`` does; ReplyTimeoutError when the request is stored
+        and no reply arrived in time; ClientStateError when the producer stops during the wait for the reply;
+        CorruptMessageError for a reply whose compressed body is damaged or exceeds ``max_decompressed_size``. Their
+        ``maybe_stored`` is True in the last three cases.
         """
         sender = self._usable()
         budget = self.config.timeout if timeout is None else checked_timeout(timeout)
@@ -123,16 +128,17 @@ class Producer(SendMethods):
     ) -> SendResult:
         """Replies to a message that another client sent by ``request``; returns when that client has received the reply.
 
-        ``timeout``: seconds for all attempts, by default the producer's. Raises LocalProtocolError (10007) for a message that
-        was not sent by ``request``, BrokerError or SendError (code 1) when the requesting client is not connected any more, and
-        as ``send`` does.
+        ``properties``: those of the reply, without the ones that identify its request. ``timeout``: seconds for all attempts,
+        by default the producer's. Raises TypeError if ``request`` is not a MessageExt, LocalProtocolError (10007) for a message
+        that was not sent by ``request``, BrokerError or SendError (code 1) when the requesting client is not connected any
+        more, and as ``send`` does.
         """
         sender = self._usable()
         budget = self.config.timeout if timeout is None else checked_timeout(timeout)
         return await reply(sender, request, body, properties, budget)
 
     async def recall(self, topic: str, recall_handle: str) -> str:
-        """Recalls a message that was sent with ``delay`` or ``deliver_at`` before its delivery; returns its unique id.
+        """Cancels the delivery of a message that was sent with ``delay`` or ``deliver_at``; returns the message's unique id.
 
         ``recall_handle``: the one of its SendResult. Requires brokers from 5.3.2 on with ``recallMessageEnable=true``; they
         confirm a recall even if the message no longer exists. The call takes at most the producer's ``timeout``. Raises
@@ -142,16 +148,21 @@ class Producer(SendMethods):
         return await recall(self._usable(), topic, recall_handle)
 
     async def fetch_publish_queues(self, topic: str) -> tuple[MessageQueue, ...]:
-        """Returns the writable queues of ``topic`` in the order of their use. Raises as ``send`` does."""
+        """Returns the writable queues of ``topic`` in the order of the round robin.
+
+        Takes at most the producer's ``timeout``. Raises InvalidMessageError for an invalid name, and TopicNotFoundError,
+        NameServerError, BrokerNotFoundError and RequestTimeoutError as ``send`` does.
+        """
         sender = self._usable()
         check_topic(topic)
         topic_queues = await sender.topics.find(topic, machine.monotonic() + self.config.timeout)
         return topic_queues.queues
 
     async def flush(self, timeout: float | None = None) -> None:
-        """Waits until all messages accepted so far are answered or failed; does not wait for messages accepted during the wait.
+        """Waits until all messages accepted so far have a result or an error; one-way messages, until they are written.
 
-        Raises TimeoutError (RequestTimeoutError) after ``timeout`` seconds; None waits until the deadlines of the sends.
+        Does not wait for messages that are accepted during the wait. Raises RequestTimeoutError, a TimeoutError, after
+        ``timeout`` seconds; None sets no limit, since each send ends by its own deadline.
         """
         sender = self._usable()
         deadline = machine.monotonic() + (checked_timeout(timeout) if timeout is not None else FOR_EVER)

@@ -1,4 +1,4 @@
-"""Recalls a delayed message before its delivery (RECALL_MESSAGE, 370), by the recall handle of its send result."""
+"""Cancels the delivery of a delayed message (RECALL_MESSAGE, 370), by the recall handle of its send result."""
 
 from __future__ import annotations
 
@@ -24,13 +24,16 @@ _NAMES: Final = -1
 
 
 async def recall(sender: ProducerCore, topic: str, recall_handle: str) -> str:
-    """Sends the request to the broker that the handle names, or to another broker of the topic if that one is not known."""
+    """Recalls a message and returns its unique id, see ``Producer.recall``.
+
+    The request goes to the broker that the handle names, or to another one of the topic if no route has that broker.
+    """
     deadline = machine.monotonic() + sender.timeout
     check_topic(topic)
     if is_retry_topic(topic) or is_dlq_topic(topic):
         raise InvalidMessageError(
             f"messages of topic {topic} cannot be recalled: it is a retry or dead letter topic; give the topic "
-            "that it was sent to",
+            "that the message was sent to",
             code=_NAMES,
         )
     wire_topic = sender.instance.names.wire(topic)
@@ -40,7 +43,7 @@ async def recall(sender: ProducerCore, topic: str, recall_handle: str) -> str:
         raise InvalidMessageError(str(error), code=_NAMES) from None
     if handle.topic != wire_topic:
         raise InvalidMessageError(
-            f"the recall handle belongs to topic {handle.topic[:200]!r}, not to {topic}; give that topic", code=_NAMES
+            f"the recall handle belongs to topic {handle.topic[:200]!r}, not to {topic}; give the handle's topic", code=_NAMES
         )
     header = RecallMessageRequestHeader(
         producerGroup=sender.producer_group, topic=wire_topic, recallHandle=recall_handle, bname=handle.broker_name
@@ -62,7 +65,7 @@ async def recall(sender: ProducerCore, topic: str, recall_handle: str) -> str:
 
 
 def _refusal(response: RemotingCommand, broker: str, address: str) -> BrokerError:
-    """Returns the broker's error, with the broker settings that enable recalls if they are missing."""
+    """Returns the broker's error; its text names the setting that enables recalls if they are off or not known there."""
     error = broker_error(response.code, response.remark, request="RECALL_MESSAGE", broker=broker, address=address)
     if type(error) is NoPermissionError:  # not a subclass: those are about the rights of a user
         error.args = (f"{error}; a broker recalls messages only with recallMessageEnable=true in its configuration",)

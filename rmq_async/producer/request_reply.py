@@ -67,7 +67,7 @@ async def request(
     call = Call(outgoing, stored_message, started, deadline, sender.retries, message, choice, len(message.body))
     replied = instance.replies.expect(correlation_id)
     try:
-        # ``prepare`` runs in the order of the topic's calls: later ones wait for the heartbeats, too.
+        # Inside ``enter``, so that a call that chooses its queue holds its place in the topic's line meanwhile.
         async with sender.admission.enter(call, prepare=partial(_introduce, sender, deadline)) as admitted:
             sent = await _sent(replied, sender.deliver_admitted(call, admitted))
             if sent is not None:
@@ -174,8 +174,9 @@ async def _until_replied(
             return
     except ClientStateError:
         raise _stored(ClientStateError, f"the producer was stopped before the reply to {sent.msg_id} arrived", broker) from None
-    text = f"no reply to {sent.msg_id} within {timeout:.3g} s; it is in queue {sent.queue.queue_id} of topic {sent.queue.topic}"
-    raise _stored(ReplyTimeoutError, f"{text} on {broker}", broker)
+    place = f"queue {sent.queue.queue_id} of topic {sent.queue.topic} on {broker}"
+    text = f"no reply to {sent.msg_id} in {place} within {timeout:.3g} s: no consumer has called reply(); use a longer timeout"
+    raise _stored(ReplyTimeoutError, text, broker)
 
 
 def _stored(kind: type[ClientStateError | ReplyTimeoutError], text: str, broker: str | None = None) -> RocketMQError:
@@ -200,7 +201,7 @@ async def _message(pushed: PushedReply, sender: ProducerCore, deadline: float, t
             try:
                 body = await sender.unless_stopped(instance.threads.run(decode, deadline))
             except TimeoutError:
-                text = f"the reply arrived with {len(body)} bytes and was not decompressed within {timeout:.3g} s"
+                text = f"the reply's {len(body)} bytes were not decompressed within {timeout:.3g} s; use a longer timeout"
                 raise _stored(ReplyTimeoutError, text) from None
             except ClientStateError:
                 raise _stored(ClientStateError, "the producer was stopped before the reply was decompressed") from None

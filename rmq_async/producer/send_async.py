@@ -1,4 +1,4 @@
-"""``send_async``: a future and callbacks instead of an awaited result, without a Task while nothing fails."""
+"""``send_async``: a future and callbacks instead of an awaited result, without a Task if the first attempt succeeds."""
 
 from __future__ import annotations
 
@@ -191,7 +191,7 @@ class AsyncAttempt(FirstAttempt[Result]):
         accepted.work = self
 
     def start_single(self, connection: Connection, born_ms: bytes, *, plain: bool) -> None:
-        """Does as ``start``, for one uncompressed message and an open connection. ``plain``: it has only a topic and a body."""
+        """Sends one uncompressed message on an open connection. ``plain``: it has only a topic and a body."""
         call, dispatch = self._call, self._dispatch
         outgoing, deadline = call.outgoing, call.deadline
         self._connection = connection

@@ -1,4 +1,4 @@
-"""The short path of messages with a sharding key: from ``send`` to their place among what waits for their queue."""
+"""The short path of messages with a sharding key: from ``send`` to the gathering of their queue."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ __all__ = ["place_sharded"]
 
 
 def place_sharded(sender: ProducerCore, message: Message) -> tuple[QueueGathering, asyncio.Future[SendResult]] | None:
-    """Takes credits and places the message in the queue of its sharding key; the caller awaits the future and gives them back.
+    """Takes credits and adds the message to the gathering of its sharding key's queue.
 
-    The body is bytes of a size for the short path. Returns None if the call would have to wait, or if the message needs the
-    general path.
+    The caller has checked that the body is ``bytes`` of a size for the short path; it awaits the future and then gives the
+    credits back. Returns None, without credits taken, if the call would have to wait or the message needs the general path.
     """
     topic, key, credit, size = message.topic, message.sharding_key, sender.credits, len(message.body)
     if topic.__class__ is not str or key is None:

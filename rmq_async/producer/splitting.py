@@ -20,8 +20,8 @@ def split_batches(messages: Iterable[Message], max_bytes: int = MAX_BODY_SIZE) -
     """Yields batches for ``send_batch``, in the order of ``messages``, each of at most ``max_bytes`` encoded bytes.
 
     A batch ends where the next message would not fit, or has another topic or ``wait_store``. ``messages`` is read lazily, one
-    message ahead of the batches. The size includes the unique id that each message gets when it is sent: 32 digits, or 56 once
-    a client of this process with an IPv6 address has started.
+    message ahead of the batches. The size includes the unique id of each message, its own or the one that it gets when it is
+    sent: 32 digits, or 56 while this process has a client with an IPv6 address.
 
     Raises InvalidMessageError, at the position of the message in the iteration, for a message that a batch must not hold
     (delayed, of a retry topic, or refused by ``send``) and for one that alone is larger than ``max_bytes``: send that one by

@@ -36,7 +36,7 @@ MILLISECOND: Final = 0.001
 
 
 async def send_watched(sender: ProducerCore, arguments: SendArguments) -> SendResult:
-    """Sends a message and calls the hooks for its attempts; on the general path if it is no usual one or would have to wait."""
+    """Sends a message and calls the hooks for its attempts; takes the general path if ``_topic_queues_of`` returns None."""
     message, credit = arguments.message, sender.credits
     topic_queues = _topic_queues_of(sender, arguments)
     if topic_queues is None:
@@ -87,7 +87,10 @@ async def send_watched(sender: ProducerCore, arguments: SendArguments) -> SendRe
 
 
 class WatchedSend(msgspec.Struct):
-    """A send on this path. ``properties``: its text; None if the unique id is the only one. ``scope``: the caller's context."""
+    """A send on this path. ``scope``: the caller's context.
+
+    ``properties``: the encoded properties; None if the message has only a topic and a body.
+    """
 
     message: Message
     unique_id: str
@@ -97,7 +100,7 @@ class WatchedSend(msgspec.Struct):
     scope: Context
 
     def general(self, sender: ProducerCore, *, began: bool = False) -> Call[SendResult]:
-        """Returns the call that the general path makes of it. ``began``: hooks have seen the first attempt."""
+        """Returns this send as a call of the general path. ``began``: hooks have seen the first attempt."""
         message = self.message
         text = self.properties or message_properties(message, self.unique_id)
         outgoing = sender.encoder.outgoing(message.topic, self.unique_id, text, message.body, 0, message.flag)
@@ -136,7 +139,7 @@ def _start(
     connection: Connection,
     future: asyncio.Future[Answer],
 ) -> tuple[WatchedReceiver | TracedReceiver, Pending]:
-    """Calls the hooks for the first attempt and queues its frame. Raises ForbiddenError if a hook refuses it."""
+    """Calls the hooks for the first attempt and queues its frame. Raises ForbiddenError if a hook refuses the attempt."""
     message, unique_id, watchers, properties = call.message, call.unique_id, sender.watchers, call.properties
     receiver: WatchedReceiver | TracedReceiver
     first_deadline = (

@@ -1,9 +1,9 @@
-"""Admission: the one place where a call takes its turn in its topic's line, its credits and its queue, and gives them back.
+"""Admission of calls on the general path: the turn in the topic's line, the credits, and the choice of a queue.
 
 Calls that choose their queue keep their order by two waits. In the *line* of its topic a call waits for the calls before it
-while those wait for credits, the compression of a body, the route or a selector that is a coroutine. A call whose broker is
-not in the route waits for it aside, in a line of its queue. Then its message waits for its queue (``batching``), which has
-one request in flight at a time. A call that finds an empty line and nothing to wait for skips the line.
+while those wait for credits, the compression of a body, the route or a selector that is a coroutine. A call whose broker is not
+in the route waits for that broker aside, in a line of its queue. Then the call's message waits for its queue (``batching``),
+which has one request in flight at a time. A call that finds an empty line and nothing to wait for skips the line.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ class Admitted(msgspec.Struct):
     """An async context manager: enters when the call may be sent, and gives back its credits at the end.
 
     ``turn``: the next queue of the round robin, if it has been taken already. ``prepare``: awaited before a queue is chosen.
-    Valid inside: ``target``, the call's queue, one of ``topic_queues`` or chosen by the caller; ``number``, its messages; ``place``
-    in the topic's line, None if the line was empty, which the call leaves when batching keeps the order of its message.
-    Entering raises BackpressureError if credits or the turn in line do not come by the call's deadline, RequestTimeoutError if a
-    body is not compressed by then, SelectorError, and the errors of the route look-up.
+    Valid inside: ``target``, the call's queue, one of ``topic_queues`` or chosen by the caller; ``number`` of its messages;
+    ``place`` in the topic's line, which the call leaves as soon as batching keeps the order of its message, None if it skipped
+    the line. Entering raises BackpressureError if credits or the turn in line do not come by the call's deadline,
+    RequestTimeoutError if a body is not compressed by then, SelectorError, and the errors of the route look-up.
     """
 
     # A Struct with few methods: each call of a Python function costs 50 to 100 ns per message.

@@ -5,8 +5,8 @@ A free credit costs two comparisons and two subtractions (0.1 us), a sixth of a 
 Each call gives its credits back once.
 
 ``flush`` waits for the messages accepted *so far*, while new calls go on. Therefore every taken credit belongs to an epoch; a
-flush begins a new epoch and waits until the older ones are empty. Credits of an epoch are counted from its end on: those of the
-current epoch are all that are taken and belong to no older one.
+flush begins a new epoch and waits until the older ones are empty. The credits of an epoch are counted only once it has ended;
+until then they are the taken credits that belong to no older epoch.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ...errors import BackpressureError, RocketMQError
 __all__ = ["Credits", "Epoch", "HeldCredits", "finished"]
 
 GIVEN_UP_KEPT: Final = 64
-"""Compact the queue of waiters when more than this, plus half of it, are abandoned (compaction is O(n))."""
+"""The queue of waiters is compacted, in O(n), when more of them are abandoned than this number plus half of the queue."""
 
 
 class Epoch:
@@ -85,7 +85,7 @@ class Credits:
 
     @property
     def taken_bytes(self) -> int:
-        """The bytes of their bodies."""
+        """The size in bytes of the bodies of the messages accepted and not finished."""
         return self._byte_limit - self.free_bytes
 
     @property

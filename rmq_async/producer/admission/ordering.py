@@ -1,7 +1,7 @@
 """FIFO lines per topic: calls that choose their queue wait here while an earlier one waits for credits, a route or a selector.
 
-A call joins its topic's line when it is made, and leaves it when its queue is chosen and batching keeps its order. The first
-call of a line does not wait. Passing the turn on is O(1) amortised; abandoned places are skipped.
+A call that cannot go at once joins its topic's line when it is made, and leaves the line when its queue is chosen and batching
+keeps its order. The first call of a line does not wait. Passing the turn on is O(1) amortised; abandoned places are skipped.
 
 A call for a queue whose broker is not in the route waits for that broker in a line of its queue, so that calls for other queues
 go on. Each later call for that queue joins its line, also where the broker has come back: this keeps the order.
@@ -25,7 +25,7 @@ __all__ = ["Line", "Lines", "Place"]
 LINES_KEPT: Final = 1024
 """Empty lines are removed once there are this many lines."""
 LEFT_KEPT: Final = 64
-"""Compact a line when more than this, plus half of its places, are abandoned (compaction is O(n))."""
+"""A line is compacted, in O(n), when more of its places are abandoned than this number plus half of them."""
 
 
 class Lines:
@@ -111,7 +111,7 @@ class Line:
         self.settle()
 
     def settle(self) -> None:
-        """Sets ``busy`` anew."""
+        """Updates ``busy``."""
         self.busy = bool(self.places or self.aside)
 
 

@@ -1,4 +1,4 @@
-"""Gathers messages into batches while requests are in flight; without a request in flight no message waits."""
+"""Gathers messages into batches while requests are in flight; without a request in flight a message waits only to linger."""
 
 from __future__ import annotations
 

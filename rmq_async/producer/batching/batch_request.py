@@ -46,7 +46,8 @@ class RequestOwner(Protocol):
 class BatchRequest(FirstAttempt["BatchSendResult | SendResult"]):
     """A batch request and its further attempts. The call's deadline is the latest one of its members.
 
-    ``makes_room_at``: time (monotonic) from which the request does not count as in flight; infinity for ordered messages.
+    ``makes_room_at``: time (monotonic) from which the request does not count as in flight; infinity for ordered messages, and
+    where the deadline comes first.
     """
 
     __slots__ = (
@@ -129,7 +130,7 @@ class BatchRequest(FirstAttempt["BatchSendResult | SendResult"]):
         return min(max(earliest, now + MIN_CAP), now + self._batcher.timeout, self.deadline)
 
     def expire(self, now: float) -> float:
-        """Fails members whose deadline is over before the request's; returns the next such time of the others."""
+        """Fails the members whose deadline is over although the request's is not; returns the time of the next check."""
         last = self.deadline - SAME_END
         late: list[Receiver] = []
         waiting, earliest = 0, inf
@@ -162,7 +163,7 @@ class BatchRequest(FirstAttempt["BatchSendResult | SendResult"]):
         target, number = self._target, len(self.entry.members)
         if sent:
             what = "a message" if number == 1 else f"a batch of {number} messages"
-            text = f"no answer from {target.address} to {what} for topic {target.queue.topic} in time"
+            text = f"no answer from {target.address} to {what} for topic {target.queue.topic} in time; use a longer timeout"
         else:
             why = None if self._further is None else self._further.newest_error
             text = f"no connection to {target.address} in time" if why is None else str(why)

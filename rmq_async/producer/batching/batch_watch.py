@@ -87,7 +87,10 @@ class BatchWatch(CallWatch):
         self.begun: BatchAttempt | None = None
 
     def begin(self, outgoing: Outgoing, target: Target) -> BatchAttempt:
-        """Raises ForbiddenError when a hook refuses one of the messages at a further attempt."""
+        """Calls the hooks for each message, unless they have seen this attempt already (``begun``).
+
+        Raises ForbiddenError when a hook refuses one of the messages.
+        """
         if self.begun is not None:
             self._newest, self.begun = self.begun, None
             return self._newest
@@ -136,7 +139,7 @@ class BatchAttempt(AttemptWatch):
         whole = [attempt.added(message) for attempt, message in self._pairs]
         body = encode_batch_records([(each.flag, each.body, each.properties.encode()) for each in whole])
         if len(body) > cast(Watch, self._pairs[0][1].watch).sending.max_size:
-            logger.info("batch for topic %s exceeds max_message_size with the properties of hooks: left out", outgoing.topic)
+            logger.info("a batch for topic %s has no room for the properties of hooks (max_message_size)", outgoing.topic)
             return outgoing
         return msgspec.structs.replace(outgoing, body=body)
 

@@ -56,8 +56,8 @@ SHORTEST_LINGER: Final = 0.001
 class Batcher:
     """The batches of one producer.
 
-    ``alarm``: time (monotonic) of the next check of the callers' deadlines. ``linger``: seconds. ``fixed``: the gatherings, with
-    messages or a request in flight, of queues that callers chose.
+    ``alarm``: time (monotonic) of the next check of the callers' deadlines. ``linger``: seconds. ``fixed``: the gatherings,
+    with messages or a request in flight, of queues that callers chose.
     """
 
     def __init__(self, dispatch: Dispatch, encoder: Encoder, watchers: Watchers, settings: Batching) -> None:
@@ -134,7 +134,7 @@ class Batcher:
                 self._idle[queue] = gathering
 
     def topic_queues(self, gathering: TopicGathering) -> TopicQueues | None:
-        """Returns the topic's queues, or None if the route is not known; starts the look-up then."""
+        """Returns the topic's queues; None if the route is not known, and then starts the look-up."""
         topic_queues = self._router.queues_by_topic.get(gathering.topic) or self._router.topics.now(gathering.topic)
         if topic_queues is None and gathering not in self._finding:
             task = self._finding[gathering] = self._loop.create_task(
@@ -151,7 +151,13 @@ class Batcher:
     def _found(self, gathering: TopicGathering, task: asyncio.Task[None]) -> None:
         """Ends the look-up, also one whose Task was cancelled before it began; fails the messages if it failed."""
         del self._finding[gathering]
-        error = ClientStateError("the search for the route was cancelled") if task.cancelled() else task.exception()
+        error = (
+            task.exception()
+            if not task.cancelled()
+            else ClientStateError(
+                f"the look-up of the route of topic {gathering.topic} was cancelled; the message was not sent, send it again"
+            )
+        )
         if error is not None:
             _fail_all(gathering.drop(), error)
         gathering.leave()
@@ -164,7 +170,7 @@ class Batcher:
         return gathering in self._finding
 
     def by_now(self, topic: str, topic_queues: TopicQueues, target: Target) -> tuple[TopicQueues, Target]:
-        """Returns the queue as the topic's current route has it."""
+        """Returns the topic's current queues and the target in them; the given ones if the current route has no such queue."""
         newer = self._router.queues_by_topic.get(topic) or self._router.topics.now(topic)
         if newer is None or newer is topic_queues or not newer.knows(target.queue):
             return topic_queues, target
@@ -266,7 +272,7 @@ class Batcher:
     # -- abandoned calls
 
     def look_after(self, gathering: Gathering) -> None:
-        """Schedules the end of its requests that no caller waits for, since they would hold back later messages."""
+        """Schedules the end of the gathering's requests that no caller waits for: they would hold back later messages."""
         if not self._left:
             self._loop.call_soon(self._end_unwanted)
         self._left.add(gathering)

@@ -34,14 +34,14 @@ Member = tuple[Receiver, Any, float]
 
 
 class Request(msgspec.Struct, frozen=True):
-    """The messages of one request. ``read``: makes the result from a response."""
+    """The encoded messages of one request. ``read``: makes the result from a response."""
 
     outgoing: Outgoing
     read: Any
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """The messages of one request.
+    """Messages that leave together, as one request.
 
     ``plain``: all have only a topic and a body, and the producer's timeout. ``ids``: the unique ids of Messages that have been
     encoded before. ``read``: makes the result of a request that is not batched. ``turn``: a turn in the queue's order without a
@@ -91,7 +91,7 @@ class Batches(Protocol):
         """Returns the topic's queues, or None while the route is looked up."""
 
     def by_now(self, topic: str, topic_queues: TopicQueues, target: Target) -> tuple[TopicQueues, Target]:
-        """Returns the queue as the topic's current route has it."""
+        """Returns the topic's current queues and the target in them."""
 
     def inviting(self, topic_queues: TopicQueues) -> Collection[str]:
         """Returns the topic's brokers that are not avoided, or all if every one is."""
@@ -229,7 +229,7 @@ class Gathering(ABC):
 
     @abstractmethod
     def again(self, entries: Sequence[Entry]) -> None:
-        """Sends returned entries before all others."""
+        """Sends these entries before all other messages."""
 
     @abstractmethod
     def request(self, entry: Entry, target: Target) -> tuple[Entry, Request | None]:
@@ -336,9 +336,9 @@ class TopicGathering(Gathering):
 
     def not_sent(self) -> RequestTimeoutError:
         if self._batcher.is_finding(self):
-            why = "the route of the topic was not found in time"
+            why = "the route of the topic was not found in time; use a longer timeout"
         else:
-            why = "it waited in the client for answers to earlier messages until its time was over"
+            why = "it waited in the client for answers to earlier messages until its timeout; send fewer at a time, or raise it"
         return RequestTimeoutError(f"the message for topic {self.topic} was not sent: {why}", maybe_stored=False)
 
     def _go(self, entry: Entry, topic_queues: TopicQueues) -> None:

@@ -119,9 +119,10 @@ class OrderedSends:
 
 
 class Turn:
-    """The turn of a one-way send: ``async with`` waits until earlier sends to the queue are answered, then starts the next.
+    """The turn of a one-way send in its queue's order, an async context manager.
 
-    Raises RequestTimeoutError when the call's deadline is over before its turn.
+    Entering waits until earlier sends to the queue are answered; leaving starts the next one. Raises RequestTimeoutError when
+    the call's deadline is over before its turn.
     """
 
     __slots__ = ("_broker", "_comes", "_gathering")

@@ -81,9 +81,9 @@ class AttemptRecord:
             self.error = without_frames(error)
 
     def never_connected(self, error: RequestTimeoutError) -> bool:
-        """Replaces the error of an attempt that waited for a connection in vain; returns whether it is one.
+        """Replaces the error of an attempt that timed out without a connection; returns whether this is such an attempt.
 
-        ``error``: of the call's whole wait.
+        ``error``: the new error, that of the call's whole wait.
         """
         if self.connection is not None or not isinstance(self.error, RequestTimeoutError):
             return False

@@ -20,7 +20,7 @@ __all__ = ["explained", "failure", "no_time", "not_reached", "reached_late"]
 
 MOST_BYTES: Final = 1000
 MOST_SHOWN: Final = 4
-"""Attempts in the text of an error; if there are more, the first half and the last half of this number."""
+"""Maximum number of attempts in the text of an error: if there are more, one half are the first and the other the last ones."""
 LONGEST_TOPIC: Final = 140
 LONGEST_BROKER: Final = 60
 LONGEST_REASON: Final = 300
@@ -34,7 +34,7 @@ def failure(
 ) -> RocketMQError:
     """Returns the error of a call to ``topic`` whose attempts, at least one, all failed within ``elapsed`` seconds.
 
-    ``unreached``: the error of waiting for a connection until the call's deadline, if it did.
+    ``unreached``: the error of the wait for a connection, if the call waited for one until its deadline.
     """
     newest = attempts.newest
     assert newest is not None
@@ -58,8 +58,9 @@ def failure(
 
 def no_time(topic: str, elapsed: float, address: str | None) -> RequestTimeoutError:
     """Returns the error of a call without time for an attempt. ``address``: that of the first target, if one was chosen."""
-    why = "" if address is None else f": there is no connection to {address} yet; use a longer timeout"
-    return RequestTimeoutError(f"send to topic {topic} failed: {elapsed:.3g} s passed before the first attempt{why}")
+    why = "" if address is None else f": there is no connection to {address} yet"
+    text = f"send to topic {topic} failed: {elapsed:.3g} s passed before the first attempt{why}; use a longer timeout"
+    return RequestTimeoutError(text)
 
 
 def explained(error: Error, topic: str, broker: str, elapsed: float) -> Error:

@@ -68,7 +68,7 @@ async def _connect_and_deliver(dispatch: Dispatch, call: Call[Result], topic_que
 async def deliver_unconnected(
     dispatch: Dispatch, call: Call[Result], topic_queues: TopicQueues, target: Target, failed: RocketMQError | None
 ) -> Result:
-    """Returns the result of a call whose first attempt found no connection.
+    """Sends a call whose first attempt found no connection, and returns its result.
 
     ``failed``: the error of connecting, which counts as the first attempt; None if the first attempt is yet to be made.
     """
@@ -91,9 +91,9 @@ def _abandoned(dispatch: Dispatch, call: Call[Any], target: Target, began: float
 
 
 def end_if_late(dispatch: Dispatch, topic: str, target: Target, error: RocketMQError, started: float, deadline: float) -> None:
-    """Raises ``error`` if the deadline has passed, with the text and the effects of a RetryLoop without time or connection.
+    """Raises ``error`` if the deadline has passed, with the text and the effects that a RetryLoop would give it.
 
-    It costs half of that: when a broker is away, thousands of calls end at the same time.
+    This costs half as much as a RetryLoop: when a broker is away, thousands of calls end at the same time.
     """
     now = machine.monotonic()
     if now < deadline or dispatch.closed:

@@ -82,7 +82,7 @@ class Dispatch:
         return self.retry_not_ok and result.status is not SEND_OK
 
     def first_deadline(self, now: float, deadline: float, retries: int) -> float:
-        """Returns the deadline of a first attempt that begins ``now`` with other brokers to try: capped if it has retries."""
+        """Returns the deadline of a first attempt, begun ``now``, with other brokers to try: capped if ``retries`` is not 0."""
         if not retries:
             return deadline
         return now + attempt_cap(deadline - now, retries + 1, self.config.attempt_timeout)
@@ -118,7 +118,8 @@ class Dispatch:
     def connect_deadline(self, target: Target, deadline: float) -> float:
         """Returns the time until which an attempt without a cap waits for its connection.
 
-        ``connect_cap``; or ``deadline`` where the address backs off, since its route was asked for when it failed.
+        That is ``connect_cap`` from now; during a back-off of the address it is ``deadline``, since a newer route was already
+        requested when the connect failed.
         """
         now = machine.monotonic()
         return deadline if self.pool.backing_off(target.address) else now + connect_cap(deadline - now)

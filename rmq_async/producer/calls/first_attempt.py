@@ -1,7 +1,8 @@
-"""The first attempt of a call without a coroutine of its own, such as ``send_async``: no Task while nothing fails.
+"""The first attempt of a call without a coroutine of its own, such as ``send_async``: no Task if it succeeds at once.
 
-The object is the receiver of its response, which therefore goes from the connection to the caller without a step between. If
-the attempt fails and the policy allows another one, a single Task runs the rest of the call.
+The object is the receiver of its response, which therefore goes from the connection to the caller without a step between.
+Without an open connection a single Task runs the whole call; if the attempt fails and the policy allows another one, such a
+Task runs the rest of it.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ __all__ = ["FirstAttempt", "broken_off"]
 class FirstAttempt(ABC, Generic[Result]):
     """The base class of calls by callback.
 
-    Calls one of ``_succeed`` and ``_fail``, once; a subclass that ended the call itself ignores it.
+    Calls one of ``_succeed`` and ``_fail``, once; a subclass that has ended the call by itself ignores this.
     """
 
     __slots__ = (
@@ -77,7 +78,7 @@ class FirstAttempt(ABC, Generic[Result]):
         return self._call.deadline
 
     def start(self, failed: RocketMQError | None = None) -> None:
-        """Sends the first attempt; without a connection a Task runs the whole call.
+        """Sends the first attempt; without an open connection a Task runs the whole call.
 
         ``failed``: the error of an earlier attempt to connect, which then counts as the first attempt.
         """

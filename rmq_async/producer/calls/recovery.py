@@ -2,9 +2,9 @@
 
 65,535 calls may wait for a broker that restarts. They have no timer and no connection attempt of their own for that: one task
 per address tries to connect, as often as the pool allows, and refreshes the routes of the waiting topics after each failure and
-while an attempt takes long, since the broker may come back at another address. Once connected, the calls are released first come,
-first served: few at first, twice as many each time the broker has kept up, because a broker that has just started is slow and
-rejects requests that wait too long in it.
+while an attempt takes long, since the broker may come back at another address. Once connected, the calls are released first
+come, first served: few at first, twice as many each time the broker has kept up, because a broker that has just started is slow
+and rejects requests that wait too long in its queue.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .call_errors import not_reached, reached_late
 __all__ = ["Recovery", "Waiting"]
 
 ASK_AFTER: Final = 0.5
-"""Seconds after which routes are asked for while an attempt to connect runs: its address may be one that no broker has now."""
+"""Seconds after which routes are refreshed while an attempt to connect runs: its address may not be a broker's any more."""
 SPACING: Final = 0.05
 """Minimum seconds between the starts of two attempts to connect."""
 FIRST_GO: Final = 16

@@ -1,4 +1,4 @@
-"""The retry loop of a send call whose first attempt did not succeed: further attempts, late responses, one error at the end.
+"""The retry loop of a send call whose first attempt failed or had no connection: more attempts, late responses, one error.
 
 A call that succeeds at once makes no RetryLoop. Each attempt has a pending request in a connection's table, which stays there
 after the attempt's timeout until the call ends, because a late "stored" still resolves the call. ``retry_policy.next_step``
@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 
 class RetryLoop(Generic[Result]):
-    """One call from its first failure to its end.
+    """One call to its end: from its first failure (``adopt``, ``adopt_failed``), or from before its first attempt.
 
     ``fixed``: the only target that the call may use. ``patience``: see ``FirstAttempt.patience``; None is the call's deadline.
     """
@@ -103,7 +103,7 @@ class RetryLoop(Generic[Result]):
         error: BaseException | None,
         reply: SendReply | None = None,
     ) -> None:
-        """Takes over a first attempt that was sent elsewhere, with its ``error`` or a ``reply`` that is not a success.
+        """Takes over a first attempt that other code has sent, with its ``error`` or a ``reply`` that is not a success.
 
         An attempt that timed out stays open: its late response comes to this loop.
         """
@@ -265,7 +265,9 @@ class RetryLoop(Generic[Result]):
                 ended_itself = task.done() and (task.cancelled() or task.exception() is error)
                 if not ended_itself or cast(asyncio.Task[Any], asyncio.current_task()).cancelling():
                     raise
-                error = SelectorError(f"the queue selector ended its own task with {type(error).__name__}")
+                error = SelectorError(
+                    f"the queue selector ended its own task with {type(error).__name__}; it must return a queue or raise"
+                )
             self._no_queue = without_frames(error)
             logger.info("no further attempt for message %s: %s", self._outgoing.unique_id, error)
             return None
@@ -334,7 +336,7 @@ class RetryLoop(Generic[Result]):
             recovery.leave(waiting)
 
     def _still_connecting(self, waiting: Waiting, now: float) -> bool:
-        """Returns whether the only attempt waited for the connect that runs yet; its error is then of the whole wait."""
+        """Gives the error of the whole wait to the only attempt if its connect still runs; returns whether it did."""
         record = self._attempts.newest
         if record is None or self._dispatch.recovery.most_failed(waiting)[1]:
             return False
@@ -383,7 +385,10 @@ class RetryLoop(Generic[Result]):
             await self._wait()
 
     async def _connection(self, record: AttemptRecord, deadline: float, *, alone: bool) -> Connection | None:
-        """Returns None if the attempt failed, as ``record`` says, or the call ended. ``alone``: waits out a back-off."""
+        """Returns the attempt's connection; None if the attempt failed, as ``record`` says, or the call ended.
+
+        ``alone``: no other untried broker is left, so a back-off of the address is waited out.
+        """
         pool, address = self._dispatch.pool, record.target.address
         connection = pool.get(address)
         if connection is not None:

@@ -3,12 +3,14 @@
 The rules (docs/producer.md describes them):
 
 - A retry goes to an untried broker if there is one, and not to the broker tried last if there is another.
-- Once all brokers have been tried, attempts are spaced over the remaining time. If no broker can be connected to, the call
-  waits until one can.
-- An attempt that surely reached no broker does not count towards ``retries``.
+- Once all brokers have been tried, a growing pause precedes each attempt (``pause_before``). If no broker can be connected to,
+  the call waits until one can, or until its topic's route changes.
+- An attempt whose request no broker took (no connection, nothing written, GO_AWAY, no such queue) does not count towards
+  ``retries``; one with a permanent ConnectError does.
 - An attempt is capped while another untried broker is left, so that one silent broker cannot use up the whole timeout.
-- A broker that stored a reply and did not reach its client gets no second one.
-- A broker with an open attempt gets no second one. With nothing else to try, the call waits for the response.
+- If a broker has stored a reply message but could not push it to the requesting client, only untried brokers follow: the same
+  one would store the reply again.
+- A broker with an open attempt gets no second attempt. With nothing else to try, the call waits for the response.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ __all__ = [
 MIN_CAP: Final = 0.2
 """Seconds that a capped attempt gets at least, without ``attempt_timeout``."""
 CONNECT_CAP: Final = 1.0
-"""Seconds that an attempt waits for a connection at most; the call waits on for it, and for a newer route besides."""
+"""Maximum seconds that an attempt waits for a connection; the call then waits in ``Recovery`` for it or for a newer route."""
 SHORTEST: Final = 0.002
 """Minimum remaining seconds for an attempt: a loop's timer may fire a millisecond before the deadline."""
 SHORTEST_REPEATED: Final = 0.02
@@ -90,8 +92,8 @@ class Brokers(NamedTuple):
     """The brokers of a topic. ``names``: all brokers with a queue that the call may use.
 
     ``avoided``: slow brokers that selection passes over at the moment. They stay candidates of a step, but an attempt on
-    another broker is not capped for their sake. ``down``: brokers without a connection whose newest connect failed, or runs.
-    ``resting``: those of ``down`` that are in back-off.
+    another broker is not capped for their sake. ``down``: brokers without a connection whose newest connect failed or still
+    runs. ``resting``: those of ``down`` that are in back-off.
     """
 
     names: frozenset[str]
@@ -155,22 +157,23 @@ def attempt_cap(remaining: float, attempts_left: int, attempt_timeout: float | N
 
 
 def connect_cap(remaining: float) -> float:
-    """Returns the seconds that an attempt without a time of its own waits for a connection: a third of ``remaining`` at most.
+    """Returns the seconds that an attempt without a cap waits for a connection.
 
-    The broker may have moved. Then the connection never comes, and only a call that waits in ``Recovery`` learns the new address.
+    A third of ``remaining``, but at least ``MIN_CAP`` and at most ``CONNECT_CAP``. The broker may have moved: then the
+    connection never comes, and only a call that waits in ``Recovery`` learns the new address.
     """
     return min(remaining, max(MIN_CAP, min(CONNECT_CAP, remaining / 3)))
 
 
 def is_retriable(error: BaseException, retry_codes: Collection[int]) -> bool:
-    """Returns whether ``error`` allows a retry: a broker's code by ``retry_codes`` unless its class decides, else by class."""
+    """Returns whether ``error`` allows a retry: by its class, but for most answers of brokers by ``retry_codes``."""
     if isinstance(error, BrokerError):
         return error.always_retried or (error.code in retry_codes and not error.never_retried)
     return isinstance(error, RocketMQError) and error.retriable
 
 
 def _refused_but_stored(error: BaseException | None) -> bool:
-    """Returns whether the broker answered that it has stored the message and could not do the rest: push a reply to its client.
+    """Returns whether the broker has stored a reply message but could not push it to the requesting client.
 
     Another broker may have a connection to that client; the same one would only store the reply again.
     """

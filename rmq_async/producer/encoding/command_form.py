@@ -1,7 +1,7 @@
-"""Send requests as commands, for those that no header template covers.
+"""Builds send requests as commands where no header template covers them.
 
-These are requests with RPC hooks or a namespace of the second kind, the long header form (V1), messages to retry topics, and
-reply messages.
+These are requests with RPC hooks, with ``namespace_v2`` or in the long header form (V1), messages to retry topics, and reply
+messages.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ IN_THREAD: Final = 64 * 1024
 class Compressor:
     """The compressor of one producer. ``above``: bytes from which on a body is compressed (``compress_over``).
 
-    ``unless_stopped``: awaits something, and raises ClientStateError when the producer stops before.
+    ``unless_stopped``: awaits its argument, and raises ClientStateError if the producer stops first.
     """
 
     __slots__ = ("_encoder", "_threads", "_unless_stopped", "above")
@@ -43,6 +43,6 @@ class Compressor:
         with suppress(TimeoutError):
             smaller = await self._unless_stopped(self._threads.run(partial(self._encoder.compressed, outgoing), deadline))
         if smaller is None or machine.monotonic() >= deadline:
-            text = f"send to topic {outgoing.topic}: timed out while {len(outgoing.body)} bytes were compressed"
-            raise RequestTimeoutError(text, maybe_stored=False)
+            text = f"send to topic {outgoing.topic} timed out while {len(outgoing.body)} bytes were compressed"
+            raise RequestTimeoutError(f"{text}; use a longer timeout", maybe_stored=False)
         return smaller

@@ -1,7 +1,7 @@
-"""The step from one attempt to its frame on a connection.
+"""Makes the frame of an attempt and queues it on a connection.
 
 Most frames are made from a header template of the queue. Requests that no template covers are built as commands, which costs
-four times as much. Attempts with send hooks call them here, before the frame is made.
+four times as much. The send hooks of an attempt are called here, before its frame is made.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class Frames:
         """Queues one attempt on the connection and returns its pending request, whose response goes to ``receiver``.
 
         ``deadline``: of the attempt, ``call_deadline``: of the call (``time.monotonic``). ``attempt``: given if hooks were
-        already called for it. Raises RocketMQError, and calls the hooks with it, if the connection is closed, a hook refuses
-        the attempt or the request cannot be encoded.
+        already called for it. Raises RocketMQError if the connection is closed, a hook refuses the attempt or the request
+        cannot be encoded; hooks that the attempt has passed are called with the error.
         """
         if target.general or outgoing.watch is not None or outgoing.code:
             return self._general(connection, target, outgoing, receiver, deadline, call_deadline, attempt)
@@ -78,7 +78,7 @@ class Frames:
         call_deadline: float,
         attempt: AttemptWatch | None,
     ) -> Pending:
-        """``submit`` for attempts with send hooks and for requests that no template covers."""
+        """Does the work of ``submit`` for attempts with send hooks and for requests that no template covers."""
         if attempt is None and outgoing.watch is not None:
             attempt = outgoing.watch.begin(outgoing, target)
         if attempt is not None:
@@ -102,9 +102,9 @@ class Frames:
     def frame(
         self, connection: Connection, target: Target, outgoing: Outgoing, opaque: int, *, oneway: bool = False
     ) -> tuple[int, bytes | list[bytes], HookedRequest | None]:
-        """Returns the request code, the frame, and the request as RPC hooks changed it, if they ran.
+        """Returns the request code, the frame, and the request as RPC hooks changed it, or None if none ran.
 
-        ``oneway``: the flag of a one-way send; only for requests that no template covers.
+        ``oneway``: sets the flag of one-way requests; has an effect only for requests that no template covers.
         """
         born_ms = self.born_ms()
         if not target.general and not outgoing.code:

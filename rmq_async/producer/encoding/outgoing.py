@@ -50,7 +50,7 @@ class Outgoing(msgspec.Struct, gc=False):
 
 
 BatchItem = Message | Outgoing | tuple[Message, str]
-"""A message that gathers: one to be encoded, one that is encoded, or one with the text that follows the id in its properties."""
+"""A gathered message: not encoded, encoded, or with the part of its encoded properties that follows the unique id."""
 
 
 class Watched(Outgoing, gc=True):
@@ -125,8 +125,8 @@ def notify_failed(outgoing: Outgoing, target: Target, error: BaseException) -> N
 class Encoder:
     """Encodes messages with the settings, unique ids and clock of one producer.
 
-    ``instance``: the property that names a namespace of the first kind, empty without one. ``outgoing``: the class that is
-    made, ``Watched`` if calls have hooks.
+    ``instance``: the property that names the client's ``namespace``, empty without one. ``outgoing``: the class that is made,
+    ``Watched`` if calls have hooks.
     """
 
     __slots__ = ("_instance_text", "_kind", "_level", "born_ms", "compress_over", "ids", "instance", "max_size", "outgoing")

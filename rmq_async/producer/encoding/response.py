@@ -32,7 +32,7 @@ def stored_message(reply: SendReply, outgoing: Outgoing, target: Target, attempt
 
 
 def stored(reply: SendReply, unique_id: str, target: Target, attempts: int) -> SendResult | None:
-    """Returns the result of ``stored_message`` by its unique id, without an Outgoing."""
+    """Does the work of ``stored_message`` with the unique id alone, without an Outgoing."""
     status = _STATUS.get(reply.code) if reply.code else SEND_OK
     fields = reply.extFields
     if status is None or fields is None:
@@ -79,13 +79,14 @@ def stored_batch(reply: SendReply, outgoing: Outgoing, target: Target, attempts:
 def reply_error(reply: SendReply, target: Target) -> RocketMQError:
     """Returns the error for a reply without a result.
 
-    ``maybe_stored`` if its code says "stored" but fields are missing, if its replicas have not confirmed the message, or if it
-    refuses and gives the id of a stored message: a broker stores the reply to a request also when it cannot push it to the client
-    that asked.
+    The error has ``maybe_stored`` if the code says "stored" but fields are missing, if the broker's replicas have not confirmed
+    the message, or if the response refuses but has the id of a stored message: a broker also stores a reply message that it
+    cannot push to the requesting client.
     """
     if reply.code in _STATUS:
         error: RocketMQError = RemoteProtocolError(
-            f"{target.address} answered a send with code {reply.code} but without a usable msgId, queueId and queueOffset",
+            f"{target.address} answered a send with code {reply.code}, but without a usable msgId, queueId and queueOffset; "
+            "the message may have been stored",
             broker=target.broker,
             address=target.address,
         )

@@ -98,7 +98,7 @@ class Oneway:
         attempt.queued()
 
     async def _submit(self, call: Call[Any], target: Target, admitted: Admitted, *, probes: bool) -> None:
-        """Queues one frame without a response, or the ordinary request that ends a window.
+        """Queues the frame of a one-way request, or of the ordinary request that ends a window.
 
         ``probes``: the broker is on trial, which only a response can end: the message is sent as an ordinary request.
         """
@@ -131,7 +131,7 @@ class Oneway:
     async def _paced(self, call: Call[Any], target: Target, *, probes: bool) -> tuple[Target, Connection, OnewayPacing | None]:
         """Returns the target at its newest address, a connection to it, and its pacing if it has one.
 
-        Waits while ``MAX_OPEN`` windows are open.
+        Waits while ``MAX_OPEN`` windows are open, if the message would open another one.
         """
         window = self._window
         while True:
@@ -156,7 +156,7 @@ class Oneway:
         if failed is not None and failed.retriable:
             await self._router.unless_stopped(topics.renew(topic, call.deadline))
             before, target = target.address, topics.moved(topic, target)
-            # A connect that runs yet gets the time that is left: the broker may be slow, and not elsewhere.
+            # A connect that still runs gets the time that is left: the broker may be slow, and not elsewhere.
             if target.address != before or isinstance(failed, RequestTimeoutError):
                 failed = await dispatch.connect(target, call.deadline)
         if failed is None:
@@ -191,9 +191,9 @@ class Oneway:
         return faults is not None and target.broker in faults.items and faults.on_trial(target.broker, machine.monotonic())
 
     def _learn(self, topic: str, target: Target, outcome: SendReply | BaseException, seconds: float) -> None:
-        """Records the outcome, so that later messages avoid a failed broker or a deleted queue.
+        """Records the outcome of an ordinary request, so that later messages avoid a failed broker or a deleted queue.
 
-        One-way messages without a response cannot show either.
+        One-way messages have no response that could show either.
         """
         faults, now = self._dispatch.faults, machine.monotonic()
         if isinstance(outcome, BaseException):

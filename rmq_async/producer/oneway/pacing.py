@@ -1,12 +1,12 @@
 """Paces one-way sends, because a stock broker silently drops messages that wait too long in its queue.
 
-Pacing is per broker connection, shared by all producers on it; each ends a window after its own configured size at the
-latest. The last message of each window is sent as an ordinary request, whose response shows that the broker has processed the
-window. At most two windows are open; the message that would open a third one waits. So up to three windows are in the
-broker's queue, which drops requests after 200 ms, and a broker that shares its cores pauses for 50 to 100 ms at times. The
-size of the windows, adjusted by the response times, keeps the queue short: it starts at two messages, since a cold broker
-needs 50 to 200 ms for the first one; it doubles up to ``STEADY`` while responses take less than ``GOOD`` seconds, and up to
-the configured size while they take less than ``FAST``; a response slower than ``SLOW`` halves it.
+Pacing is per broker connection, shared by all producers on it; each ends a window after its own configured size at the latest.
+The last message of each window is sent as an ordinary request, whose response shows that the broker has processed the window;
+until that response the window is open. At most two windows are open: the last message of a third one waits. So up to three
+windows are in the broker's queue, which drops requests after 200 ms, and a broker that shares its cores pauses for 50 to 100 ms
+at times. The size of the windows, adjusted by the response times, keeps the queue short: it starts at two messages, since a
+cold broker needs 50 to 200 ms for the first one; it doubles up to ``STEADY`` while responses take less than ``GOOD`` seconds,
+and up to the configured size while they take less than ``FAST``; a response slower than ``SLOW`` halves it.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ class WindowReceiver:
         self._pacing.errors += 1
         if is_power_of_two(self._pacing.errors):
             address, count = self._connection.address, self._pacing.errors
-            text = "%s: %d windows of one-way messages ended with an error, the last: %s"
+            text = "%s: %d windows of one-way messages ended with an error; messages in them may be lost; the last error: %s"
             logger.warning(text, address, count, printable(why, 300))
 
     def _end(self, answered: bool) -> None:

@@ -1,4 +1,4 @@
-"""The detector (``detector=True``): probes unreachable brokers, so that one that is back is used before its time is over.
+"""The detector (``detector=True``): probes unreachable brokers, so that those that respond again are used sooner.
 
 The probe is the cheapest request that only a working broker answers: the maximum offset of queue 0 of one of its topics.
 """
@@ -32,7 +32,7 @@ TIMEOUT: Final = 0.2
 
 
 class BrokerProbe:
-    """The probing task of one producer. ``topic_on(broker)``: name on the servers of a topic with queues there, or None."""
+    """The probing task of one producer. ``topic_on(broker)``: name on the servers of a topic that the broker has, or None."""
 
     def __init__(self, instance: ClientInstance, faults: LatencyTable, topic_on: Callable[[str], str | None]) -> None:
         self._instance = instance

@@ -101,9 +101,9 @@ class Blame(Enum):
 def blame(error: BaseException, elapsed: float, table: FaultTable) -> Blame:
     """Returns the verdict on the broker of an attempt that ended with ``error`` after ``elapsed`` seconds.
 
-    NONE for a rejected message, missing permissions, a queue that the broker does not have, and a timeout shorter than the
-    table's lowest threshold. Retriable and "too busy" codes are ANSWERED. An abandoned or cancelled attempt is SLOW if it ran
-    for ``patience`` or longer, else NONE.
+    NONE for a rejected message, missing rights of the user, a queue that the broker does not have, and a timeout shorter than
+    the table's lowest threshold. Retriable and "too busy" codes are ANSWERED. An abandoned or cancelled attempt is SLOW if it
+    ran for ``patience`` or longer, else NONE.
     """
     match error:
         case AuthenticationError() | PermissionDeniedError() | QueueNotExistError():
@@ -126,7 +126,10 @@ class GivenUpError(RequestTimeoutError):
 
 
 class FaultItem(Suspect):
-    """The entry of one broker. ``latency``: seconds of its newest faulty attempt. ``reachable_from``: 0 if it responds."""
+    """The entry of one broker. ``latency``: seconds of its newest faulty attempt.
+
+    ``reachable_from``: end of the time for which it counts as unreachable; 0 if its newest attempt got a response.
+    """
 
     __slots__ = ("latency", "reachable_from")
 
@@ -169,7 +172,7 @@ class LatencyTable(Avoidance[FaultItem]):
         self.note(broker, latency, duration, reachable=reachable, now=now)
 
     def note(self, broker: str, latency: float, duration: float, *, reachable: bool, now: float) -> None:
-        """Avoids the broker for ``duration`` seconds from ``now``, or until the earlier end if that is later.
+        """Avoids the broker for ``duration`` seconds from ``now``, or until the end recorded before if that is later.
 
         A reachable broker with duration 0 is removed, unless the attempt began before its newest fault was recorded.
         """
@@ -194,7 +197,7 @@ class LatencyTable(Avoidance[FaultItem]):
     # -- queries of queue selection
 
     def reachable(self, broker: str, now: float) -> bool:
-        """Returns whether the newest attempt reached the broker, or the time of that mark is over."""
+        """Returns whether the newest attempt reached the broker, or the time for which it counts as unreachable is over."""
         item = self.items.get(broker)
         return item is None or now >= item.reachable_from
 

@@ -1,10 +1,11 @@
 """Queue selection for producers that avoid brokers (``latency_fault``) or have a selector (``queue_selector``).
 
-``retry_policy`` names the candidate brokers of an attempt; a Selection chooses among their queues.
+``retry_policy`` names the candidate brokers of an attempt; QueueSelection chooses among their queues.
 
-With ``latency_fault="failures"`` a topic's round robin runs unchanged until one of its brokers is suspected; ``FailureRotation``
-replaces it until none is. With ``latency_fault=True`` ``LatencyRotation`` replaces it all the time: while no broker is suspected it
-only reads the clock, and every few milliseconds it looks for attempts that have been in flight for too long.
+With ``latency_fault="failures"`` a topic's round robin runs unchanged until one of its brokers is suspected;
+``FailureRotation`` replaces it until none is. With ``latency_fault=True`` ``LatencyRotation`` replaces it all the time: while
+no broker is suspected it only reads the clock, and every few milliseconds it looks for attempts that have been in flight for
+too long.
 """
 
 from __future__ import annotations
@@ -107,7 +108,7 @@ class _Known:
 
 
 class QueueSelection:
-    """The queue selection of one producer. ``selector``: called for each attempt, unless it is ``select_best``.
+    """The queue selection of one producer. ``selector``: the ``queue_selector``, called unless it is ``select_best``.
 
     ``faults``: None with ``latency_fault=False``. ``custom``: the selector is the user's. ``queues_by_topic``: the
     producer's, a live view. ``named(broker)``: whether a known route has writable queues on the broker.

@@ -19,8 +19,8 @@ __all__ = ["Router"]
 class Router:
     """The routing of one producer. ``selection``: None for plain round robin.
 
-    ``asks``: a selector of the user is called for each attempt. ``unless_stopped``: awaits something, and raises
-    ClientStateError when the producer stops before.
+    ``asks``: a selector of the user is called for each attempt. ``unless_stopped``: awaits its argument, and raises
+    ClientStateError if the producer stops first.
     """
 
     __slots__ = ("asks", "faults", "queues_by_topic", "selection", "topics", "unless_stopped")

@@ -46,6 +46,8 @@ Selector = Callable[[Sequence[MessageQueue], Message, Any], MessageQueue | Await
 Pick = Callable[[Sequence[MessageQueue]], MessageQueue]
 """What ``select_best`` calls: returns the next of the queues."""
 
+_NO_QUEUES: Final = "there are no queues to choose from; give the selector at least one"
+
 _pick: ContextVar[Pick] = ContextVar("rmq_async select_best", default=RoundRobin().next)
 
 
@@ -86,13 +88,14 @@ def checked_choice(
 
 
 def select_best(queues: Sequence[MessageQueue], message: Message, key: Any = None) -> MessageQueue:
-    """Selects queues by round robin per topic, from a random start, without those of avoided brokers. The default.
+    """Selects queues by round robin per topic, from a random start; the default ``queue_selector``.
 
-    Your own selector may call it with some of the queues it was given: it then avoids the brokers that the calling producer
-    avoids (``latency_fault``). Elsewhere it is plain round robin. Raises SelectorError without queues.
+    Passes over the queues of brokers that the sending producer avoids (``latency_fault``), if there are others. A user's
+    selector may call it with some of its queues; outside of a send it is plain round robin. Raises SelectorError without
+    queues.
     """
     if not queues:
-        raise SelectorError("there are no queues to choose from")
+        raise SelectorError(_NO_QUEUES)
     return _pick.get()(queues)
 
 
@@ -114,7 +117,7 @@ class picking:  # noqa: N801 - used as a function; contextlib.contextmanager tak
 def select_at_random(queues: Sequence[MessageQueue], message: Message, key: Any = None) -> MessageQueue:
     """Selects a random queue, uniformly (Java's ``SelectMessageQueueByRandom``). Raises SelectorError without queues."""
     if not queues:
-        raise SelectorError("there are no queues to choose from")
+        raise SelectorError(_NO_QUEUES)
     return queues[machine.random.randrange(len(queues))]
 
 
@@ -133,7 +136,7 @@ def select_by_hash(queues: Sequence[MessageQueue], message: Message, key: Any) -
     types, for an int above 64 bits, and without queues.
     """
     if not queues:
-        raise SelectorError("there are no queues to choose from")
+        raise SelectorError(_NO_QUEUES)
     value = hash_of(key) if key.__class__ is str else java_hash(key)
     return queues[abs(value) % len(queues)]  # Java: abs(value % n), whose % truncates
 
@@ -219,8 +222,8 @@ def one_of(chosen: MessageQueue, queues: Sequence[MessageQueue], selector: Selec
         )
     late = machine.monotonic() - deadline
     if late >= 0:  # the loop was blocked; a message written now would reach the broker after the caller got an error
-        text = f"selector {_name(selector)} returned a queue {late:.3g} s after the call's deadline; the attempt was not made"
-        raise RequestTimeoutError(text, maybe_stored=False)
+        text = f"selector {_name(selector)} returned a queue {late:.3g} s after the call's deadline, so nothing was sent"
+        raise RequestTimeoutError(f"{text}; make it faster or raise timeout", maybe_stored=False)
     return chosen
 
 

@@ -35,10 +35,11 @@ class Silent(Suspect):
 
 
 class FailureTable(Avoidance[Silent]):
-    """Avoids a broker for one second after a timeout or a lost connection, twice as long after each failed trial.
+    """Avoids a broker for a second after a timeout, a failed connect or a lost connection, twice as long per failed trial.
 
-    Failures of attempts that began before that time was over prolong it without doubling it: a thousand attempts in flight to a
-    broker that freezes are one failure. A stored attempt that began after the newest failure removes the broker from the table.
+    Failures of attempts that began before the end of that time prolong it without doubling it: a thousand attempts in flight to
+    a broker that freezes are one failure. A stored attempt that began after the newest failure removes the broker from the
+    table.
     """
 
     __slots__ = ()

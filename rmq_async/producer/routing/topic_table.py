@@ -31,7 +31,7 @@ __all__ = ["TopicTable"]
 logger = logging.getLogger("rmq_async.producer")
 
 DEPARTED_KEPT: Final = 1024
-"""Topics whose brokers are remembered, and topics whose departed brokers are."""
+"""Maximum number of topics whose brokers are remembered, and of those whose departed brokers are remembered."""
 NAMES_KEPT: Final = 256
 """Brokers that are remembered of one topic: a name server may name others in each answer."""
 LONGEST_NAME: Final = 255
@@ -44,8 +44,8 @@ LONGEST_PAUSE: Final = 1.0
 class TopicTable:
     """The topic table of one producer. ``topics``: fetched at the start (``warm_up``) and never dropped.
 
-    ``queues_by_topic``: by the topic's name in the API; a plain dict, because each message looks it up. ``resting``: the entries
-    without a send since the last poll. Both dicts stay the same objects. ``adopt``: called with the topic and each new
+    ``queues_by_topic``: by the topic's name in the API; a plain dict, because each message looks it up. ``resting``: the
+    entries without a send since the last poll. Both dicts stay the same objects. ``adopt``: called with the topic and each new
     entry. ``on_change``: called with each changed route.
     """
 
@@ -295,7 +295,9 @@ class TopicTable:
         found = await asyncio.gather(*[self.find(topic, deadline) for topic in topics], return_exceptions=True)
         for topic, topic_queues in zip(topics, found, strict=True):
             if isinstance(topic_queues, RocketMQError):
-                logger.warning("topic %s is not ready at the start: %s", topic, printable(topic_queues, 1000))
+                logger.warning(
+                    "topic %s is not ready at the start: %s; its first send asks again", topic, printable(topic_queues, 1000)
+                )
             elif isinstance(topic_queues, BaseException):
                 raise topic_queues
         await self._instance.heartbeats.send_first(max(deadline - machine.monotonic(), 0.0))

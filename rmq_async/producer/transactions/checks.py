@@ -7,9 +7,10 @@ lost check does no harm, because the broker repeats it; so checks beyond the lim
 An answer with the offsets of an older check would end a copy that the broker no longer uses, and the newest copy would be
 checked and delivered a second time. Therefore each check of a message replaces the previous one, also while ``check`` runs, and
 also while the local transaction still runs in this process, which then ends the newest copy. A broker chooses the producer up
-to a second before it sends the check, so it also checks messages whose transaction has just ended. It then holds an extra copy;
-if this process has seen that end on the same connection in the last ten seconds, it answers ROLLBACK. A check that comes later
-is another matter: the broker may have become a replica and the master again without the committed message, so ``check`` decides.
+to a second before it sends the check, so it also checks messages whose transaction has just ended, and then holds an extra
+copy. If this process has seen that end on the same connection in the last ten seconds, it answers such a check with ROLLBACK.
+On a later check ``check`` decides, because the broker may have become a replica and the master again without the committed
+message.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ Check = Callable[[MessageExt], TransactionStatus | Awaitable[TransactionStatus]]
 MOST_WAITING: Final = 2000
 """Maximum number of checks that wait (``checkRequestHoldMax``)."""
 MOST_BYTES: Final = 64 * 1024 * 1024
-"""Maximum size in bytes of the messages of all held checks; a larger one is taken only alone."""
+"""Maximum size in bytes of the messages of all held checks; a message above this is taken only while no other is held."""
 MOST_ENDED: Final = 10_000
 """Maximum number of ended transactions remembered per connection."""
 REMEMBERED_FOR: Final = 10.0
@@ -299,7 +300,8 @@ class Checks:
         self._dropped += 1
         if is_power_of_two(self._dropped):
             logger.warning(
-                "producer %s: %d transaction checks were dropped for the broker to repeat, %d are held",
+                "producer %s: %d transaction checks were dropped, %d are held; brokers repeat them; make check() faster, "
+                "or raise max_concurrent_checks",
                 self._group, self._dropped, len(self._asked),
             )  # fmt: skip
 

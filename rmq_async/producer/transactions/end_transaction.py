@@ -44,7 +44,7 @@ class Half(SendResult, frozen=True, gc=False):
 
 
 def stored_half(reply: SendReply, outgoing: Outgoing, target: Target, attempts: int) -> Half | None:
-    """Does as ``stored_message``; None for an offset id without a valid offset, since no request could end that transaction."""
+    """Returns the result as ``stored_message`` does; None also without a valid offset, which ending the transaction needs."""
     result = stored(reply, outgoing.unique_id, target, attempts)
     if result is None:
         return None

@@ -51,10 +51,10 @@ class TransactionProducer(Producer):
     """A ``Producer`` that also sends messages which belong to local transactions.
 
     ``execute(message, arg)`` runs the local transaction of a ``send_in_transaction``, in its caller's task, once the half
-    message is stored. It gets a copy of the message with its ``unique_id`` set, to be stored with the data of the transaction.
-    ``check(message)`` returns the status of a transaction whose broker has received no outcome; another process of the group,
-    perhaps one that has exited, may have started it. Both return a TransactionStatus and may be coroutine functions. An error
-    that they raise means UNKNOWN; brokers receive only its type, for their logs.
+    message is stored. Its argument is a copy of the message with its ``unique_id`` set, so that the id can be stored with the
+    data of the transaction. ``check(message)`` returns the status of a transaction whose broker has received no outcome;
+    another process of the group, perhaps one that has exited, may have started it. Both return a TransactionStatus and may be
+    coroutine functions. An error that they raise means UNKNOWN; brokers receive only its type, for their logs.
 
     At most ``max_concurrent_checks`` checks run at a time; up to 2000 more wait, all together with at most 64 MiB of messages.
     Checks beyond these limits are dropped, and the broker repeats them.
@@ -102,13 +102,13 @@ class TransactionProducer(Producer):
         is sent without confirmation; the broker checks later. A half message that is stored with another status than SEND_OK is
         rolled back, and ``execute`` is not called.
 
-        An error of ``execute`` is reported to the loop's exception handler and returned as ``local_error``, with UNKNOWN.
+        An error of ``execute`` is reported to the loop's exception handler and is ``local_error`` of the result, with UNKNOWN.
 
-        Raises InvalidMessageError for a message with a delay, and as ``send`` does before ``execute`` is called. Raises
-        TransactionError when COMMIT or ROLLBACK was refused or not confirmed; there is no retry, because the broker checks.
-        Raises ClientStateError when the producer stops before ``execute`` has ended, and cancels ``execute``. Once the half
-        message is stored its ``maybe_stored`` is True: the broker will check. Cancelling the call during ``execute`` leaves its
-        transaction UNKNOWN; after a later cancellation COMMIT or ROLLBACK may have taken effect.
+        Before ``execute`` is called, raises InvalidMessageError for a message with a delay, and as ``send`` does. Raises
+        TransactionError when COMMIT or ROLLBACK was refused or not confirmed; the broker will check. When the producer stops
+        before ``execute`` has ended, cancels ``execute`` and raises ClientStateError, whose ``maybe_stored`` is True if the
+        half message is stored, so that the broker will check. Cancelling the call during ``execute`` leaves its transaction
+        UNKNOWN; after a later cancellation COMMIT or ROLLBACK may have taken effect.
         """
         sender, checks = self._usable(), self._checks
         assert checks is not None
@@ -287,7 +287,7 @@ async def _connected(sender: ProducerCore, half: Half, deadline: float) -> Conne
 
 
 def _newest_address(sender: ProducerCore, half: Half) -> str:
-    """Returns where routes say that the broker of a half message is; where it was stored if they do not name the broker."""
+    """Returns the address of a half message's broker in the newest routes; the one that stored it if no route names it."""
     address = sender.instance.routes.address_of(half.queue.broker_name)
     if address is None:
         return half.address

@@ -1,7 +1,7 @@
 """Receivers of the response to the first attempt of an awaited send that hooks watch: short forms of a ``Watch`` and its attempt.
 
-They call the hooks with the response before the caller has its result, as the receiver of a ``WatchedAttempt`` does, and read the
-response once for both.
+They call the hooks with the response before the caller has its result, as the receiver of a ``WatchedAttempt`` does, and read
+the response once for hooks and caller.
 """
 
 from __future__ import annotations

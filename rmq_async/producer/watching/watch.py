@@ -39,7 +39,7 @@ logger = logging.getLogger("rmq_async.producer")
 # An int, because each operator of an IntFlag takes three calls of Python functions.
 _PREPARED: Final = int(SysFlag.TRANSACTION_PREPARED)
 _SURELY_FITS: Final = MAX_PROPERTIES_SIZE // 4
-"""Characters of a properties text that cannot take more bytes than are allowed."""
+"""Characters up to which a properties text surely fits the limit in bytes."""
 
 
 class Sending(NamedTuple):
@@ -56,7 +56,7 @@ class Sending(NamedTuple):
 class Watchers:
     """The hooks of one producer, by the methods they define. ``active``: at least one hook watches sends.
 
-    ``only_trace``: message traces are all that watches sends. Their hook needs neither a SendContext nor the caller's context.
+    ``only_trace``: the Tracer if it is the only hook, since it needs neither a SendContext nor the caller's context; else None.
     """
 
     __slots__ = ("_hooks", "active", "after", "before", "checks", "only_trace", "sending")
@@ -219,7 +219,7 @@ class WatchedAttempt(AttemptWatch):
             self._watch.watchers.report_properties(error)
             return outgoing
         if len(body) > self._watch.sending.max_size:
-            logger.info("batch for topic %s exceeds max_message_size with the properties of hooks: left out", outgoing.topic)
+            logger.info("a batch for topic %s has no room for the properties of hooks (max_message_size)", outgoing.topic)
             return outgoing
         return msgspec.structs.replace(outgoing, body=body)
 
