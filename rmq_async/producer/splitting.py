@@ -53,7 +53,7 @@ def _checked_size(number: int, message: Message, max_bytes: int) -> int:
     if not isinstance(message, Message):
         raise TypeError(f"message {number} must be a Message, not {type(message).__name__}")
     try:
-        check_message(message.topic, message.body)
+        check_message(message.topic, message.body, max(max_bytes, MAX_BODY_SIZE))
         check_batch((message,))
         properties = message_properties(message, message.unique_id or "0" * longest_id())
     except InvalidMessageError as error:

@@ -34,8 +34,8 @@ LIMIT = 4 * 1024 * 1024
 ID = "0" * 32
 
 
-def encoded(batch: list[Message], unique_id: str = ID) -> int:
-    return len(encode_batch(batch, [unique_id] * len(batch), LIMIT))
+def encoded(batch: list[Message], unique_id: str = ID, limit: int = LIMIT) -> int:
+    return len(encode_batch(batch, [unique_id] * len(batch), limit))
 
 
 # -- cutting
@@ -78,6 +78,16 @@ def test_a_batch_ends_at_the_byte() -> None:
         InvalidMessageError, match=rf"message 1 \(topic 'T', keys 'k'\) takes {encoded([message(keys='k')])} bytes"
     ):
         list(split_batches([message(b"x"), message(keys="k")], encoded([message(keys="k")]) - 1))
+
+
+def test_batches_above_the_default_body_size_hold_bodies_above_it() -> None:
+    large, small = message(b"x" * (LIMIT + 1)), message(b"y")
+    size = encoded([large], limit=2 * LIMIT)
+    assert list(split_batches([large, small], size)) == [[large], [small]]
+    with pytest.raises(
+        InvalidMessageError, match=rf"takes {size} bytes encoded, above max_bytes {size - 1}; send it by itself"
+    ):
+        list(split_batches([large], size - 1))
 
 
 def test_ids_of_a_client_addressed_by_ipv6_are_longer() -> None:
