@@ -88,11 +88,11 @@ class ProducerConfig:
     """Settings of a producer. Times are in seconds, sizes in bytes. Raises ConfigError for an invalid value.
 
     ``timeout``: time of a whole send call, including route look-up, connect and retries. ``retries``: attempts of ``send``
-    after the first, without those that surely reached no broker; ``async_retries``: those of ``send_async``, unless
-    ``batching`` gathers the message. ``attempt_timeout``: maximum time of one attempt while an untried broker is left; default:
-    the remaining time divided by the attempts left, at least 0.2 s. ``retry_codes``: broker response codes after which another
-    attempt is made. ``retry_same_queue``: True repeats a send with an explicit queue, selector or key on that queue, up to
-    ``retries`` times; False repeats it only after attempts that surely reached no broker.
+    after the first, without those that surely reached no broker; ``async_retries``: those of ``send_async`` (messages that
+    ``batching`` gathers have ``retries``). ``attempt_timeout``: maximum time of one attempt while an untried broker is left;
+    default: the remaining time divided by the attempts left, at least 0.2 s. ``retry_codes``: broker response codes after which
+    another attempt is made. ``retry_same_queue``: True repeats a send with an explicit queue, selector or key on that queue, up
+    to ``retries`` times; False repeats it only after attempts that surely reached no broker.
 
     ``compress_over``: a body of at least this size is compressed, and sent compressed if that is smaller. ``compress_type``:
     "zlib", or "lz4" or "zstd" (extra ``compression``); ``compress_level``: 0 to 9 for zlib, 1 to 22 for zstd, not used by lz4.

@@ -56,10 +56,10 @@ class SendMethods(ProducerLife):
         """Sends one message and returns when a broker has stored it; retries on other brokers within ``timeout`` seconds.
 
         ``timeout`` (default: the producer's) is the budget of the whole call. ``queue`` is the queue to send to; without it,
-        ``selector(queues, message, key)`` chooses one, or the hash of ``key`` (default: the message's sharding key) does. With
-        any of them the queue is chosen once, there is one attempt beside those that surely reached no broker
-        (``retry_same_queue`` allows more), and messages for one queue are stored in call order as long as no such call ends
-        with ``maybe_stored``.
+        ``selector(queues, message, key)`` chooses one; without both, the producer's ``queue_selector`` or the hash of ``key``
+        (default: the message's sharding key) does. With ``queue``, ``selector`` or a key it is chosen once, there is one
+        attempt beside those that surely reached no broker (``retry_same_queue`` allows more), and messages for one queue are
+        stored in call order as long as no such call ends with ``maybe_stored``.
 
         Before anything is sent, raises TypeError for an object that is no Message, InvalidMessageError for an invalid one,
         ConfigError or SelectorError for a wrong ``queue`` or key or a selector that fails, BackpressureError when

@@ -61,7 +61,10 @@ class ProducerHealth:
 def health_of(
     group: str, state: ProducerState, instance: ClientInstance | None, sender: ProducerCore | None, *, forked: bool
 ) -> ProducerHealth:
-    """Makes the snapshot. ``instance``, ``sender``: None unless the producer runs or stops. ``forked``: after its start."""
+    """Makes the snapshot. ``instance``, ``sender``: None unless the producer runs or stops.
+
+    ``forked``: the producer was started before a fork, in the parent process.
+    """
     problems: list[Problem] = []
     if forked:
         text = f"producer {group} was started before os.fork(); create and start a new one in the child process"

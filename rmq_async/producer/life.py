@@ -127,7 +127,7 @@ class ProducerLife(LifeCycle):
     # -- inside
 
     def _usable(self) -> ProducerCore:
-        """Returns the sender. Raises ClientStateError unless the producer runs on this loop and in this process."""
+        """Returns the sender. Raises ClientStateError, WrongLoopError or ForkedError if calls are not possible here and now."""
         if not self._loop_runs() or get_ident() != self._thread:
             self._refuse()
         return self._sender
@@ -145,7 +145,7 @@ class ProducerLife(LifeCycle):
 
 
 def check_here(producer: ProducerLife) -> None:
-    """Raises ForkedError for a producer that runs in the parent process, WrongLoopError for one that runs on another loop."""
+    """Raises ForkedError for a running producer of the parent process, WrongLoopError for one that runs on another loop."""
     if producer.state is ProducerState.RUNNING:
         producer._running_instance()
 

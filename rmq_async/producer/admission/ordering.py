@@ -23,9 +23,9 @@ from ...errors import BackpressureError, RocketMQError
 __all__ = ["Line", "Lines", "Place"]
 
 LINES_KEPT: Final = 1024
-"""Empty lines are removed once there are this many lines."""
+"""Number of lines from which empty ones are removed; twice the lines that remained last time if that is more."""
 LEFT_KEPT: Final = 64
-"""A line is compacted, in O(n), when more of its places are abandoned than this number plus half of them."""
+"""A line is compacted, in O(n), when more of its places are abandoned than this number plus half of all its places."""
 
 
 class Lines:
@@ -54,7 +54,7 @@ class Lines:
 
 
 class Line:
-    """The FIFO line of one topic. ``places``: the turn is that of the first one; abandoned places are among the rest.
+    """The FIFO line of one topic. ``places``: the first one has the turn; of the others some may be abandoned.
 
     ``aside``: by broker name and queue id, the lines of queues with calls that wait for a broker. ``busy``: a call must join,
     because this line or one of ``aside`` has places.

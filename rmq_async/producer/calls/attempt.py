@@ -91,7 +91,7 @@ class AttemptRecord:
         return True
 
     def answered_with(self, error: RocketMQError) -> None:
-        """Records a response that is an error, also one after a timeout; it decides ``maybe_stored``."""
+        """Records a response that is an error, also one after a timeout; the error decides ``maybe_stored``."""
         self.elapsed = self.elapsed or machine.monotonic() - self.started
         self._notify(error)
         self.error, self.maybe_stored = error, error.maybe_stored

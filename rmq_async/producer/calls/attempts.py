@@ -77,7 +77,7 @@ class Attempts(Generic[Record]):
 
     @property
     def counted(self) -> int:
-        """The number of attempts that count towards ``retries``, including the first attempt."""
+        """The number of attempts that count (``uses_retry``), of which a call may make ``retries`` plus one."""
         return self._dropped_counted + sum(_counts(record) for record in self)
 
     @property

@@ -81,7 +81,7 @@ def not_reached(address: str, count: int, reason: str, seconds: float) -> Connec
 
 
 def reached_late(address: str, seconds: float) -> ConnectError:
-    """Returns the error of a call whose broker is connected again, but which was not released in time."""
+    """Returns the error of a call that was not released in time, although its broker was connected to again."""
     return ConnectError(
         f"{address} was connected to again, but the turn of this call, behind others, did not come within {seconds:.3g} s; "
         "a longer timeout gives it more time",

@@ -24,7 +24,7 @@ from .call_errors import not_reached, reached_late
 __all__ = ["Recovery", "Waiting"]
 
 ASK_AFTER: Final = 0.5
-"""Seconds after which routes are refreshed while an attempt to connect runs: its address may not be a broker's any more."""
+"""Seconds that an attempt to connect runs before the routes are refreshed: the broker may have another address by then."""
 SPACING: Final = 0.05
 """Minimum seconds between the starts of two attempts to connect."""
 FIRST_GO: Final = 16

@@ -385,10 +385,7 @@ class RetryLoop(Generic[Result]):
             await self._wait()
 
     async def _connection(self, record: AttemptRecord, deadline: float, *, alone: bool) -> Connection | None:
-        """Returns the attempt's connection; None if the attempt failed, as ``record`` says, or the call ended.
-
-        ``alone``: no other untried broker is left, so a back-off of the address is waited out.
-        """
+        """Returns the connection; None if the attempt failed (``record``) or the call ended. ``alone``: waits out a back-off."""
         pool, address = self._dispatch.pool, record.target.address
         connection = pool.get(address)
         if connection is not None:

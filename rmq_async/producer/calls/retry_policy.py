@@ -48,7 +48,7 @@ SHORTEST_REPEATED: Final = 0.02
 """The same for a broker that has been tried: a retry that times out would turn "not stored" into "maybe stored"."""
 FIRST_PAUSE: Final = 0.05
 LONGEST_PAUSE: Final = 1.0
-"""Seconds of the exponential pauses between attempts, before jitter."""
+"""Seconds of the pauses between attempts, before jitter: FIRST_PAUSE, doubled up to LONGEST_PAUSE."""
 MOST_DOUBLINGS: Final = 10
 
 
@@ -150,7 +150,10 @@ def _least(newest: Any) -> float:
 
 
 def attempt_cap(remaining: float, attempts_left: int, attempt_timeout: float | None) -> float:
-    """Returns the seconds for one attempt while another untried broker is left: ``attempt_timeout``, or an equal share."""
+    """Returns the seconds for one attempt while another untried broker is left.
+
+    ``attempt_timeout``, or an equal share of ``remaining`` but at least ``MIN_CAP``; never more than ``remaining``.
+    """
     if attempt_timeout is not None:
         return min(attempt_timeout, remaining)
     return min(remaining, max(MIN_CAP, remaining / max(1, attempts_left)))

@@ -37,8 +37,8 @@ class FaultTable:
 
     ``latencies``: rising thresholds. ``durations``: for each threshold, the time for which a broker is avoided after an attempt
     that took at least that long. ``isolation``: the latency that a failed attempt counts as. ``pick_one_at_least``: if every
-    broker is avoided, choose among the better half (4.x) instead of all reachable ones. Raises ConfigError for a table that is
-    not of this form.
+    broker is avoided, the better half of them is used (4.x) instead of all reachable ones. Raises ConfigError for a table that
+    is not of this form.
 
     ``FaultTable.V5`` is the table of Java 5.1.4 and later, ``FaultTable.V4`` the one before.
     """

@@ -1,7 +1,7 @@
 """Round robin over lists of queues that differ from call to call, as selectors pass them to ``select_best``.
 
-For a list that never changes a counter modulo its length would do. With changing lists a counter may always meet the same
-queue; so the last turn of each queue is kept, and the least recently used queue is next.
+With a constant list, a counter modulo its length would do. With changing lists a counter may always meet the same queue; so the
+last turn of each queue is kept, and the least recently used queue is next.
 """
 
 from __future__ import annotations

@@ -217,7 +217,7 @@ class TopicTable:
                 await routes.refresh(wire_topic)
 
     async def newer_route(self, wire_topic: str, deadline: float) -> TopicRoute:
-        """Fetches the route from the name servers, for a call that finds no address in the known one. Raises its errors."""
+        """Fetches the route from the name servers, for a call that finds no address in the known one, and raises its errors."""
         return await self._waits.run(self._instance.routes.refresh(wire_topic, max(deadline - machine.monotonic(), 0.0)))
 
     def now(self, topic: str) -> TopicQueues | None:

@@ -37,7 +37,7 @@ _LONGEST_REMARK: Final = 1000
 
 
 class Half(SendResult, frozen=True, gc=False):
-    """A stored half message. ``address``: broker that stored it. ``log_offset``: its offset in that broker's commit log."""
+    """A stored half message. ``address``: that of its broker. ``log_offset``: its offset in that broker's commit log."""
 
     address: str = ""
     log_offset: int = 0

@@ -51,8 +51,8 @@ class TransactionProducer(Producer):
     """A ``Producer`` that also sends messages which belong to local transactions.
 
     ``execute(message, arg)`` runs the local transaction of a ``send_in_transaction``, in its caller's task, once the half
-    message is stored. Its argument is a copy of the message with its ``unique_id`` set, so that the id can be stored with the
-    data of the transaction. ``check(message)`` returns the status of a transaction whose broker has received no outcome;
+    message is stored. Its ``message`` is a copy with the ``unique_id`` set, so that the id can be stored with the data of the
+    transaction. ``check(message)`` returns the status of a transaction whose broker has received no outcome;
     another process of the group, perhaps one that has exited, may have started it. Both return a TransactionStatus and may be
     coroutine functions. An error that they raise means UNKNOWN; brokers receive only its type, for their logs.
 

@@ -120,7 +120,7 @@ class Tracer(TraceRecords):
     ) -> None:
         """Appends a record of a transaction's end.
 
-        ``state``: COMMIT_MESSAGE, ROLLBACK_MESSAGE or UNKNOW. ``address``: broker that the end was sent to.
+        ``state``: COMMIT_MESSAGE, ROLLBACK_MESSAGE or UNKNOW. ``address``: that of the broker to which the end was sent.
         """
         bean = TraceBean(
             topic=message.topic,
