@@ -162,7 +162,7 @@ class FaultProxy(Startable):
         task.add_done_callback(self._ended)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        del self._links[task]
+        self._links.pop(task).begin_close()  # the task runs no line if it was cancelled before its first step
         if not task.cancelled():
             task.result()
 
@@ -228,12 +228,16 @@ class _Link:
                         ways[task].write_eof()
         return End.CLOSE
 
-    async def _close(self) -> None:
+    def begin_close(self) -> None:
+        """Starts to close both connections; harmless for those that are closing already."""
         for writer in self._writers:
             if self.end is End.RESET:
                 _reset(writer)
             else:
                 writer.close()
+
+    async def _close(self) -> None:
+        self.begin_close()
         try:
             async with asyncio.timeout(CLOSE_TIMEOUT):
                 for writer in self._writers:

@@ -6,6 +6,7 @@ import asyncio
 import random
 import time
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
@@ -53,6 +54,29 @@ async def test_without_faults_bytes_pass_unchanged_and_fast(proxy: FaultProxy, c
     assert proxy.to_server.passed == proxy.to_client.passed == len(data)
     assert not proxy.injected
     assert (proxy.accepted, proxy.connections) == (1, 1)
+
+
+@pytest.mark.parametrize("end", ["reset", "close"])
+async def test_connection_that_ends_in_the_turn_of_its_arrival_is_closed(echo: Echo, end: str) -> None:
+    """The task that serves it is cancelled before its first step."""
+
+    def create_task(loop: asyncio.AbstractEventLoop, coro: Any, **options: Any) -> asyncio.Task[Any]:
+        if coro.__qualname__ == "_Link.run":
+            loop.call_soon(getattr(proxy, end))
+        return asyncio.Task(coro, loop=loop, **options)
+
+    async with FaultProxy(echo.address) as proxy:
+        asyncio.get_running_loop().set_task_factory(create_task)
+        reader, writer = await asyncio.open_connection(*proxy.address.split(":"))
+        try:
+            if end == "reset":
+                with pytest.raises(ConnectionResetError):
+                    await asyncio.wait_for(reader.read(), 5)
+            else:
+                assert await asyncio.wait_for(reader.read(), 5) == b""
+        finally:
+            writer.close()
+        assert (proxy.accepted, proxy.connections, proxy.injected[end]) == (1, 0, 1)
 
 
 async def test_stop_during_start_leaves_nothing_that_listens(echo: Echo) -> None:
