@@ -54,14 +54,16 @@ logger = logging.getLogger("rmq_async.embedded")
 MAX_BROKERS: Final = 64
 MAX_DELAY_LEVELS: Final = 256
 MAX_DELAY: Final = 10 * 365 * 24 * 3600
-"""Seconds."""
+"""Largest number of seconds of a delay level and of the times of transaction checks."""
 
 
 class ServerStatistics(NamedTuple):
     """The counters of one server.
 
-    ``requests``: by request code, since the object was made. ``connections``: number that is open now. ``accepted``: number
-    accepted since then. ``refused``: number closed because of invalid bytes or of the limit of connections.
+    ``requests``: number of received requests by request code. ``connections``: number of connections that are open now.
+    ``accepted``: number of accepted connections, refused ones included. ``refused``: number of connections that the server has
+    closed because of invalid bytes, or because a limit was exceeded: of connections, of bytes of unfinished frames, of bytes of
+    answers that the peer did not read. All but ``connections`` count since the ``EmbeddedRocketMQ`` was made.
     """
 
     requests: Counter[int]
@@ -71,33 +73,38 @@ class ServerStatistics(NamedTuple):
 
 
 def _letters(index: int) -> str:
-    """a to z, then aa, ab and so on."""
+    """Returns the letters of a broker's name: a to z, then aa, ab and so on."""
     first, last = divmod(index, 26)
     return (_letters(first - 1) if first else "") + chr(ord("a") + last)
 
 
 class EmbeddedRocketMQ(PopSwitches):
     """A name server and brokers in memory, on real sockets. ``host``: address or name to listen on. ``port``: the name
-    server's, 0 for a free one; brokers take free ports and are called "broker-a", "broker-b", ... ``max_memory``: bytes of
-    messages kept; above it the oldest messages are deleted, and minimum offsets grow.
+    server's, 0 for a free one. ``brokers``: 1 to 64; they take free ports and are called "broker-a", "broker-b", ...
+    ``auto_create_topics``: whether the first send to a topic creates it. ``max_memory``: bytes of messages kept; above it the
+    oldest messages are deleted, and minimum offsets increase.
 
-    ``clock``: the clock of store times, delays, timers and transaction checks; a ``ManualClock`` moves only when a test
+    ``clock``: the clock of store times, delays, timers, transaction checks and pops; a ``ManualClock`` moves only when a test
     advances it. ``delay_levels``: seconds of the delay levels from 1 on, 1 to 256 of them. ``transaction_timeout``: seconds
     after which the broker asks the producer about an unfinished transaction, ``transaction_check_interval``: seconds between
     two rounds of such questions; after ``transaction_check_max`` times the message goes to TRANS_CHECK_MAX_TIME_TOPIC.
-    Defaults are those of a real broker.
+    The defaults of the last four are those of a 5.5.0 broker.
 
     ``server_side_reset``: whether a broker keeps a reset of a group's offsets (222) for the next pulls, as 5.x does; False: it
-    sends them to the members (220), as 4.9 does. ``property_filter``: whether brokers filter by SQL92 conditions; a real one does
-    with ``enablePropertyFilter=true``, which is not its default.
+    sends the offsets to the members (220), as 4.9 does. ``property_filter``: whether brokers filter by SQL92 conditions; a real
+    broker does with ``enablePropertyFilter=true``, which is not its default.
 
-    ``version``: "5.5.0", or "4.9.7", a broker that answers pops and other requests of 5.x with code 3, and sends resets of
-    offsets to the members. ``pop_store``: "log" or "kv", the store in which brokers keep popped messages
-    (``popConsumerKVServiceEnable``). ``pop_retry_v2``: whether the topics of its retries have their newer name
-    (``enableRetryTopicV2``). ``pop_revive_delay``: seconds from the end of an invisible time to the redelivery; None is that
-    of a real broker, about 2 with the log and 0.5 with the store.
+    ``version``: "5.5.0", or "4.9.7": brokers answer pops and other requests of 5.x with code 3, and send resets of offsets to
+    the members. ``pop_store``: "log" or "kv", the store in which brokers keep popped messages (``popConsumerKVServiceEnable``).
+    ``pop_retry_v2``: whether retry topics of pops have their newer name (``enableRetryTopicV2``). ``pop_revive_delay``: seconds
+    from the end of an invisible time to the redelivery; None: as on a real broker, about 2 with "log" and 0.5 with "kv".
 
     ``stop()`` and a new ``start()`` keep ports, topics, offsets and messages, as a restart of real servers would.
+
+    Raises ValueError for a number that is out of range and for an unknown ``version`` or ``pop_store``, TypeError for an argument
+    that is no number, clock or sequence; methods raise the same for their arguments. With an argument ``broker`` they raise
+    ValueError for the name of no broker; ``delay``, ``slice``, ``stall``, ``resume``, ``shuffle`` and ``drop_connections`` also
+    take "namesrv", the name server.
     """
 
     def __init__(
@@ -197,7 +204,8 @@ class EmbeddedRocketMQ(PopSwitches):
             )
 
     async def stop(self) -> None:
-        """Closes every socket and connection; does nothing if it does not run."""
+        """Closes every socket and connection, and ends ``delay``, ``slice``, ``stall``, ``shuffle`` and ``throttle``. Does
+        nothing if the server does not run."""
         async with self._turns.here():
             await self._close()
 
@@ -222,40 +230,41 @@ class EmbeddedRocketMQ(PopSwitches):
 
     @property
     def brokers(self) -> dict[str, str]:
-        """Addresses ("ip:port") of the brokers by name."""
+        """Addresses ("ip:port") of the brokers by name; empty before the first start."""
         return {broker.name: broker.listener.address() for broker in self._brokers if broker.listener.port}
 
     def messages(self, topic: str) -> list[MessageExt]:
-        """Returns everything stored in the topic, over all queues and brokers, in the order in which it was stored.
+        """Returns the messages that are stored in the topic, over all queues and brokers, in store order.
 
         Records that are damaged (say, a body that claims to be compressed and is not) are left out.
         """
         return stored_messages(self._log, topic)
 
     def progress(self, group: str) -> Mapping[MessageQueue, int]:
-        """Returns the group's committed offsets by queue, of all topics, its retry topic too."""
+        """Returns the group's committed offsets by queue, of all topics, its retry topic included."""
         return {queue: offset for broker in self._brokers for queue, offset in broker.progress(group).items()}
 
     def retries(self, group: str) -> list[MessageExt]:
-        """Returns each message that was stored for another attempt of the group, once for each attempt: per broker those that
-        are in the retry topic, in store order, then those of the retry topics of its pops, then those that wait for their
-        delay, soonest first, with a queue offset of -1."""
+        """Returns the messages that are stored for another attempt of the group, one for each attempt. Their order on each
+        broker: messages in the group's retry topic, in store order; messages in the retry topics of its pops; messages that wait
+        for their delay level, soonest first, with queue offset -1."""
         return [message for broker in self._brokers for message in broker.retries(group)]
 
     def dead_letters(self, group: str) -> list[MessageExt]:
-        """Returns the messages that the group has given up, in the order in which they were stored."""
+        """Returns the messages in the group's dead-letter topic (``%DLQ%group``), in store order."""
         return self.messages(DLQ_TOPIC_PREFIX + group)
 
     def rebalance(self, group: str) -> None:
-        """Notifies the members of the group that the members have changed, even if they have not."""
+        """Notifies the members of the group (40) that its members have changed, even if they have not."""
         for broker in self._brokers:
             broker.rebalance(group)
 
     def list_members(self, group: str, client_ids: Sequence[str] | None, *, broker: str | None = None) -> None:
-        """Makes the broker (None: each of them) list these ids as the members of the group, repeated ids included; None ends
-        it.
+        """Makes the broker (None: each broker) list these ids as the members of the group, repeated ids included; None as
+        ``client_ids`` ends it.
 
-        Members ask for the list (38) to share the queues; without any id they get an error. No notice goes out: see ``rebalance``.
+        Members ask for the list (38) to share the queues; with an empty list they get an error. No notice goes out: see
+        ``rebalance``.
         """
         if isinstance(client_ids, str):
             raise TypeError(f"client_ids must be a sequence of ids, not {shown(client_ids)}")
@@ -277,29 +286,30 @@ class EmbeddedRocketMQ(PopSwitches):
         As at a real broker, the queue's minimum offset stays unchanged until it is corrected (here: until a call with
         ``corrected``, or until ``max_memory`` deletes another message of the queue). Until then a pull from below ``before``
         passes over the deleted messages: it returns messages from ``before`` on, or only a later ``next_offset`` if these are
-        more than 800 offsets away. Raises ValueError for a queue that no broker has, and for an offset beyond its end.
+        800 offsets away or more. Raises ValueError for an unknown queue, for one that was never used, and for an offset that is
+        negative or beyond the end of the queue.
         """
         check_queue(queue)
         broker = next((each for each in self._brokers if each.name == queue.broker_name), None)
         if broker is None:
-            raise ValueError(f"no broker has {queue}; give a queue of an existing topic")
+            raise ValueError(f"no broker has {queue}; give a queue of one of {', '.join(each.name for each in self._brokers)}")
         broker.expire(queue, before, corrected=corrected)
 
     def truncate(self, broker: str, count: int) -> int:
         """Removes the last ``count`` messages that the broker has stored, as happens when a replica with a lag becomes the
-        master.
+        master. Returns the number of removed messages.
 
         Maximum offsets of their queues decrease, and the broker assigns these offsets again; committed offsets stay, and may
-        be ahead of their queues. Messages that wait in topics of the broker (delays, transactions) count too. Returns the
-        number of removed messages. Raises ValueError for an unknown broker or a negative count.
+        be ahead of their queues. Messages that wait in topics of the broker (delays, transactions) count too.
         """
         return self._broker(broker).truncate(count)
 
     def resize(self, topic: str, queues: int, *, broker: str | None = None) -> None:
-        """Gives the topic ``queues`` read and write queues on the broker (None: on each that has it), as an administrator does.
+        """Gives the topic ``queues`` read and write queues, 0 to 16,384, on the broker (None: on each broker that has it), as an
+        administrator does.
 
-        Messages in removed queues can be read again when the topic grows. Raises ValueError for an unknown topic, for one of
-        the broker's own, and for a number that no topic can have.
+        Messages in removed queues can be read again when the topic grows. Raises ValueError for an unknown topic and for one of
+        the broker's own.
         """
         if not isinstance(topic, str):
             raise TypeError(f"topic must be a string, not {shown(topic)}")
@@ -310,31 +320,33 @@ class EmbeddedRocketMQ(PopSwitches):
             each.resize(topic, queues)
 
     def throttle(self, rate: float | None, *, broker: str | None = None) -> None:
-        """Makes the broker (None: each of them) serve ``rate`` sends per second, one after the other; None ends it.
+        """Makes the broker (None: each broker) serve ``rate`` sends per second, one after the other; None as ``rate`` ends it.
+        Messages that consumers send back (36) count as sends.
 
         A send that would wait for more than 0.2 s is refused after that time with SYSTEM_BUSY, with the remark of a stock
-        broker, and not stored; a one-way send is dropped. Raises ValueError for a rate that is not positive.
+        broker, and not stored; such a one-way send is dropped. Raises ValueError for a rate that is not positive.
         """
         for each in self._chosen(broker):
             each.throttle(rate)
 
     def fail_next(self, code: int, n: int = 1, *, request: int | None = None) -> None:
-        """Answers the next ``n`` requests with response ``code`` without serving them; one-way requests are dropped.
+        """Makes the servers answer the next ``n`` requests with response ``code`` without serving them; one-way requests are
+        dropped.
 
         ``request``: only requests of this RequestCode, at name server or brokers; None means any request to a broker except
         heartbeats and unregistrations. A send that is answered with code 10, 11 or 12 is stored, because these codes mean
-        "stored". ``n`` = 0 cancels the rest for ``request``.
+        "stored". ``n`` = 0 cancels what earlier calls with the same ``request`` have left.
         """
         self._failures.add(code, n, request)
 
     def lose_answers(self, n: int = 1, *, request: int) -> None:
-        """Loses the answers to the next ``n`` requests of this RequestCode, which are served. ``n`` = 0 ends it."""
+        """Makes the servers serve the next ``n`` requests of this RequestCode without answering them. ``n`` = 0 ends it."""
         self._failures.lose(n, request)
 
     def delay(self, seconds: float, *, broker: str | None = None, jitter: float = 0.0, seed: int = 0) -> None:
-        """Holds each answer of the broker (None: of all brokers) back for ``seconds``; 0 ends it. "namesrv" is the name server.
+        """Holds back each frame that the broker (None: each broker) sends for ``seconds``; 0 ends it.
 
-        ``jitter``: maximum of a random delay in seconds that each answer gets in addition, so that later answers overtake
+        ``jitter``: maximum of a random delay in seconds that each frame gets in addition, so that later frames overtake
         earlier ones; ``seed`` makes these delays repeatable.
         """
         for service in self._named(broker):
@@ -344,7 +356,7 @@ class EmbeddedRocketMQ(PopSwitches):
         """Makes the broker (None: all brokers) send its answers in slices of random size, a millisecond apart; ``seed`` None
         ends it.
 
-        The sizes depend only on ``seed``.
+        The same ``seed`` draws the same sizes again.
         """
         for service in self._named(broker):
             service.slice(seed)
@@ -355,6 +367,7 @@ class EmbeddedRocketMQ(PopSwitches):
             listener.set_stalled(True)
 
     def resume(self, broker: str | None = None) -> None:
+        """Ends ``stall`` for the broker (None: all brokers), which then serves the requests that have arrived."""
         for listener in self._listeners(broker):
             listener.set_stalled(False)
 

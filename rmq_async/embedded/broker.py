@@ -49,15 +49,15 @@ __all__ = ["Broker", "BrokerSettings", "stored_messages"]
 
 _JSON: Final = 0
 _FIRST_OFFSETS: Final = 2
-"""Tick from which on each one saves committed offsets: a broker begins 10 s after its start (``BrokerController``)."""
+"""Number of the first tick that saves committed offsets: a broker begins 10 s after its start (``BrokerController``)."""
 _LEVELS_EVERY: Final = 2
 """Ticks from one save of the delay levels' progress to the next (``flushDelayOffsetInterval``)."""
 _FIRST_PORT_ONLY: Final = frozenset({int(RequestCode.PULL_MESSAGE), int(RequestCode.LITE_PULL_MESSAGE)})
-"""What the second port does not serve, so that those who read are not in the way of those who send."""
+"""Requests that are not served at the second port, so that reads do not hold up sends there."""
 
 
 VERSIONS: Final = ("5.5.0", NO_POPS)
-"""Versions that a broker can be like."""
+"""Versions of RocketMQ whose brokers a broker here can imitate."""
 _SINCE_5: Final = frozenset(
     {
         RequestCode.UPDATE_AND_CREATE_TOPIC_LIST,
@@ -75,7 +75,7 @@ _SINCE_5: Final = frozenset(
         RequestCode.POLLING_INFO,
     }
 )
-"""Requests that the older of these does not know."""
+"""Requests that the older of these versions does not know."""
 
 
 class BrokerSettings(NamedTuple):
@@ -90,7 +90,7 @@ class BrokerSettings(NamedTuple):
     pops: PopSettings = PopSettings()
 
     def as_config(self) -> dict[str, bool]:
-        """Returns the settings that a real broker has, too, by its names."""
+        """Returns the settings that a real broker also has, by their names there."""
         return {
             "useServerSideResetOffset": self.server_side_reset,
             "enablePropertyFilter": self.property_filter,
@@ -112,11 +112,12 @@ class Broker(BaseService):
         registrations.register(broker.registration())  # every 30 s, and when broker.topics_changed is called
         ...
         broker.crash()  # or await broker.stop()
-        disk.power_loss()  # where the machine has ended, too
+        disk.power_loss()  # if the machine lost its power, too
         broker = Broker(disk)  # and so on
 
     ``disk``: no other broker object may use it at the same time. ``failures``: the script of requests that fail; by default a
-    new one. ``topics_changed`` is called within the request that makes, changes or deletes a topic.
+    new one. ``topics_changed`` is called each time a topic was made, changed or deleted, before the request that did it is
+    answered.
     """
 
     def __init__(self, disk: BrokerDisk, settings: BrokerSettings | None = None, failures: FailureScript | None = None) -> None:
@@ -146,9 +147,9 @@ class Broker(BaseService):
         self._fast_send = self._sends.fast
         self._ticks = 0
         self._queue: SendQueue | None = None
-        """Where sends wait for their turn; None where they do not."""
+        """The queue in which sends wait while ``throttle`` is on, else None."""
         self._throttled: SendQueue | None = None
-        """The last one, also after a stop."""
+        """The queue of the last ``throttle``, kept after a stop for ``refused_sends``."""
         self.handlers = {
             **self._clients.handlers(),
             **self._sends.handlers(),
@@ -182,9 +183,7 @@ class Broker(BaseService):
         )
 
     def messages(self, topic: str) -> list[MessageExt]:
-        """Returns everything the broker has stored in the topic, in the order in which it was stored; damaged records are left
-        out.
-        """
+        """Returns the messages that the broker has stored in the topic, in store order; damaged records are left out."""
         return stored_messages(self.state.log, topic, self.name)
 
     def progress(self, group: str) -> dict[MessageQueue, int]:
@@ -255,7 +254,7 @@ class Broker(BaseService):
         check_whole("before", before)
         found = self.state.topics.find_queue(queue.topic, queue.queue_id)
         if found is None or queue.broker_name != self.name:
-            raise ValueError(f"no broker has {queue}; give a queue of an existing topic")
+            raise ValueError(f"{self.name} has never used {queue}; give a queue to which messages were sent")
         if not 0 <= before <= found.max_offset:
             raise ValueError(f"before must be from 0 to {found.max_offset}, the end of {queue}, not {before}")
         self.state.log.expire(found, before)
@@ -263,7 +262,7 @@ class Broker(BaseService):
             found.correct()
 
     async def start(self, host: str, port: int) -> None:
-        """Starts as ``Listener.start`` does, with a second port."""
+        """Starts as ``Listener.start`` does, with a second port, and starts deliveries, transaction checks and redeliveries."""
         await self.listener.start(host, port, second=True)
         self.state.address = self.listener.address()
         self._sends.listening()
@@ -283,7 +282,7 @@ class Broker(BaseService):
             self.state.log.flush()
 
     def crash(self) -> None:
-        """Ends the broker as a kill of its process does, without saving; its event loop may have stopped already."""
+        """Ends the broker as a kill of its process does, without saving. Its event loop may be closed already."""
         self._end()
         super().crash()
         self.state.log.halt()
@@ -362,7 +361,7 @@ class Broker(BaseService):
         self._save(offsets=self._ticks >= _FIRST_OFFSETS, levels=self._ticks % _LEVELS_EVERY == 0)
 
     def _reply(self, connection: Connection, command: RemotingCommand, response: RemotingCommand) -> None:
-        """Sends the response to a request that was not answered at once; it is lost if the peer does not read."""
+        """Sends the response to a request that was not answered at once; drops it if the peer does not read its answers."""
         if self.failures.pending and self.failures.takes_answer(command.code):
             return
         if not command.is_oneway and not connection.congested:

@@ -1,9 +1,8 @@
-"""The time of an embedded server: store times, delays, timers and the checks of transactions.
+"""The time of an embedded server: store times, delays, timers, the checks of transactions, and pops.
 
-``SystemClock`` is the machine's. ``ManualClock`` stands still until a test moves it, and makes the calls that become due on
-the way, in order, each at its own time; so a message delayed for two hours is delivered after one ``await
-clock.advance(7200)``. Timeouts of the network (held pulls, idle connections) use the event loop's clock, because peers have
-their own clocks.
+``SystemClock`` is the machine's. ``ManualClock`` stands still until a test moves it; it then makes the calls that become due,
+in order, each at its own time. So a message delayed for two hours is delivered after one ``await clock.advance(7200)``.
+Timeouts of the network (held pulls, idle connections) use the event loop's clock, because peers have their own clocks.
 
 A part that waits for several times sets one ``Alarm`` to the earliest; there is no timer per message.
 """
@@ -21,9 +20,9 @@ from .. import machine
 __all__ = ["Alarm", "Clock", "ManualClock", "SystemClock", "Timer"]
 
 MAX_WAIT: Final = 3600.0
-"""Seconds that a timer of the event loop waits at most; the machine's clock may have been set meanwhile."""
+"""Seconds that a timer of the event loop waits at most: the machine's clock, which may be set, is read again then."""
 _TURNS: Final = 3
-"""Turns of the event loop after which what was called is on its way: wake a held pull, answer it, write."""
+"""Iterations of the event loop until a call has had its effect on peers: wake a held pull, answer it, write."""
 
 
 class Timer(Protocol):
@@ -37,15 +36,20 @@ class Clock(Protocol):
         """Returns the milliseconds since the epoch."""
 
     def call_at(self, when_ms: int, call: Callable[[], object]) -> Timer:
-        """Calls ``call`` once, in the running event loop, at ``when_ms`` (epoch ms) or shortly later; at once if that time
-        has passed."""
+        """Calls ``call`` once, in the running event loop, at ``when_ms`` (epoch ms) or shortly later; soon if that time has
+        passed. Returns a timer, whose ``cancel()`` prevents the call."""
 
 
 class SystemClock:
+    """The machine's clock, which is the default of ``EmbeddedRocketMQ``."""
+
     def now_ms(self) -> int:
+        """Returns the milliseconds since the epoch."""
         return int(machine.time() * 1000)
 
     def call_at(self, when_ms: int, call: Callable[[], object]) -> Timer:
+        """Calls ``call`` as ``Clock.call_at`` does, but at the latest after one hour, also before ``when_ms``: the machine's
+        clock may be set meanwhile, so ``call`` has to compare ``now_ms()`` with its time."""
         wait = min(max(when_ms - self.now_ms(), 0) / 1000, MAX_WAIT)
         return asyncio.get_running_loop().call_later(wait, call)
 
@@ -74,9 +78,12 @@ class ManualClock:
         self._soon: asyncio.Handle | None = None
 
     def now_ms(self) -> int:
+        """Returns the milliseconds since the epoch to which the clock was moved."""
         return self._now
 
     def call_at(self, when_ms: int, call: Callable[[], object]) -> Timer:
+        """Calls ``call`` within the ``advance()`` that reaches ``when_ms`` (epoch ms); soon if that time has passed. Returns a
+        timer, whose ``cancel()`` prevents the call."""
         timer = _Pending(call)
         heapq.heappush(self._timers, (when_ms, next(self._numbers), timer))
         if when_ms <= self._now:
@@ -84,10 +91,10 @@ class ManualClock:
         return timer
 
     async def advance(self, seconds: float) -> None:
-        """Moves the clock by ``seconds``. It returns when all calls that became due have run and the event loop has run a
-        few more iterations, so that answers to held requests are sent. Raises ValueError for seconds below 0."""
+        """Moves the clock by ``seconds``. Returns when all calls that became due have run and the event loop has run a few more
+        iterations, so that answers to held requests are sent. Raises ValueError for negative, infinite and NaN seconds."""
         if not 0 <= seconds < float("inf"):
-            raise ValueError(f"seconds must be a number from 0 on, not {seconds}")
+            raise ValueError(f"seconds must be a finite number from 0 on, not {seconds}")
         end = self._now + round(seconds * 1000)
         while self._timers and self._timers[0][0] <= end:
             when, _, timer = heapq.heappop(self._timers)
@@ -103,7 +110,8 @@ class ManualClock:
             self._soon = asyncio.get_running_loop().call_soon(self._due_already)
 
     def _due_already(self) -> None:
-        """Makes the calls that were due when they were requested; calls that these request in turn wait for the event loop."""
+        """Makes the calls that were already due when they were requested. Calls that these request wait for the next iteration
+        of the event loop."""
         self._soon = None
         last = next(self._numbers)
         while self._timers and self._timers[0] < (self._now + 1, 0) and self._timers[0][1] < last:
@@ -115,7 +123,7 @@ class ManualClock:
 
 
 class Alarm:
-    """One timer, set to the earliest of the requested times; ``ring`` is called at that time, and requests the next."""
+    """A timer that is set to the earliest of the requested times. ``ring``: called at that time; requests the next one."""
 
     def __init__(self, clock: Clock, ring: Callable[[], object]) -> None:
         self._clock = clock

@@ -1,4 +1,4 @@
-"""The directory of brokers of a name server: made of registrations (``Registrations``), or of the brokers themselves."""
+"""The directory of a name server, which lists brokers: from their registrations (``Registrations``) or from broker objects."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ class BrokerDirectory(Protocol):
     """The brokers that a name server knows at the moment. ``connection``: of the client that asks."""
 
     def holders(self, topic: str, connection: Connection) -> Sequence[Holder]:
-        """The brokers that have ``topic``."""
+        """Returns the brokers that have ``topic``."""
 
     def brokers(self, connection: Connection) -> Mapping[str, str]:
-        """Broker name -> "ip:port"."""
+        """Returns the addresses ("ip:port") of the brokers by name."""
 
     def topics(self) -> Iterable[str]:
-        """Returns the names of all topics, each once, in the order of their first registration."""
+        """Returns the names of all topics, each once, broker by broker."""
 
     def forget(self, topic: str) -> None:
-        """Deletes the topic here (DELETE_TOPIC_IN_NAMESRV)."""
+        """Deletes the topic from the directory, not from brokers (DELETE_TOPIC_IN_NAMESRV)."""
 
     def expire(self) -> None:
         """Removes expired entries; called every few seconds."""
@@ -64,7 +64,7 @@ class _Entry:
 
 
 class Registrations:
-    """The table of one name server, in its memory: a restarted name server begins with an empty one.
+    """The directory of one name server, in its memory: a restarted name server begins with an empty one.
 
     Brokers register every 30 s and after each change of their topics, with every name server: call ``register`` for each
     registration that arrives. As in a stock name server a topic that is missing in a later registration stays, until
@@ -83,7 +83,7 @@ class Registrations:
         entry.topics.update(registration.topics)
 
     def unregister(self, broker_name: str) -> None:
-        """Removes the broker at once, because it stops in order or the connection of its registration has ended."""
+        """Removes the broker at once; call it when the broker stops in order or the connection of its registration ends."""
         self._entries.pop(broker_name, None)
 
     def holders(self, topic: str, connection: Connection) -> list[Holder]:

@@ -1,10 +1,10 @@
 """The fault switches of the embedded servers, by which a test causes faults that a client must survive.
 
-There are two kinds. ``FailureScript`` lists the next requests that are answered with a code instead of being served; it
-belongs to the whole cluster, so "the next three sends fail" holds at any broker. A ``Gate`` stands between one server and its
-sockets: it holds answers back for a while (``delay``) or until the test ends it (``stalled``). A stalled server reads nothing
-either, as a stopped process would, so the peer sees full buffers and not only silence. It also determines the order in which
-requests are served (``chance``), and the parts in which answers are sent (``slices``).
+There are two kinds. ``FailureScript`` lists the next requests that are answered with a code instead of being served, or served
+without an answer; it belongs to the whole cluster, so "the next three sends fail" holds at any broker. A ``Gate`` stands between
+one server and its sockets: it holds answers back for a time (``delay``) or until the test resumes the server (``stalled``). A
+stalled server reads nothing either, as a stopped process would, so the peer sees full buffers and not only silence. The gate
+also determines the order in which requests are served (``chance``), and the parts in which answers are sent (``slices``).
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ _NEVER_BY_DEFAULT = frozenset({int(RequestCode.HEART_BEAT), int(RequestCode.UNRE
 
 
 class Failure:
-    """The next ``left`` requests are answered with ``code``."""
+    """One entry of a script: the next ``left`` requests are answered with ``code``. ``request``: only those of this
+    RequestCode; None for any."""
 
     __slots__ = ("code", "left", "request")
 
@@ -40,7 +41,7 @@ class Failure:
 
 
 class FailureScript:
-    """The failures of future requests; those that were added first are used up first."""
+    """The failures of future requests, of which the one that was added first is used up first, and the losses of answers."""
 
     def __init__(self) -> None:
         self._failures: list[Failure] = []
@@ -51,10 +52,10 @@ class FailureScript:
         return bool(self._failures or self._lost)
 
     def add(self, code: int, n: int, request: int | None) -> Failure:
-        """Adds a failure.
+        """Adds and returns a failure of the next ``n`` requests. Raises TypeError, and ValueError for a negative ``n``.
 
         ``request``: a RequestCode, or None for any request to a broker except heartbeats and unregistrations. ``n`` = 0
-        cancels the rest for ``request``.
+        cancels the failures that were added with the same ``request``.
         """
         check_whole("n", n)
         if n < 0:
@@ -70,9 +71,9 @@ class FailureScript:
         return failure
 
     def lose(self, n: int, request: int) -> int:
-        """Loses the answers to the next ``n`` requests of this RequestCode, which are served; 0 cancels the rest.
+        """Loses the answers to ``n`` more requests of this RequestCode, which are served; 0 cancels all losses of it.
 
-        Returns the number of the rest.
+        Returns the number of losses that earlier calls had left. Raises TypeError, and ValueError for a negative ``n``.
         """
         check_whole("n", n)
         if n < 0:
@@ -83,7 +84,7 @@ class FailureScript:
         return left
 
     def takes_answer(self, request: int) -> bool:
-        """Returns whether the answer to this request is lost."""
+        """Returns whether the answer to a request of this RequestCode is lost, and uses one loss up if it is."""
         if not self._lost[request]:
             return False
         self._lost[request] -= 1
@@ -92,12 +93,13 @@ class FailureScript:
         return True
 
     def take_back(self, failure: Failure) -> None:
-        """Cancels the rest of one failure."""
+        """Removes what is left of one failure."""
         if failure in self._failures:
             self._failures.remove(failure)
 
     def take(self, request: int, *, named_only: bool) -> int | None:
-        """The code to answer ``request`` with, or None to serve it. ``named_only``: failures of any request do not count."""
+        """Uses up one failure of a request with RequestCode ``request``: returns the code of the answer; None if it is to be
+        served. ``named_only``: only failures that were added with this RequestCode apply."""
         for failure in self._failures:
             if failure.request == request or (failure.request is None and not named_only and request not in _NEVER_BY_DEFAULT):
                 failure.left -= 1
@@ -115,13 +117,14 @@ Write = Callable[[Sequence[bytes]], None]
 
 
 class Gate:
-    """Holds the answers of one server back. They are sent in the order of their creation, unless each has its own random
-    delay.
+    """Holds the answers of one server back. Held answers keep their order, except those with a random delay or with further
+    seconds of their own (``hold``); answers that are made after the end of a delay may overtake them.
 
-    ``open``: True if no answer is held; the server checks it before it sends. ``apart``: whether each answer is held
-    separately. ``chance``: the random source that selects the requests to serve next; None to serve them in the order of
-    arrival. ``turn``: the number of these selections: requests of one were in flight together. ``slices``: the random source
-    of the parts in which answers are sent; None to send them whole.
+    ``open``: whether new answers are sent without this gate; the server checks it before it sends. ``apart``: whether each
+    answer is held separately, not those of one read together. ``chance``: the random source that selects the requests to
+    serve next; None to serve them in the order of arrival. ``turn``: the number of selections so far; the requests of one
+    selection were in flight together. ``slices``: the random source of the parts in which answers are sent; None to send them
+    whole.
     """
 
     def __init__(self) -> None:
@@ -135,18 +138,18 @@ class Gate:
         self._jitter = 0.0
         self._jitters = random.Random(0)
         self._last = 0.0
-        """When the last answer that keeps its place leaves."""
+        """Time of the event loop at which the last answer that keeps its order is sent."""
         self._count = 0
         self._held: list[tuple[float, int, Write, Sequence[bytes]]] = []
         self._timer: asyncio.TimerHandle | None = None
 
     def set_delay(self, seconds: float, jitter: float = 0.0, chance: random.Random | None = None) -> None:
         """Sets the seconds that each later answer waits, and the maximum of further seconds that ``chance`` draws for it;
-        waiting answers keep their time."""
+        waiting answers keep their time. Raises TypeError, and ValueError for negative, infinite and NaN seconds."""
         for name, value in (("delay", seconds), ("jitter of a delay", jitter)):
             check_number(f"a {name}", value)
             if not 0 <= value < float("inf"):
-                raise ValueError(f"a {name} must be a number of seconds from 0 on, not {value}")
+                raise ValueError(f"a {name} must be a finite number of seconds from 0 on, not {value}")
         self._delay, self._jitter = seconds, jitter
         if chance is not None:
             self._jitters = chance
@@ -163,7 +166,7 @@ class Gate:
             self._arm()
 
     def hold(self, write: Write, parts: Sequence[bytes], seconds: float = 0.0) -> None:
-        """Calls ``write(parts)`` after the delay, ``seconds`` later than for others, when the server is not stalled."""
+        """Calls ``write(parts)`` after the delay plus ``seconds``, but not while the server is stalled."""
         when = asyncio.get_running_loop().time() + self._delay + seconds
         if self._jitter:
             when += self._jitters.random() * self._jitter
@@ -204,7 +207,7 @@ class Gate:
 
 
 def drawn(waiting: deque[T], chance: random.Random) -> deque[T]:
-    """Removes and returns some of ``waiting`` in random order: each with a probability of one half."""
+    """Removes and returns some items of ``waiting`` in random order, each with a probability of one half; mixes the rest."""
     mixed = list(waiting)
     chance.shuffle(mixed)
     number = sum(chance.random() < 0.5 for _ in mixed)

@@ -12,8 +12,8 @@ __all__ = ["LiveBrokers"]
 
 
 class LiveBrokers:
-    """The directory of the brokers of one process. It contains a broker while that listens, with the address by which the
-    asking client can reach it."""
+    """The directory of the brokers of one process. It lists each broker while the broker listens, with the address by which
+    the client that asks can reach it."""
 
     def __init__(self, brokers: Sequence[Broker]) -> None:
         self._brokers = brokers

@@ -40,13 +40,13 @@ MAX_SETTINGS: Final = 10_000
 MAX_SETTINGS_SIZE: Final = 8 * 1024 * 1024
 """Characters of all namespaces, keys and values."""
 _STANDARD_JSON_FROM: Final = 401
-"""``MQVersion.V4_9_4``: younger clients get standard JSON without asking for it."""
+"""``MQVersion.V4_9_4``: clients from this version on get standard JSON without asking for it."""
 
 
 class NameServer(BaseService):
     """A name server. ``directory``: the brokers that it knows. ``failures``: the script of requests that fail; by default a
-    new one. The docstring of ``Broker`` shows the use without an ``EmbeddedRocketMQ``. After a crash a new object is
-    made, with a new directory and no settings."""
+    new one. The docstring of ``Broker`` shows the use without an ``EmbeddedRocketMQ``. After a crash, make a new object with a
+    new directory; its key-value settings are lost, as in a name server without a file of them."""
 
     named_failures_only = True
 
@@ -67,7 +67,7 @@ class NameServer(BaseService):
         }
         self._settings: dict[str, dict[str, str]] = {}
         self._count = 0
-        """Of namespaces and keys."""
+        """Number of namespaces and keys."""
         self._size = 0
 
     def _route(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
@@ -116,14 +116,17 @@ class NameServer(BaseService):
         return make_response(command, ResponseCode.SUCCESS)
 
     def _change_setting(self, namespace: str, key: str, value: str | None) -> None:
-        """``value`` None deletes. Empty namespaces stay, as in a real name server, and stay counted."""
+        """Stores a setting; ``value`` None deletes it. Empty namespaces stay, as in a real name server, and stay counted.
+        Raises Refused (1) if there is no room for the setting."""
         table = self._settings.get(namespace, {})
         old = table.get(key)
         new = namespace not in self._settings
         count = self._count + (value is not None) - (old is not None) + new
         size = self._size + _length(key, value) - _length(key, old) + (len(namespace) if new else 0)
         if value is not None and (count > MAX_SETTINGS or size > MAX_SETTINGS_SIZE):
-            remark = f"this name server keeps {MAX_SETTINGS} settings of {MAX_SETTINGS_SIZE} characters, it takes no more"
+            remark = (
+                f"no room for the setting: at most {MAX_SETTINGS} settings of {MAX_SETTINGS_SIZE} characters in all are kept"
+            )
             raise Refused(ResponseCode.SYSTEM_ERROR, remark)
         if value is not None:
             self._settings.setdefault(namespace, table)[key] = value

@@ -11,20 +11,21 @@ __all__ = ["NO_POPS", "PopFaults", "PopSettings", "PopStore", "checked_settings"
 PopStore = Literal["log", "kv"]
 
 LOG_DELAY: Final = 2.0
-"""Seconds from the end of an invisible time to the redelivery, at least, where check points are in the revive log."""
+"""Seconds from the end of an invisible time to the redelivery with check points in the revive log; at a real broker the least."""
 KV_DELAY: Final = 0.5
-"""The same with the key-value store, which is looked at so often."""
+"""The same with the key-value store, which a real broker searches at this interval (``PopConsumerService``)."""
 MAX_DELAY: Final = 10 * 365 * 24 * 3600
 """Seconds."""
 NO_POPS: Final = "4.9.7"
-"""The version that knows nothing of pops."""
+"""The version of ``EmbeddedRocketMQ`` whose brokers have no pops."""
 
 
 class PopSettings(NamedTuple):
     """The settings of pops.
 
     ``store``: "kv" keeps check points as with ``popConsumerKVServiceEnable``. ``retry_v2``: retry topics have their newer name
-    (``enableRetryTopicV2``). ``revive_delay``: seconds; None is that of the store.
+    (``enableRetryTopicV2``). ``revive_delay``: seconds from the end of an invisible time to the redelivery; None: ``LOG_DELAY``
+    or ``KV_DELAY``, by the store.
     """
 
     store: PopStore = "log"
@@ -39,7 +40,8 @@ class PopSettings(NamedTuple):
 
 
 def checked_settings(store: PopStore, revive_delay: float | None, *, retry_v2: bool) -> PopSettings:
-    """Raises TypeError for a delay that is no number, ValueError for another store and for a delay out of range."""
+    """Returns the settings. Raises TypeError for a delay that is no number, ValueError for another store and for a delay out of
+    range."""
     check_one_of("pop_store", store, get_args(PopStore))
     if revive_delay is not None:
         check_number("pop_revive_delay", revive_delay)
@@ -68,7 +70,7 @@ class PopFaults:
         return taken
 
     def take_lost_ack(self) -> bool:
-        """Returns whether this request to acknowledge has no effect."""
+        """Returns whether this request to acknowledge has no effect, and counts it."""
         taken = self.lost_acks > 0
         self.lost_acks -= taken
         return taken

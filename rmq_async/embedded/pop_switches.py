@@ -17,49 +17,40 @@ MAX_COPIES: Final = 16
 
 
 class PopSwitches(ABC):
-    """A server whose brokers are popped from."""
+    """The switches of ``EmbeddedRocketMQ`` for pops."""
 
     @abstractmethod
     def _chosen(self, name: str | None) -> list[Broker]:
         """Returns the broker of a name, or all of them. Raises ValueError for another name."""
 
     def in_flight(self, group: str) -> list[MessageExt]:
-        """Returns the messages that the group has popped and not acknowledged, and that were not delivered again; one for
-        each handle."""
+        """Returns the messages that the group has popped and not acknowledged, and that were not stored for redelivery yet; one
+        for each handle. Messages of ordered pops are not among them."""
         return [message for broker in self._chosen(None) for message in broker.popping.in_flight(group)]
 
     def empty_pops(self, n: int = 1, *, broker: str | None = None) -> None:
-        """Answers the next ``n`` pops of the broker (None: of each of them) at once with POLLING_TIMEOUT (210), even if there
-        are messages, as a real broker does while other pops hold all queues. ``n`` = 0 ends it. Raises ValueError for a
-        negative number.
-        """
+        """Makes the broker (None: each broker) answer the next ``n`` pops at once with POLLING_TIMEOUT (210), even if there are
+        messages, as a real broker does while other pops hold all queues. ``n`` = 0 ends it."""
         for each in self._numbered(n, broker):
             each.popping.faults.empty = n
 
     def lose_acks(self, n: int = 1, *, broker: str | None = None) -> None:
-        """Loses the next ``n`` requests that acknowledge, single or many: they have no effect on the broker (None: on each of
-        them), and are still answered with success. ``n`` = 0 ends it. Raises ValueError for a negative number.
-        """
+        """Makes the broker (None: each broker) answer the next ``n`` acks, single ones (200051) or batches (200151), with success
+        although they have no effect. ``n`` = 0 ends it."""
         for each in self._numbered(n, broker):
             each.popping.faults.lost_acks = n
 
     def delay_revival(self, seconds: float, *, broker: str | None = None) -> None:
-        """Delays the return of the broker's (None: each broker's) popped messages by ``seconds``; 0 ends it.
-
-        Raises ValueError for a number below 0.
-        """
+        """Delays the redelivery of popped messages without an ack by ``seconds`` on the broker (None: each broker); 0 ends it."""
         check_number("seconds", seconds)
         if not 0 <= seconds < float("inf"):
-            raise ValueError(f"seconds must be a number from 0 on, not {seconds}")
+            raise ValueError(f"seconds must be a finite number from 0 on, not {seconds}")
         for each in self._chosen(broker):
             each.popping.delay_revival(seconds)
 
     def repeat_revival(self, copies: int, *, broker: str | None = None) -> None:
-        """Repeats the return of each popped message of the broker (None: of each broker): each is delivered again ``copies``
-        times, 1 to 16.
-
-        1 ends it.
-        """
+        """Makes the broker (None: each broker) deliver each popped message without an ack again ``copies`` times, 1 to 16; 1
+        ends it."""
         check_whole("copies", copies)
         if not 1 <= copies <= MAX_COPIES:
             raise ValueError(f"copies must be from 1 to {MAX_COPIES}, not {copies}")
@@ -67,10 +58,9 @@ class PopSwitches(ABC):
             each.popping.faults.copies = copies
 
     def lose_offsets(self, *, broker: str | None = None) -> None:
-        """Sets the committed offsets of the broker (None: of each broker) to what it had saved last, as after a kill: it saves
-        them every 5 s, first 10 s after its start. Pops begin there, and messages popped since are delivered again,
-        acknowledged or not.
-        """
+        """Sets the committed offsets of the broker (None: each broker) back to its last save, as after a kill: it saves them every
+        5 s, for the first time 10 s after its start, and when it stops. Pops continue from there: messages that were popped
+        since are delivered again, acknowledged or not."""
         for each in self._chosen(broker):
             each.lose_offsets()
 

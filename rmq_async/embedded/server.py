@@ -1,9 +1,9 @@
-"""The network side of an embedded server: one listening socket, its connections, and its limits against faulty peers.
+"""The network side of an embedded server: its listening sockets, its connections, and its limits against faulty peers.
 
 It must serve all other clients while some send garbage, half a frame, one byte a second, or never read their answers. So it
 allocates no memory for a length that was only announced (FrameDecoder), the bytes of unfinished frames are limited over all
-connections together (the one with most is closed), a connection whose write buffer is full is neither read nor served until it
-drains, and one that does nothing for ``IDLE_TIMEOUT`` is closed.
+connections together (the connection with most of them is closed), a connection whose write buffer is full is neither read nor
+served until the buffer drains, and a connection without traffic for ``IDLE_TIMEOUT`` is closed.
 
 The answers of one read leave in one write, cut at ``FLUSH_SIZE``: measured on this protocol, a write per answer costs as
 much as serving the request.
@@ -34,14 +34,14 @@ logger = logging.getLogger("rmq_async.embedded")
 
 MAX_CONNECTIONS: Final = 4096
 RESERVED_DESCRIPTORS: Final = 128
-"""Of what the process may open, left for everything but connections to embedded servers."""
+"""Descriptors of the process that connections to embedded servers leave free for everything else."""
 MAX_UNFINISHED: Final = 64 * 1024 * 1024
 """Bytes of unfinished frames of all connections together."""
 MAX_UNREAD: Final = 64 * 1024 * 1024
 """Bytes of answers that peers do not read, of all connections together."""
 READ_AT_ONCE: Final = 128 * 1024
-"""Bytes of one read after which the others have their turn. uvloop goes on reading while a read fills its buffer of 250 KiB,
-32 times, so that one client that sends fast enough kept all others, and a signal, waiting for 0.1 s."""
+"""Bytes of one read from which on the connection is not read again in this iteration of the event loop. uvloop reads up to 32
+times in a row while each read fills its buffer of 250 KiB: one fast sender held up other clients, and signals, for 0.1 s."""
 FLUSH_SIZE: Final = 256 * 1024
 WRITE_HIGH: Final = 1024 * 1024
 WRITE_LOW: Final = 256 * 1024
@@ -56,7 +56,7 @@ class Service(Protocol):
     """Serves the requests of one listener."""
 
     def serve(self, connection: Connection, frame: Frame) -> Parts | None:
-        """Serves a frame; returns the answer's parts, or None for no answer (yet). Only a ProtocolError is raised: it closes."""
+        """Serves a frame; returns the answer's parts, None for no answer (yet). A ProtocolError closes the connection."""
 
     def disconnected(self, connection: Connection) -> None:
         """Runs once for each connection when it is closed."""
@@ -113,7 +113,7 @@ class Connection(asyncio.Protocol):
 
     @property
     def unread(self) -> int:
-        """Bytes of answers that are still here."""
+        """Bytes of answers that were not written to the socket yet."""
         sliced = 0 if self._sliced is None else len(self._sliced)
         return 0 if self._transport is None else self._transport.get_write_buffer_size() + sliced
 
@@ -253,7 +253,7 @@ class Connection(asyncio.Protocol):
                 self._transport.pause_reading()
 
     def refuse(self, error: Exception) -> None:
-        """Closes the connection because of invalid bytes; answers made before are still sent."""
+        """Closes the connection because of invalid bytes; answers that are not held back are still sent."""
         logger.info("%s: connection of %s closed: %s", self._listener.name, self.remote, error)
         self._listener.refused += 1
         self._frames.clear()
@@ -266,7 +266,7 @@ class Connection(asyncio.Protocol):
             self._transport.close()
 
     def abort(self) -> None:
-        """Closes at once; bytes that were not written yet are dropped."""
+        """Closes the connection at once; bytes that were not written yet are dropped."""
         if self._transport is not None:
             self._transport.abort()
 
@@ -274,7 +274,7 @@ class Connection(asyncio.Protocol):
 class Listener:
     """A listening socket, and optionally a second one.
 
-    ``accepted`` and ``refused`` count connections that were made, and that were closed because of invalid bytes.
+    ``accepted`` and ``refused`` are the counters that ``ServerStatistics`` describes.
 
     A process without free descriptors cannot even refuse connections, so all listeners together use fewer than its limit.
     """
@@ -286,7 +286,7 @@ class Listener:
         self.service = service
         self.gate = Gate()
         self.connections: dict[Connection, None] = {}
-        """In the order in which they came, as in all tables that are walked: runs of one seed are equal."""
+        """In the order of arrival, like all tables that are iterated over, so that simulations with one seed are equal."""
         self.congested: dict[Connection, None] = {}
         self.accepted = 0
         self.refused = 0
@@ -312,7 +312,7 @@ class Listener:
         return self._loop.time() if self._loop is not None else 0.0
 
     def address(self, connection: Connection | None = None) -> str:
-        """Returns the "ip:port" of this server; if it is bound to every address, the local address of ``connection``."""
+        """Returns the "ip:port" of this server; if it is bound to every address, with the local address of ``connection``."""
         host = self.host
         if self.any_host:
             own = "127.0.0.1" if ipaddress.ip_address(host).version == 4 else "::1"
@@ -320,10 +320,8 @@ class Listener:
         return endpoint_text(ipaddress.ip_address(host), self.port)
 
     async def start(self, host: str, port: int, *, second: bool = False) -> None:
-        """Listens on ``host`` (an address, or a name that is looked up); ``port`` 0 takes a free one. Raises OSError.
-
-        ``second``: also on the port two below; then ``port`` 0 takes two free ones.
-        """
+        """Listens on ``host`` (an address, or a name that is looked up); ``port`` 0 takes a free one. ``second``: also listens on
+        the port two below. Raises OSError if an address or port is not available."""
         self._loop = asyncio.get_running_loop()
         self._most_in_process = descriptor_limit() - RESERVED_DESCRIPTORS
         ip = await numeric_host(host, port)
@@ -333,7 +331,7 @@ class Listener:
         self._scan = self._loop.call_later(_SCAN_INTERVAL, self._scan_idle)
 
     async def stop(self) -> None:
-        """Closes the sockets and every connection; answers already written get half a second to leave."""
+        """Closes the sockets and every connection; answers in the write buffers have half a second to be sent."""
         servers, self._servers = self._servers, []
         if not servers:
             return
@@ -353,7 +351,7 @@ class Listener:
             await server.wait_closed()
 
     def crash(self) -> None:
-        """Ends without a notice to peers. If the event loop is still open, it closes sockets and resets connections."""
+        """Ends as a killed process does: closes the sockets and resets the connections, unless the event loop is closed."""
         servers, self._servers = self._servers, []
         connections, self.connections = self.connections, {}
         self.congested.clear()
@@ -399,25 +397,27 @@ class Listener:
                 self._gone.set_result(None)
 
     def count_unfinished(self, connection: Connection, size: int) -> None:
-        """Counts unfinished frames: ``connection`` now holds ``size`` bytes of a frame that is not complete."""
+        """Counts bytes of unfinished frames: ``connection`` now holds ``size`` bytes of a frame that is not complete."""
         self._unfinished += size - connection.unfinished
         connection.unfinished = size
         if self._unfinished > MAX_UNFINISHED:
             largest = max(self.connections, key=lambda each: each.unfinished)
-            logger.warning("%s: too many bytes of unfinished frames, %s goes", self.name, largest.remote)
+            why = f"unfinished frames take more than {MAX_UNFINISHED} bytes, its own {largest.unfinished}"
+            logger.warning("%s: connection of %s closed: %s", self.name, largest.remote, why)
             self.refused += 1
             self._unfinished -= largest.unfinished
-            largest.unfinished = 0  # it holds nothing any more; the loop reports that a little later
+            largest.unfinished = 0  # before the event loop calls connection_lost, which must not subtract it again
             largest.abort()
 
     def bound_unread(self, connections: Collection[Connection]) -> None:
-        """Drops those of ``connections`` that read least, until the others' unread answers are within the bound."""
+        """Drops the connections with the most bytes of unread answers, until those of the others are within the bound."""
         sizes = {connection: connection.unread for connection in connections if not connection.closed}
         total = sum(sizes.values())
         for connection in sorted(sizes, key=sizes.__getitem__, reverse=True):
             if total <= MAX_UNREAD:
                 break
-            logger.warning("%s: too many bytes of unread answers, %s goes", self.name, connection.remote)
+            why = f"unread answers take more than {MAX_UNREAD} bytes, its own {sizes[connection]}"
+            logger.warning("%s: connection of %s closed: %s", self.name, connection.remote, why)
             total -= sizes[connection]
             self.refused += 1
             connection.abort()

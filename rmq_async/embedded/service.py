@@ -1,8 +1,7 @@
-"""The request side common to name server and broker: one handler per request code, and no input of a peer raises an error from
-it.
+"""The serving of requests, common to name server and broker: one handler per request code.
 
-A handler returns the response, or None when there is none yet (a held pull), or raises ``Refused``. Every other error becomes
-a response with code 1, as in the reference servers, except that an invalid header closes the connection.
+A handler returns the response, or None for no response (yet), for example to a held pull, or raises ``Refused``. Every other
+error becomes a response with code 1, as in the reference servers. A frame with an invalid header closes the connection.
 """
 
 from __future__ import annotations
@@ -39,12 +38,12 @@ logger = logging.getLogger("rmq_async.embedded")
 Handler = Callable[[Connection, RemotingCommand], RemotingCommand | None]
 ExtFields = dict[str, str | None]
 Reply = Callable[[Connection, RemotingCommand, RemotingCommand], None]
-"""Writes the response to a request (second) that was not answered at once."""
+"""Function of a connection, a request and its response: sends the response to a request that was not answered at once."""
 
 STORED_WITH_A_FLAW: Final = frozenset(
     {ResponseCode.FLUSH_DISK_TIMEOUT, ResponseCode.SLAVE_NOT_AVAILABLE, ResponseCode.FLUSH_SLAVE_TIMEOUT}
 )
-"""Codes that answer a send which was stored all the same."""
+"""Codes that answer a send although its message was stored."""
 MAX_CODES: Final = 1024
 SENDS: Final = frozenset({int(RequestCode.SEND_MESSAGE), int(RequestCode.SEND_MESSAGE_V2), int(RequestCode.SEND_BATCH_MESSAGE)})
 
@@ -62,7 +61,7 @@ class Refused(Exception):  # noqa: N818 - an answer, not a failure of ours
 
 
 def header_of(cls: type[H], command: RemotingCommand) -> H:
-    """The request's custom header. Raises Refused (1) naming the field that is missing or not readable."""
+    """Returns the request's custom header. Raises Refused (1), which names the field that is missing or not readable."""
     try:
         return from_ext(cls, command.ext_fields)
     except RemoteProtocolError as error:
@@ -70,7 +69,7 @@ def header_of(cls: type[H], command: RemotingCommand) -> H:
 
 
 def fields_of(header: Header) -> ExtFields:
-    """The extFields of a response."""
+    """Returns the extFields of a response with this custom header."""
     return {**to_ext(header)}
 
 
@@ -87,11 +86,12 @@ def not_supported(command: RemotingCommand) -> RemotingCommand:
 class BaseService:
     """The common part of name server and brokers.
 
-    ``requests`` counts received requests by code, refused and failed ones included; of unknown codes, the first ``MAX_CODES``.
+    ``requests`` counts received requests by code, refused and failed ones included; those of unknown codes only while it has
+    fewer than ``MAX_CODES`` codes.
     """
 
     named_failures_only = False
-    """Whether only failures that name the request's code apply here."""
+    """Whether only failures that were added for a request code apply, not those for any request."""
 
     def __init__(self, name: str, failures: FailureScript | None = None) -> None:
         self.name = name
@@ -101,7 +101,7 @@ class BaseService:
         self.handlers: dict[int, Handler] = {}
 
     async def start(self, host: str, port: int) -> None:
-        """Starts as ``Listener.start`` does, with its errors."""
+        """Starts the listener, and raises what ``Listener.start`` raises."""
         await self.listener.start(host, port)
 
     async def stop(self) -> None:
@@ -109,7 +109,7 @@ class BaseService:
         await self.listener.stop()
 
     def crash(self) -> None:
-        """Ends as a killed process does. Its memory is lost: a new object replaces it."""
+        """Ends the service as a kill of its process does. It cannot be started again: a new object replaces it."""
         self.listener.crash()
 
     def delay(self, seconds: float, jitter: float = 0.0, seed: int = 0) -> None:
@@ -147,8 +147,8 @@ class BaseService:
             return make_response(command, refusal.code, refusal.remark, refusal.ext_fields)
         except ProtocolError as error:
             return make_response(command, ResponseCode.SYSTEM_ERROR, str(error))
-        except Exception as error:  # one request must not take the others' server down
-            logger.exception("%s: request %d of %s failed", self.name, command.code, connection.remote)
+        except Exception as error:  # a defect in one handler must not end the server for all clients
+            logger.exception("%s: request %d of %s failed, its answer is code 1", self.name, command.code, connection.remote)
             return make_response(command, ResponseCode.SYSTEM_ERROR, f"{type(error).__name__}: {error}")
         if flawed and response is not None and response.code == ResponseCode.SUCCESS:
             assert failure is not None
@@ -156,11 +156,11 @@ class BaseService:
         return response
 
     def encode(self, command: RemotingCommand, response: RemotingCommand) -> Parts:
-        """The response's frame; one that cannot be encoded (lone surrogates in a remark) becomes a plain code 1."""
+        """Encodes a response; one that cannot be encoded (lone surrogates in a remark) is replaced by one of code 1."""
         try:
             return encode_command(response)
         except ProtocolError as error:
-            logger.warning("%s: response to %d: %s", self.name, command.code, error)
+            logger.warning("%s: response to request %d replaced by code 1: %s", self.name, command.code, error)
             return encode_command(make_response(command, ResponseCode.SYSTEM_ERROR, "the response cannot be encoded"))
 
     def answered(self, connection: Connection, response: RemotingCommand) -> None:

@@ -12,16 +12,17 @@ from typing import Any, Final
 __all__ = ["IpAddress", "descriptor_limit", "endpoint", "endpoint_text", "listen", "numeric_host"]
 
 SECOND_BELOW: Final = 2
-"""What a broker's second port is below its first (``MixAll.brokerVIPChannel``)."""
+"""Distance from a broker's second port up to its first one (``MixAll.brokerVIPChannel``)."""
 MOST_PORTS_TRIED: Final = 64
-"""Free ports that are looked at for one with another free one below it."""
+"""Number of free ports that are tried as the first port until the second one is free, too."""
 
 IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 Factory = Callable[[], asyncio.Protocol]
 
 
 async def numeric_host(host: str, port: int) -> str:
-    """One address of ``host``, which may be one, so that port 0 means one port. Raises OSError."""
+    """Returns an IP address of ``host``, a name or an address; one only, because port 0 gives each address another port.
+    Raises OSError for a name that cannot be resolved."""
     try:
         return str(ipaddress.ip_address(host))
     except ValueError:
@@ -30,9 +31,9 @@ async def numeric_host(host: str, port: int) -> str:
 
 
 async def listen(ip: str, port: int, first: Factory, second: Factory | None) -> list[asyncio.Server]:
-    """Returns servers of ``port`` and, if there is a ``second`` factory, of the port ``SECOND_BELOW`` it. Raises OSError.
+    """Listens on ``port`` and, if there is a ``second`` factory, on the port ``SECOND_BELOW`` it; returns the servers.
 
-    ``port`` 0 takes a free one for which the second port is free too.
+    ``port`` 0 takes a free one for which the second port is free too. Raises OSError if a port is not available.
     """
     loop = asyncio.get_running_loop()
     tries = 1 if port or second is None else MOST_PORTS_TRIED
@@ -51,7 +52,8 @@ async def listen(ip: str, port: int, first: Factory, second: Factory | None) -> 
 
 
 async def _serving(loop: asyncio.AbstractEventLoop, factory: Factory, ip: str, port: int) -> asyncio.Server:
-    """A server that listens. ``create_server`` alone leaves the socket behind where its caller is cancelled in its last turn."""
+    """Returns a listening server, in two steps: if a caller is cancelled in the last iteration of a ``create_server`` that also
+    begins to listen, the socket stays open."""
     server = await loop.create_server(factory, ip, port, start_serving=False)
     try:
         await server.start_serving()
@@ -62,7 +64,7 @@ async def _serving(loop: asyncio.AbstractEventLoop, factory: Factory, ip: str, p
 
 
 def descriptor_limit() -> int:
-    """The largest number of descriptors of this process."""
+    """Returns the largest number of descriptors that this process may have."""
     try:
         import resource
     except ImportError:  # no such limit there
@@ -72,7 +74,7 @@ def descriptor_limit() -> int:
 
 
 def endpoint(name: Any) -> tuple[IpAddress, int]:
-    """Returns address and port of a result of getpeername or getsockname; a closed peer has none."""
+    """Returns address and port of a result of getpeername or getsockname; 0.0.0.0 and 0 for a closed socket, which has none."""
     if not name:
         return ipaddress.IPv4Address(0), 0
     ip = ipaddress.ip_address(name[0].partition("%")[0])

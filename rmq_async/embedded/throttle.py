@@ -49,7 +49,7 @@ class SendQueue:
         return self._free - now
 
     def refusal(self, now: float) -> str:
-        """The remark to a send that is refused, in the words of a broker."""
+        """Returns the remark to a send that is refused, in the words of a real broker."""
         waiting = int((self._free - now) / self._seconds)
         return (
             "[TIMEOUT_CLEAN_QUEUE]broker busy, start flow control for a while, "

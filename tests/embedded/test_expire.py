@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from rmq_async.embedded import EmbeddedRocketMQ
@@ -95,9 +97,13 @@ async def test_expire_refuses_what_is_not_there(server: EmbeddedRocketMQ, filled
     server.expire(QUEUE, 2000)
     assert outcome(await filled.pull("T", offset=1900)) == (20, "MESSAGE_WAS_REMOVING", 2000, 0)
     server.expire(QUEUE, 5)  # gone already
-    for queue in (QUEUE._replace(topic="nope"), QUEUE._replace(broker_name="broker-z"), QUEUE._replace(queue_id=77)):
-        with pytest.raises(ValueError, match="no broker has"):
+    for queue in (QUEUE._replace(topic="nope"), QUEUE._replace(queue_id=77)):
+        with pytest.raises(
+            ValueError, match=f"^broker-a has never used {re.escape(str(queue))}; give a queue to which messages"
+        ):
             server.expire(queue, 1)
+    with pytest.raises(ValueError, match=r"^no broker has .*; give a queue of one of broker-a$"):
+        server.expire(QUEUE._replace(broker_name="broker-z"), 1)
     for before in (-1, 2001):
         with pytest.raises(ValueError, match="before must be from 0 to 2000"):
             server.expire(QUEUE, before)
