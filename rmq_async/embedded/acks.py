@@ -1,7 +1,7 @@
 """Requests after a pop: acks, one (200051) or many (200151), and changes of the invisible time (200053).
 
 Nearly every request is answered with success: an ack for a removed message, or with a void handle, has no effect. A change
-makes the message visible at another time even if it was acknowledged.
+makes the message visible at another time even if it was acknowledged, unless it was popped in order.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from .topics import FAQ
 __all__ = ["AckProcessor"]
 
 _NO_REMARK: Final = "not set any response code"
-"""What a real broker leaves in the answer to a change, with any code."""
+"""Remark of the answer to a change unless topic or queue are wrong: the one with which Java creates a response."""
 
 
 class AckProcessor:
     """The answers to acks and to changes of invisible times.
 
-    ``changed``: called when check points were added. ``freed``: called with a queue that ordered pops may have again.
+    ``changed``: called when check points were added. ``freed``: called with a queue that ordered pops may read again.
     """
 
     def __init__(self, state: BrokerState, ordered: OrderedQueues, clock: Clock, faults: PopFaults) -> None:
@@ -103,7 +103,7 @@ class AckProcessor:
         return make_response(command, ResponseCode.SUCCESS, _NO_REMARK, fields_of(answer))
 
     def _bounds(self, connection: Connection, name: str, queue_id: int) -> tuple[int, int]:
-        """Minimum and maximum offset of a queue. Raises Refused (17, 13)."""
+        """Returns the minimum and maximum offset of a queue. Raises Refused (17, 13)."""
         topic = self._state.topics.get(name)
         if topic is None:
             raise Refused(ResponseCode.TOPIC_NOT_EXIST, f"topic[{name[:160]}] not exist, apply first please! \n{FAQ}")
@@ -124,7 +124,7 @@ class AckProcessor:
             self._state.check_points.ack(handle, offset)
 
     def _ack_queue(self, connection: Connection, ack: BatchAck) -> None:
-        """Raises Refused (1, 13)."""
+        """Acknowledges messages of one queue. Raises Refused (1, 13)."""
         try:
             topic = real_topic(ack.retry, ack.topic, ack.consumer_group)
         except RemoteProtocolError as error:
@@ -138,7 +138,8 @@ class AckProcessor:
                 self._ack(connection, handle, ack.start_offset + bit, ack.revive_queue_id)
 
     def _ack_ordered(self, connection: Connection, handle: Handle, offset: int) -> None:
-        """Raises Refused (13) for a message that the last pop of the queue did not take."""
+        """Acknowledges a message of an ordered pop. Raises Refused (13) for a handle of the queue's last pop with the offset of
+        a message that this pop did not take."""
         queue = OrderedQueue(handle.group, handle.topic, handle.queue_id)
         offsets = self._state.offsets
         committed = offsets.find(*queue)
@@ -158,12 +159,14 @@ class AckProcessor:
                 self.freed(queue)
 
     def _change(self, header: ChangeInvisibleTimeRequestHeader, info: ExtraInfo) -> ChangeInvisibleTimeResponseHeader:
-        """Changes the invisible time of a message. Raises Refused (1) if the broker can keep no more check points."""
+        """Changes the invisible time of a message. Raises Refused (1) if the broker has its maximum of messages without an
+        ack."""
         points = self._state.check_points
         now = max(self._clock.now_ms(), info.pop_time + 1)  # another pop time than before, which makes the old handle void
         self._state.check_points.ack(_handle(header, info), header.offset)
         if points.messages >= MAX_IN_FLIGHT:
-            raise Refused(ResponseCode.SYSTEM_ERROR, f"{MAX_IN_FLIGHT} popped messages of this broker have no ack")
+            remark = f"{MAX_IN_FLIGHT} popped messages of this broker have no ack, it takes no more changes"
+            raise Refused(ResponseCode.SYSTEM_ERROR, remark)
         if self._state.groups.get(header.consumerGroup) is not None:
             new = Handle(header.consumerGroup, header.topic, header.queueId, header.offset, now, header.invisibleTime)
             points.add(new, [header.offset], suspended=header.suspend)
@@ -184,7 +187,7 @@ class AckProcessor:
 
 
 def _extra_info(text: str) -> ExtraInfo:
-    """Raises Refused (1)."""
+    """Parses the text of a handle. Raises Refused (1) for an invalid one."""
     try:
         return parse_extra_info(text)
     except RemoteProtocolError as error:

@@ -27,7 +27,7 @@ from .state import BrokerState
 __all__ = ["AssignmentProcessor", "allocate", "allocate_for_pops"]
 
 _LEAVE_AS_IT_IS: Final = b"{}"
-"""Unlike an empty list it makes the client keep its queues."""
+"""Body of an answer that, unlike an empty list, makes the client keep its queues."""
 _STRATEGIES: Final = {"AVG": allocate_averagely, "AVG_BY_CIRCLE": allocate_by_circle}
 
 
@@ -58,7 +58,7 @@ class AssignmentProcessor:
         return make_response(command, ResponseCode.SUCCESS, body=encode_body(body))
 
     def _queues(self, name: str) -> list[MessageQueue] | None:
-        """All readable ones; None for a topic that no broker has."""
+        """Returns the readable queues of the topic on all brokers; None for a topic that no broker has."""
         found: list[MessageQueue] | None = None
         for broker in self._state.peers:
             topic = broker.topics.get(name)
@@ -70,7 +70,8 @@ class AssignmentProcessor:
 
 
 def allocate(strategy: str, queues: list[MessageQueue], clients: list[str], client_id: str) -> list[MessageQueue] | None:
-    """The client's share of ``queues``, both in the order all use; None for a strategy that is not known."""
+    """Returns the client's part of ``queues``; None for an unknown strategy. The order of ``queues`` and ``clients`` must be the
+    same for each client that asks."""
     share = _STRATEGIES.get(strategy)
     return None if share is None else list(share(client_id, queues, clients))
 
@@ -78,8 +79,10 @@ def allocate(strategy: str, queues: list[MessageQueue], clients: list[str], clie
 def allocate_for_pops(
     strategy: str, queues: list[MessageQueue], clients: list[str], client_id: str, share: int
 ) -> list[MessageQueue] | None:
-    """Returns the queues as ``allocate`` does, for a client that pops: without a ``share`` it pops all queues of each broker,
-    else its own queues and those of the next ``share`` clients.
+    """Returns the queues of a client that pops (``QueryAssignmentProcessor.allocate4Pop``); None for an unknown strategy.
+
+    With a ``share`` of 0 or less, or of all other clients, it pops from any queue of each broker (``ANY_QUEUE``), else from its
+    own queues and those of the next ``share`` clients. If there are more clients than queues, it pops from one queue.
     """
     if strategy not in _STRATEGIES:
         return None

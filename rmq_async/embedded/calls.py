@@ -1,7 +1,7 @@
-"""Requests of a broker to its clients: one-way, or with an answer that is awaited by callback.
+"""Requests of a broker to its clients: one-way, or with an answer that is passed to a callback.
 
-The number of pending requests is limited, per connection and in all, and each ends with its timeout or its connection. A
-client that does not read earlier data gets no requests.
+The number of pending requests is limited, per connection and in all, and each ends at the latest with its timeout or its
+connection. A client that does not read what was sent before gets no requests.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .server import Connection
 __all__ = ["ClientCalls", "Failure", "OnAnswer"]
 
 CALL_TIMEOUT: Final = 10.0
-"""Seconds a client has for its answer (``Broker2Client.callClient``)."""
+"""Seconds that a client has for its answer (``Broker2Client.callClient``)."""
 MAX_CALLS: Final = 8192
 MAX_CALLS_PER_CONNECTION: Final = 1024
 
@@ -66,7 +66,7 @@ class ClientCalls:
         """Sends a request to a client. ``on_answer`` is called once: at once if no request is sent, else on the answer, the
         end of the connection, or the timeout.
 
-        Raises ProtocolError for values that cannot be encoded, without a call.
+        Raises ProtocolError for values that cannot be encoded, without calling ``on_answer``; neither does ``close``.
         """
         own = self._by_connection.get(connection, {})
         if connection.closed or connection.congested or len(self._calls) >= MAX_CALLS or len(own) >= MAX_CALLS_PER_CONNECTION:
@@ -80,7 +80,7 @@ class ClientCalls:
         connection.send(parts)
 
     def answered(self, connection: Connection, response: RemotingCommand) -> None:
-        """Passes a response to its pending call; drops one without a call."""
+        """Passes a response to its pending call; drops a response that belongs to no call on this connection."""
         call = self._calls.get(response.opaque)
         if call is not None and call.connection is connection:
             self._end(response.opaque, response)

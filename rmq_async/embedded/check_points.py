@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 __all__ = ["MAX_IN_FLIGHT", "CheckPoint", "CheckPoints", "Handle"]
 
 MAX_IN_FLIGHT: Final = 200_000
-"""Messages of all check points of one broker."""
+"""Messages of all check points of one broker together."""
 _SWEEP_FROM: Final = 1024
 
 _Key = tuple[str, str, int, int, int]
@@ -56,7 +56,7 @@ class CheckPoints:
     """The check points of a broker.
 
     ``single``: each message has its own check point, found by the end of its invisible time, as in the key-value store; else a
-    pop's messages of one queue share one, found by offset and time of the pop. ``messages``: number of those without an ack.
+    pop's messages of one queue share one, found by offset and time of the pop. ``messages``: number of messages without an ack.
     """
 
     def __init__(self, *, single: bool = False) -> None:
@@ -64,7 +64,7 @@ class CheckPoints:
         self.messages = 0
         self._points: dict[_Key, CheckPoint] = {}
         self._ends: list[tuple[int, int, CheckPoint]] = []
-        """A heap; what was acknowledged stays until its end, or until a sweep."""
+        """A heap by end; acknowledged check points stay until their end, or until a sweep."""
         self._numbers = count()
 
     @property
@@ -73,7 +73,7 @@ class CheckPoints:
         return len(self._ends)
 
     def add(self, handle: Handle, offsets: Iterable[int], *, suspended: bool = False) -> None:
-        """Takes down that a client has these messages."""
+        """Adds check points for messages of one queue that were popped, or whose invisible time was changed."""
         groups = [[offset] for offset in offsets] if self.single else [list(offsets)]
         for each in groups:
             self._put(CheckPoint(handle, each, suspended=suspended))
@@ -100,7 +100,7 @@ class CheckPoints:
         return due
 
     def next_end(self) -> int | None:
-        """Epoch ms at which the next check point ends."""
+        """Returns the epoch ms at which the next check point ends; None without one."""
         while self._ends and not self._ends[0][2].left:
             heapq.heappop(self._ends)
         return self._ends[0][0] if self._ends else None
@@ -125,7 +125,7 @@ class CheckPoints:
             return
         key = self._key(point.handle, point.left[0])
         old = self._points.get(key)
-        if old is not None:  # the same moment once more: one of the two is all that a real broker finds, too
+        if old is not None:  # a second pop in the same millisecond has the same key: a real broker finds only one of them, too
             self._remove(old)
             old.left.clear()
         self._points[key] = point
@@ -134,7 +134,7 @@ class CheckPoints:
         self._sweep(_SWEEP_FROM)
 
     def _remove(self, point: CheckPoint) -> bool:
-        """Takes a check point out of the table; its entry in the heap is empty then. Returns whether it had messages."""
+        """Removes a check point from the table; returns whether it was there. Its heap entry stays."""
         if not point.left:
             return False
         key = self._key(point.handle, point.left[0])

@@ -1,7 +1,6 @@
 """Connected clients: producers and consumers by group, from their heartbeats.
 
-A client is listed from its first heartbeat until it unregisters, its connection ends, or ``EXPIRY`` passes without another one.
-``changed`` reports the consumer groups whose members or topics have changed.
+A client is listed from its first heartbeat until it unregisters, its connection ends, or ``EXPIRY`` passes without a heartbeat.
 
 Names and subscriptions come from the network, so their number and size are bounded, per connection and in all.
 """
@@ -21,21 +20,21 @@ from .service import Refused
 __all__ = ["EXPIRY", "Client", "ClientTable", "ConsumerGroup"]
 
 EXPIRY: Final = 120.0
-"""Seconds without a heartbeat after which a client is forgotten and its connection closed (``channelExpiredTimeout``)."""
+"""Seconds without a heartbeat after which a client is removed and its connection closed (``channelExpiredTimeout``)."""
 MAX_GROUPS_PER_CONNECTION: Final = 4096
 MAX_MEMBERS: Final = 200_000
 """Clients of all groups together; one that is in three groups counts three times."""
 MAX_NAME_LENGTH: Final = 512
-"""Of a group or a client; a real client's id has some 30 characters."""
+"""Characters of the name of a group or the id of a client; the id of a real client has some 30."""
 MAX_SUBSCRIPTION_BYTES: Final = 32 * 1024 * 1024
 _WORD: Final = 64
-"""Characters of a setting that is one of a few words."""
+"""Characters that are kept of a setting which is one of a few words."""
 _SUBSCRIPTION_OVERHEAD: Final = 400
 _TAG_OVERHEAD: Final = 100
 
 
 class Client:
-    """One member of one group. ``seen``: ``time.monotonic`` of its last heartbeat."""
+    """One member of one group. ``seen``: ``machine.monotonic`` of its last heartbeat."""
 
     __slots__ = ("client_id", "connection", "language", "seen", "version")
 
@@ -70,15 +69,16 @@ class ConsumerGroup:
         return self.message_model == MessageModel.BROADCASTING
 
     def ids(self) -> tuple[str, ...]:
-        """Client ids, once for each of their connections."""
+        """Returns the ids of the members, each once for each of its connections."""
         return tuple(client_id for client_id, _ in self.members)
 
     def find(self, client_id: str) -> Client | None:
-        """The member, on its newest connection."""
+        """Returns the member with this id, on its newest connection; None if there is none."""
         return next((member for member in reversed(self.members.values()) if member.client_id == client_id), None)
 
     def merged(self, data: ConsumerData) -> dict[str, SubscriptionData]:
-        """Returns the subscriptions after a heartbeat: existing ones that are not older stay."""
+        """Returns the subscriptions after a heartbeat: one for each topic of the heartbeat, which is the existing one unless that
+        is older."""
         new = {each.topic: each for each in data.subscription_data_set}
         for topic, subscription in new.items():
             known = self.subscriptions.get(topic)
@@ -90,7 +90,8 @@ class ConsumerGroup:
 class ClientTable:
     """The clients that are connected, by group.
 
-    ``changed`` is called with a consumer group whose members or topics have changed.
+    ``changed`` is called with the name of a group, other than a broadcasting one, whose members or topics have changed; not if
+    the last member has left.
     """
 
     def __init__(self) -> None:
@@ -98,7 +99,7 @@ class ClientTable:
         self.consumers: dict[str, ConsumerGroup] = {}
         self.changed: Callable[[str], None] = lambda group: None
         self._reachable: dict[str, Client] = {}
-        """Who replies are pushed to, by client id."""
+        """Clients to which replies are pushed, by client id."""
         self._fingerprints: dict[str, int] = {}
         self._groups_of: dict[Connection, dict[tuple[str, str], None]] = {}
         self._members = 0
@@ -106,7 +107,7 @@ class ClientTable:
         self._turn = 0
 
     def add_producer(self, group: str, client: Client) -> None:
-        """Raises Refused (1) where this is one more than the table takes."""
+        """Adds a producer, or renews its entry. Raises Refused (1) beyond a limit of the table, and for a closed connection."""
         members = self.producers.get(group, {})
         old = members.get(client.client_id)
         self._enter(group, client, old)
@@ -115,7 +116,8 @@ class ClientTable:
             self._reachable[client.client_id] = client
 
     def add_consumer(self, data: ConsumerData, client: Client, *, without_subscriptions: bool) -> None:
-        """Raises Refused (1) where this is one more than the table takes."""
+        """Adds a consumer, or renews its entry, and changes its group's subscriptions. Raises Refused (1) beyond a limit of the
+        table, and for a closed connection."""
         name = data.group_name
         group = self.consumers.get(name) or ConsumerGroup()
         subscriptions = group.subscriptions if without_subscriptions else group.merged(data)
@@ -140,7 +142,7 @@ class ClientTable:
             self._announce(name, group)
 
     def fingerprint_changed(self, group: str, fingerprint: int) -> bool:
-        """Stores the fingerprint of a heartbeat; returns whether the group's last heartbeat had another one."""
+        """Stores the fingerprint of a heartbeat; returns whether the group's previous heartbeat had another one."""
         old = self._fingerprints.get(group)
         self._fingerprints[group] = fingerprint
         return old is not None and old != fingerprint
@@ -148,14 +150,15 @@ class ClientTable:
     def find_producer(self, client_id: str) -> Client | None:
         """Returns the client to which a reply is pushed; None if it is not known.
 
-        A group that is new on its connection adds the client. Any of its groups that leaves removes it, and so does the end of
-        any connection of one of its producer groups; remaining groups do not restore it. A real broker's ``ProducerManager``
-        does the same.
+        The first heartbeat of a producer group on a connection adds the client. It is removed when any of its producer groups
+        unregisters or expires, or when any connection ends on which one of them sent a heartbeat; heartbeats of its other groups
+        do not add it again. A real broker's ``ProducerManager`` does the same.
         """
         return self._reachable.get(client_id)
 
     def producer_connection(self, group: str) -> Connection | None:
-        """Returns a connection of the producer group for a request, in turn; None if none is open and read by its peer."""
+        """Returns the next connection of the producer group, in turn, for a request to it; None if no connection is open and
+        read by its peer."""
         members = list(self.producers.get(group, {}).values())
         for _ in members:
             self._turn += 1
@@ -195,11 +198,11 @@ class ClientTable:
         for group, client_id in list(self._groups_of.get(connection, ())):
             self._remove_from(group, client_id, connection)
             if client_id in self.producers.get(group, ()):
-                self._reachable.pop(client_id, None)  # it has moved on, and is forgotten all the same
+                self._reachable.pop(client_id, None)  # its newer connection does not keep it here: see find_producer
         self._groups_of.pop(connection, None)
 
     def expire(self) -> None:
-        """Forgets clients without a heartbeat for ``EXPIRY``; closes connections that no other client uses."""
+        """Removes clients without a heartbeat for ``EXPIRY``; closes their connections unless other members use them."""
         oldest = machine.monotonic() - EXPIRY
         silent = [
             (group, member)
@@ -229,7 +232,8 @@ class ClientTable:
         self.remove_consumer(group, client_id, connection)
 
     def _enter(self, group: str, client: Client, old: Client | None) -> None:
-        """Counts one more member, unless it takes the place of ``old``."""
+        """Counts one more member, unless it takes the place of ``old``. Raises Refused (1) beyond a limit, and for a closed
+        connection."""
         connection = client.connection
         for name in (group, client.client_id):
             if len(name) > MAX_NAME_LENGTH:
@@ -241,7 +245,7 @@ class ClientTable:
         if key not in groups and len(groups) >= MAX_GROUPS_PER_CONNECTION:
             raise Refused(
                 ResponseCode.SYSTEM_ERROR,
-                f"this connection has {MAX_GROUPS_PER_CONNECTION} groups, the broker takes no more of it",
+                f"this connection has {MAX_GROUPS_PER_CONNECTION} groups, it takes no more",
             )
         if old is None:
             if self._members >= MAX_MEMBERS:

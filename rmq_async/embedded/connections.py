@@ -1,4 +1,5 @@
-"""Heartbeats and unregistration (34, 35), lists of clients (38, 203, 204), and notifications of changed members (40)."""
+"""Serves heartbeats, unregistrations and checks of subscriptions (34, 35, 46) and lists of clients (38, 203, 204), and notifies
+members of changes (40)."""
 
 from __future__ import annotations
 
@@ -38,14 +39,15 @@ __all__ = ["ClientProcessor"]
 
 
 class ClientProcessor:
-    """Notifies a group's members once per loop iteration, after any number of changes."""
+    """Serves what clients say and ask about groups. A group's members are notified once per loop iteration, after any number of
+    changes."""
 
     def __init__(self, state: BrokerState, calls: ClientCalls, *, property_filter: bool) -> None:
         self._state = state
         self._property_filter = property_filter
         self._calls = calls
         self.listed: dict[str, tuple[str, ...]] = {}
-        """By group, what 38 answers instead of the members."""
+        """By group, the client ids that the answer to 38 lists instead of the members."""
         self._changed: dict[str, None] = {}
         self._notify_handle: asyncio.Handle | None = None
         state.clients.changed = self._group_changed
@@ -87,7 +89,7 @@ class ClientProcessor:
         self, consumer: ConsumerData, data: HeartbeatData, connection: Connection, command: RemotingCommand
     ) -> bool:
         """Adds a consumer; returns whether its fingerprint has changed. A group with an invalid name is ignored, as on real
-        brokers."""
+        brokers; so is a new group for which there is no room."""
         state, name, fingerprint = self._state, consumer.group_name, data.heartbeat_fingerprint
         config = state.groups.find(name)
         if config is None:
@@ -99,7 +101,7 @@ class ClientProcessor:
             self._client(data, connection, command),
             without_subscriptions=data.without_sub and fingerprint != 0,
         )
-        return state.clients.fingerprint_changed(name, fingerprint)  # only of a group that was taken
+        return state.clients.fingerprint_changed(name, fingerprint)  # not if add_consumer has refused the consumer
 
     def _client(self, data: HeartbeatData, connection: Connection, command: RemotingCommand) -> Client:
         return Client(data.client_id, connection, command.language, command.version)

@@ -4,7 +4,7 @@ All other state of a broker is in memory: connections, members of groups, queue 
 offsets. Settings of topics and groups are written when they change; messages as the docstring of ``DiskLog`` describes;
 committed offsets, and the progress of delays and transactions, every 5 s (delay levels every 10 s, offsets for the first time
 after 10 s) and when the broker stops in order, as on a real broker. Check points of popped messages and their acks are written
-at once, and no loss of power takes them.
+at once, and survive a loss of power, except those of messages that it has taken.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class BrokerDisk:
         self.groups = SubscriptionGroups()
         self.offsets: SavedOffsets = {}
         self.pop_offsets: SavedOffsets = {}
-        """Where the next pops begin, with the key-value store."""
+        """Offsets from which the next pops read, with the key-value store; ``offsets`` has those of the revive log."""
         self.check_points = CheckPoints()
         self.request_modes: dict[tuple[str, str], tuple[str, int]] = {}
         """By topic and group: PULL or POP, and how many other members' queues a member pops from."""
@@ -107,7 +107,7 @@ class BrokerDisk:
         self.transactions = TransactionProgress()
 
     def power_loss(self) -> int:
-        """Removes the records that were not flushed, from queues too; returns their number. No broker may use the disk."""
+        """Removes the records that were not flushed, from queues too; returns their number. No broker may be using the disk."""
         self.log.halt()
         taken = self.log.truncate(self.log.flushed, self.name)
         self.forget_check_points()
@@ -123,8 +123,8 @@ class BrokerDisk:
         self.check_points.forget(gone)
 
     def mount(self) -> None:
-        """Removes the entries of tables that only the memory of an earlier broker object held; its written data count as
-        flushed."""
+        """Prepares the disk for a new broker object: data that an earlier one has written count as flushed, and its numbers of
+        waiting pulls are reset."""
         self.log.flush()
         for topic in self.topics:
             for queue in topic.queues():

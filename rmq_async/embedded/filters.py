@@ -1,4 +1,4 @@
-"""Which messages a pull wants: by tags, as consume queues hold them, or by an SQL92 condition over the properties."""
+"""Filters of pulls and pops: by tags, whose hash codes consume queues hold, or by an SQL92 condition over the properties."""
 
 from __future__ import annotations
 
@@ -16,21 +16,22 @@ from .store import tag_code
 __all__ = ["MIN_SCAN", "Filter", "check_condition", "filter_of"]
 
 MIN_SCAN: Final = 800
-"""Records a filtered pull looks at, at least (``maxFilterMessageSize`` / 20)."""
+"""Records that one pull looks at unless it has a long condition (``maxFilterMessageSize`` / 20 bytes of a queue entry)."""
 _LEAST_SCAN: Final = 32
+"""Records that a pull with a long condition still looks at."""
 _PARTS_PER_PULL: Final = 40_000
-"""Parts of conditions that one pull evaluates, about: a long condition looks at fewer records."""
+"""Parts of a condition that one pull evaluates, about: the longer the condition, the fewer records it looks at."""
 
 
 class Filter(NamedTuple):
-    """A filter of messages by their tags. ``codes``: hash codes of the tags wanted, None for all."""
+    """A filter of messages. ``codes``: hash codes of the tags wanted, None for all. ``condition``: None for no condition."""
 
     codes: frozenset[int] | None = None
     condition: Condition | None = None
 
     @property
     def scan(self) -> int:
-        """Records that one pull looks at."""
+        """Number of records that one pull looks at."""
         if self.condition is None:
             return MIN_SCAN
         return max(_LEAST_SCAN, min(MIN_SCAN, _PARTS_PER_PULL // self.condition.size))
@@ -41,10 +42,9 @@ class Filter(NamedTuple):
 
 
 def filter_of(expression: str, kind: str, *, property_filter: bool, brought: bool) -> Filter:
-    """Makes the filter of a pull. ``brought``: True if the pull contains its subscription. Raises Refused (1, 23, 27).
+    """Returns the filter of a pull. ``brought``: whether the pull contains its subscription. Raises Refused (1, 23, 27).
 
-    A broker parses the condition in a pull, and delivers every message if that fails; for a condition of a heartbeat that
-    failed it answers 27.
+    As at a real broker, an invalid condition in a pull lets every message pass; one in a heartbeat makes pulls fail with 27.
     """
     if kind in ("", TAG):
         if expression in ("", "*"):
@@ -68,7 +68,8 @@ def filter_of(expression: str, kind: str, *, property_filter: bool, brought: boo
 
 
 def check_condition(expression: str, kind: str, *, property_filter: bool) -> None:
-    """Answers CHECK_CLIENT_CONFIG (46). Raises Refused (1, 23)."""
+    """Checks the condition of a CHECK_CLIENT_CONFIG (46) or of a pop. Raises Refused: 23 for an invalid condition, 1 if the
+    broker filters by none."""
     if kind in ("", TAG):
         return
     if not property_filter:

@@ -1,4 +1,4 @@
-"""Subscription groups of one broker (200, 201, 207, 225, 352): their settings; groups are created at their first use."""
+"""Subscription groups of one broker and their settings (200, 201, 207, 225, 352). Groups are created at their first use."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from .topics import FAQ
 __all__ = ["GroupProcessor", "SubscriptionGroups"]
 
 MAX_GROUPS: Final = 10_000
-"""Besides the broker's own."""
+"""Groups besides the broker's own."""
 MAX_GROUP_BYTES: Final = 16 * 1024 * 1024
-"""Of the settings of all groups, as JSON."""
+"""Bytes of the settings of all groups, as JSON."""
 
 
 class SubscriptionGroups:
@@ -51,7 +51,7 @@ class SubscriptionGroups:
         return dict(self._groups)
 
     def find(self, name: str) -> SubscriptionGroupConfig | None:
-        """Returns the group, created now if it did not exist; None for an invalid name, and if there is no room."""
+        """Returns the group's settings; creates a group that does not exist. None for an invalid name, and if there is no room."""
         config = self._groups.get(name)
         if config is None and group_refusal(name) is None and not self._is_full():
             config = SubscriptionGroupConfig(name)
@@ -69,7 +69,8 @@ class SubscriptionGroups:
         return config
 
     def put_all(self, configs: Iterable[SubscriptionGroupConfig]) -> None:
-        """Stores settings of new or existing groups: all, or none with Refused (29, 1)."""
+        """Stores settings of new or existing groups. Raises Refused, and stores none of them: 29 for an invalid name, 1 if there
+        is no room."""
         checked = [(config, self._check(config)) for config in configs]
         new = [config for config, _ in checked if config.group_name not in self._groups]
         if len(self._groups) + len(new) - len(SYSTEM_GROUPS) > MAX_GROUPS:

@@ -1,8 +1,8 @@
 """Pops that wait for messages (``PopLongPollingService``).
 
-They wait by topic, group and requested queue, -1 for any. A message that arrives wakes one pop of each group, which reads
-again; if it leaves messages, the next pop is woken. Other pops keep waiting, and a pop that is still held at its deadline
-reads a last time.
+They wait by topic, group and requested queue, -1 for any. A message that arrives wakes, in each group, one pop of any queue and
+one of its queue, which read again; if a pop leaves messages, the next one is woken. Other pops keep waiting, and a pop that is
+still held at its deadline reads a last time.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ ANY_QUEUE: Final = -1
 MAX_HELD_PER_KEY: Final = 1024
 """Pops of one topic, group and queue (``popPollingSize``)."""
 MAX_HELD: Final = 100_000
-"""Of all together (``maxPopPollingSize``)."""
+"""Pops of all topics, groups and queues together (``maxPopPollingSize``)."""
 MAX_WAIT_MS: Final = 3_600_000
 EARLY_MS: Final = 50
-"""So much before its deadline a pop is answered."""
+"""Milliseconds before its deadline at which a held pop is answered."""
 
 
 class PopKey(NamedTuple):
@@ -36,8 +36,8 @@ class PopKey(NamedTuple):
 
 
 class Pop:
-    """A request for messages. ``count``: of messages at most. ``deadline``: epoch ms until which it may be held, 0 for one that may
-    not. Times are ms."""
+    """A request for messages. ``count``: of messages at most. ``deadline``: epoch ms until which it may be held; 0 if it may not
+    be held. ``invisible_time`` and ``poll_time`` are in ms."""
 
     __slots__ = (
         "attempt", "command", "connection", "count", "deadline", "filter", "from_oldest", "invisible_time", "key", "notified",
@@ -52,7 +52,7 @@ class Pop:
         self.filter = Filter()
         self.from_oldest = self.ordered = False
         self.notified = False
-        """Whether it only wants to know of messages, and takes none."""
+        """Whether it is a NOTIFICATION, which takes no messages."""
         self.attempt: str | None = None
         self.timers: list[Timer] = []
 
@@ -60,7 +60,8 @@ class Pop:
 class HeldPops:
     """The pops that wait for messages.
 
-    ``serve``: answers a pop, as the last time or not, or returns None where it is to be held. ``reply``: writes a response.
+    ``serve``: called with a pop, and True at its deadline; returns the answer, or None if the pop stays held. ``reply``: writes
+    a response.
     """
 
     def __init__(self, clock: Clock, reply: Callable[[Connection, RemotingCommand, RemotingCommand], None]) -> None:
@@ -68,10 +69,10 @@ class HeldPops:
         self._reply = reply
         self.serve: Callable[[Pop, bool], RemotingCommand | None] = lambda pop, last: None
         self.topics: dict[str, dict[str, int]] = {}
-        """By topic and group, how many pops wait."""
+        """Number of waiting pops by topic and group."""
         self._count = 0
         self._by_key: dict[PopKey, dict[Pop, None]] = {}
-        """In the order they came."""
+        """In the order of arrival."""
         self._by_connection: dict[Connection, dict[Pop, None]] = {}
         self._arrived: dict[tuple[str, int], int] = {}
         self._woken: dict[PopKey, int] = {}
@@ -88,8 +89,8 @@ class HeldPops:
         return self._count < MAX_HELD and self.number_of(key) <= MAX_HELD_PER_KEY
 
     def hold(self, pop: Pop) -> None:
-        """Holds a pop until its deadline by the broker's clock. While a manual clock stands still, the requested time
-        passes on the event loop's clock."""
+        """Holds a pop until its deadline by the broker's clock. With a manual clock, which may stand still, it is held for
+        ``poll_time`` by the event loop's clock at most."""
         if pop.connection.closed:
             return
         self._enter(pop)
@@ -100,12 +101,12 @@ class HeldPops:
         pop.timers.append(asyncio.get_running_loop().call_later(wait / 1000, self._expired, pop))
 
     def arrived(self, topic: str, queue_id: int) -> None:
-        """Serves the pops that wait for a message, after one has arrived in a queue of a topic in ``topics``."""
+        """Wakes pops after a message has arrived in a queue of a topic for which pops wait (``topics``)."""
         self._arrived[topic, queue_id] = self._arrived.get((topic, queue_id), 0) + 1
         self._wake_soon()
 
     def notify(self, key: PopKey, count: int = 1) -> None:
-        """Wakes the pop that waits longest to read again, and the next one if it finds messages, ``count`` times at most."""
+        """Makes the pop that has waited longest read again, and the next one if that pop gets messages: ``count`` pops at most."""
         if key in self._by_key:
             self._woken[key] = self._woken.get(key, 0) + count
             self._wake_soon()
@@ -115,12 +116,12 @@ class HeldPops:
             self._leave(pop)
 
     def resumed(self, connection: Connection) -> None:
-        """Serves the pops of a connection that accepts answers again: messages may have arrived in the meantime."""
+        """Wakes the pops of a connection that accepts answers again: messages may have arrived in the meantime."""
         for pop in self._by_connection.get(connection, ()):
             self.notify(pop.key)
 
     def close(self) -> None:
-        """Forgets all that is held, unanswered."""
+        """Drops all held pops without an answer."""
         for connection in list(self._by_connection):
             self.disconnected(connection)
         if self._wake_handle is not None:

@@ -1,6 +1,6 @@
-"""The index of keys for QUERY_MESSAGE, which adds no cost to a send.
+"""The index of keys for QUERY_MESSAGE. It adds no cost to a send.
 
-A query updates it (``CommitLog.index``); a real broker's index lags behind its log, too. An entry is two 8-byte numbers: a
+A query updates the index (``CommitLog.index``); a real broker's index lags behind its log, too. An entry is two 8-byte numbers: a
 hash over broker, topic and key, and the message's physical offset. Entries are appended in store order and never sorted; a
 look-up searches the column of hashes as bytes, from its end, at the speed of memory (a millisecond or two for a million
 entries). Python's hashes of texts are keyed, so no client can make them collide; a look-up also compares the message itself.
@@ -64,7 +64,7 @@ class KeyIndex:
         return gone
 
     def find(self, wanted: int, low: int, high: int) -> Iterator[int]:
-        """Positions from ``low`` to ``high`` (exclusive) that were added with the hash ``wanted``, newest first."""
+        """Yields the positions from ``low`` to ``high`` (exclusive) that were added with the hash ``wanted``, newest first."""
         first = bisect_left(self._positions, low, self._first)
         at = bisect_left(self._positions, high, first)
         with memoryview(self._hashes) as view:

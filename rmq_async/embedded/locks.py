@@ -1,4 +1,4 @@
-"""Locks of queues for orderly consumption (41, 42): one client of a group at a time, for ``LOCK_LIFE`` unless renewed."""
+"""Locks of queues for orderly consumption (41, 42): one client of a group holds a queue, for ``LOCK_LIFE`` unless renewed."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ LOCK_LIFE: Final = 60.0
 """Seconds."""
 MAX_LOCKS: Final = 100_000
 SEARCH_INTERVAL: Final = 1.0
-"""Seconds between searches of a full table, at least: one takes 10 ms, and locks may end one after the other."""
+"""Least seconds between two searches of a full table for ended locks: one takes 10 ms, and locks may end one by one."""
 MAX_LOCKS_AT_ONCE: Final = 16_384
 MAX_NAME_LENGTH: Final = 512
-"""Of a group, a client, a topic or a broker in a lock."""
+"""Characters of the name of a group, client, topic or broker in a lock."""
 
 
 class QueueLocks:
     def __init__(self) -> None:
         self._groups: dict[str, dict[MessageQueue, tuple[str, float]]] = {}
-        """By group and queue: who has it, and until when (``time.monotonic``)."""
+        """By group and queue: the client that holds the lock, and the time at which the lock ends (``machine.monotonic``)."""
         self._count = 0
         self._next_search = 0.0
-        """Until then a full table is not searched for locks that have ended."""
+        """Time before which a full table is not searched for ended locks again (``machine.monotonic``)."""
 
     def __len__(self) -> int:
         return self._count
 
     def lock(self, group: str, queues: Iterable[MessageQueue], client_id: str) -> list[MessageQueue]:
-        """Locks queues; returns those that the client has locked now. Raises Refused (1) if there is no room for one more."""
+        """Locks or renews queues; returns those that the client holds now. Raises Refused (1) if the table is full."""
         now = machine.monotonic()
         taken: list[MessageQueue] = []
         for queue in queues:
@@ -68,17 +68,17 @@ class QueueLocks:
         self._count = 0
 
     def holder(self, group: str, queue: MessageQueue, now: float | None = None) -> str | None:
-        """The client that has a queue; None for a queue without a lock. ``now``: None for the time of the clock."""
+        """Returns the client that holds a queue; None for a queue without a lock. ``now``: ``machine.monotonic`` by default."""
         client_id, until = self._groups.get(group, {}).get(queue, ("", 0.0))
         return client_id if until > (machine.monotonic() if now is None else now) else None
 
     def any_of(self, group: str) -> bool:
-        """Returns whether somebody has a queue of the group."""
+        """Returns whether a client of the group holds a queue."""
         now = machine.monotonic()
         return any(until > now for _, until in self._groups.get(group, {}).values())
 
     def _expire(self, now: float) -> bool:
-        """Drops locks without an owner; returns whether that made room."""
+        """Drops locks that have ended; returns whether there is room for one more."""
         kept = {group: {queue: lock for queue, lock in locks.items() if lock[1] > now} for group, locks in self._groups.items()}
         self._groups = {group: locks for group, locks in kept.items() if locks}
         self._count = sum(map(len, self._groups.values()))

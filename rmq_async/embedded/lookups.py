@@ -20,14 +20,15 @@ from .state import BrokerState
 __all__ = ["LookupProcessor"]
 
 MAX_FOUND: Final = 64
-"""Most messages of one answer (``maxMsgsNumBatch``)."""
+"""Largest number of messages in one answer (``maxMsgsNumBatch``)."""
 DEFAULT_FOUND: Final = 32
-"""Most for a unique id (``defaultQueryMaxNum``)."""
+"""Largest number of messages for a unique id (``defaultQueryMaxNum``)."""
 MAX_BYTES: Final = 12 * 1024 * 1024
-"""Most bytes of one answer, which must fit a frame; at least one message is given."""
+"""Bytes of the messages in one answer, which must fit a frame; the first message may be larger."""
 MAX_LOOKED_AT: Final = 10_000
+"""Index entries that one query looks at."""
 INDEX_STEP: Final = 5_000
-"""Records and their keys taken into the index in one go, some 5 ms, before the event loop serves others again."""
+"""Records and keys that are added to the index, in some 5 ms, before the event loop serves other requests again."""
 MAX_WAITING: Final = 1024
 UNIQUE_KEY_QUERY: Final = "_UNIQUE_KEY_QUERY"
 
@@ -48,8 +49,8 @@ class _Query(NamedTuple):
 
 
 class LookupProcessor:
-    """Answers one query per iteration of the event loop, because one takes milliseconds with a million messages. Others
-    wait, and all wait until the index contains the messages stored before them. ``reply`` answers those that waited."""
+    """Answers one query per iteration of the event loop, because one takes milliseconds with a million messages. Further
+    queries wait, and each waits until the index contains the messages stored before it. ``reply``: sends their answers."""
 
     def __init__(self, state: BrokerState, reply: Reply) -> None:
         self._state = state
@@ -99,7 +100,7 @@ class LookupProcessor:
             self._handle = asyncio.get_running_loop().call_soon(self._step)
 
     def _step(self) -> None:
-        """Brings the index a step further, and answers one query where it is complete."""
+        """Adds a step to the index, and answers one query if the index contains the messages stored before it."""
         self._handle = None
         log, waiting = self._state.log, self._waiting
         if waiting and (log.index(INDEX_STEP) or log.keys.end >= waiting[0].log_end):
@@ -121,7 +122,7 @@ class LookupProcessor:
         return make_response(query.command, ResponseCode.SUCCESS, None, {**to_ext(reply)}, b"".join(reversed(found)))
 
     def _find(self, query: _Query) -> list[bytes]:
-        """Records, newest first."""
+        """Returns the records that match, newest first."""
         log, name = self._state.log, self._state.name
         low, high = log.between(query.begin_ms, query.end_ms)
         found: list[bytes] = []

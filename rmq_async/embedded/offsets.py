@@ -1,7 +1,7 @@
 """Progress of groups by topic and queue (``OffsetTable``): committed offsets, pulled offsets, and resets.
 
-A reset is the committed offset, and stays until the group's next pull of that queue, whose response contains the new offset;
-until then commits of the group are ignored.
+A reset changes the committed offset, and is pending until the group's next pull of that queue, whose response contains the new
+offset, or until its next pop, which reads from there. While it is pending, commits of the group are ignored.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from .service import Refused
 __all__ = ["OffsetTable", "SavedOffsets"]
 
 MAX_OFFSETS: Final = 200_000
+"""Committed offsets, offsets of pulls and pending resets of one table together."""
 
 _Offsets = dict[int, int]
 SavedOffsets = dict[tuple[str, str], dict[int, int]]
@@ -33,7 +34,7 @@ class OffsetTable:
         self._count = sum(map(len, self._committed.values()))
 
     def save(self, saved: SavedOffsets) -> None:
-        """Brings ``saved`` up to date."""
+        """Writes the changes since the last save into ``saved``."""
         for key in self._unsaved:
             if key in self._committed:
                 saved[key] = dict(self._committed[key])
@@ -49,19 +50,20 @@ class OffsetTable:
         self._unsaved.clear()
 
     def find(self, group: str, topic: str, queue_id: int) -> int:
-        """The group's committed offset, -1 without one."""
+        """Returns the group's committed offset, -1 without one."""
         key = (group, topic)
         if self._reset and queue_id in self._reset.get(key, ()):
             return self._reset[key][queue_id]
         return self._committed.get(key, {}).get(queue_id, -1)
 
     def pulled(self, group: str, topic: str, queue_id: int) -> int:
-        """The offset at which the group's last pull ended, else the committed one."""
+        """Returns the offset that the group's last pull asked for; without one, the committed offset."""
         offset = self._pulled.get((group, topic), {}).get(queue_id)
         return self.find(group, topic, queue_id) if offset is None else offset
 
     def commit(self, group: str, topic: str, queue_id: int, offset: int) -> bool:
-        """Commits an offset; returns False while a reset is pending. Raises Refused (1) for one more than the table takes."""
+        """Commits an offset; returns False, and commits nothing, while a reset is pending. Raises Refused (1) if the table is
+        full."""
         if self.is_reset(group, topic, queue_id):
             return False
         if not self._set(self._committed, group, topic, queue_id, offset):
@@ -70,21 +72,21 @@ class OffsetTable:
         return True
 
     def note_pull(self, group: str, topic: str, queue_id: int, offset: int) -> None:
-        """Notes the offset of a pull. Only statistics show it, so it is dropped if there is no room."""
+        """Keeps the offset that a pull asked for. Only statistics show it, so it is dropped if the table is full."""
         self._set(self._pulled, group, topic, queue_id, offset)
 
     def is_reset(self, group: str, topic: str, queue_id: int) -> bool:
         return bool(self._reset) and queue_id in self._reset.get((group, topic), ())
 
     def reset(self, group: str, topic: str, queue_id: int, offset: int) -> None:
-        """Commits the offset, and keeps it for the next pull too. Raises Refused (1) for one more than the table takes."""
+        """Commits the offset, and makes it a pending reset. Raises Refused (1) if the table is full."""
         self._unsaved[group, topic] = None
         for table in (self._committed, self._reset):
             if not self._set(table, group, topic, queue_id, offset):
                 raise Refused(ResponseCode.SYSTEM_ERROR, f"this broker keeps {MAX_OFFSETS} offsets, it takes no more")
 
     def take_reset(self, group: str, topic: str, queue_id: int) -> int | None:
-        """Removes and returns the offset of a reset."""
+        """Removes and returns the offset of a pending reset; None if there is none."""
         if not self.is_reset(group, topic, queue_id):
             return None
         offsets = self._reset[group, topic]
@@ -99,17 +101,17 @@ class OffsetTable:
         self._reset.clear()
 
     def of_group(self, group: str) -> dict[tuple[str, int], int]:
-        """The group's committed offsets by topic and queue id."""
+        """Returns the group's committed offsets by topic and queue id."""
         topics = sorted(topic for name, topic in self._committed if name == group)
         tables = {topic: self._committed[group, topic] for topic in topics}
         return {(topic, queue_id): offsets[queue_id] for topic, offsets in tables.items() for queue_id in sorted(offsets)}
 
     def groups_of(self, topic: str) -> dict[str, None]:
-        """Groups that committed something of the topic."""
+        """Returns the groups with a committed offset in the topic."""
         return dict.fromkeys(group for group, name in self._committed if name == topic)
 
     def topics_of(self, group: str) -> dict[str, None]:
-        """Topics of which the group committed something."""
+        """Returns the topics in which the group has a committed offset."""
         return dict.fromkeys(topic for name, topic in self._committed if name == group)
 
     def all(self) -> dict[str, _Offsets]:

@@ -1,8 +1,8 @@
-"""Queues that are popped in order: a queue whose messages were popped is blocked for others until they are acknowledged or
-visible.
+"""Queues that are popped in order: a queue whose messages were popped is blocked for other pops until each of the messages is
+acknowledged or visible again.
 
-A queue has one batch, the messages that were popped last. Their acks come in any order, and the committed offset follows to
-the first without one. Messages without an ack are delivered again from the queue itself, with a count of deliveries
+A queue has one batch, the messages that were popped last. Their acks come in any order, and the committed offset moves to the
+first message without an ack. Messages without an ack are delivered again from the queue itself, with a count of deliveries
 (``OrderInfo``).
 """
 
@@ -24,8 +24,8 @@ class OrderedQueue(NamedTuple):
 
 
 class _Batch:
-    """The messages of an ordered queue that were popped last. ``counts``: earlier deliveries of the messages that had any.
-    ``free_at``: time at which a waiting pop reads again, epoch ms."""
+    """The messages of an ordered queue that were popped last. ``counts``: number of earlier deliveries by offset, for messages
+    that had any. ``free_at``: time at which a waiting pop reads again, epoch ms; 0 for none."""
 
     __slots__ = ("acked", "attempt", "counts", "free_at", "invisible_time", "offsets", "pop_time", "visible")
 
@@ -36,7 +36,7 @@ class _Batch:
         self.offsets = offsets
         self.acked: dict[int, None] = {}
         self.visible: dict[int, int] = {}
-        """By offset, when it is visible again where that was changed."""
+        """By offset: time at which the message is visible again, epoch ms, if that was changed."""
         self.counts: dict[int, int] = {}
         self.free_at = 0
 
@@ -51,7 +51,7 @@ class _Batch:
 
 
 class OrderedQueues:
-    """The queues that were popped in order. ``wake``: called with a queue whose first unacknowledged message is visible again."""
+    """The queues that were popped in order. ``wake``: called with a queue when its first invisible message becomes visible."""
 
     def __init__(self, clock: Clock, wake: Callable[[OrderedQueue], object]) -> None:
         self._clock = clock
@@ -67,7 +67,7 @@ class OrderedQueues:
         self._alarm.stop()
 
     def blocked(self, queue: OrderedQueue, attempt: str | None) -> bool:
-        """Returns whether a pop gets nothing of the queue. A repeated pop with the attempt id of the messages is not
+        """Returns whether a pop gets nothing of the queue. A repetition of the last pop, with the same attempt id, is not
         blocked."""
         batch = self._batches.get(queue)
         if batch is None or (batch.attempt is not None and batch.attempt == attempt):
@@ -89,8 +89,8 @@ class OrderedQueues:
         return batch.counts
 
     def ack(self, queue: OrderedQueue, offset: int, pop_time: int) -> int | None:
-        """Returns the offset to commit; None for an ack that does not count. Raises LookupError for a message that was not
-        popped."""
+        """Counts an ack; returns the offset to commit, or None for the ack of an earlier pop, which does not count. Raises
+        LookupError for a message that this pop did not take."""
         batch = self._batches.get(queue)
         if batch is None:
             return offset + 1
@@ -119,7 +119,8 @@ class OrderedQueues:
             del self._batches[queue]
 
     def _look_later(self, queue: OrderedQueue, batch: _Batch) -> None:
-        """Wakes waiting pops when the first message without an ack is visible, and only then, as a real broker does."""
+        """Sets the time at which waiting pops are woken: when the first message that is without an ack and still invisible
+        becomes visible (``OrderInfo.getLockFreeTimestamp``)."""
         now = self._clock.now_ms()
         times = (batch.visible_at(offset) for offset in batch.offsets if offset not in batch.acked)
         batch.free_at = next((time for time in times if now < time), 0)

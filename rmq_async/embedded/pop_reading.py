@@ -26,6 +26,7 @@ MAX_BYTES: Final = 256 * 1024
 REVIVE_QUEUES: Final = 8
 """Queues of the revive log, named in turn (``reviveQueueNum``)."""
 ORDERED_REVIVE_QUEUE: Final = 999
+"""Number in place of a revive queue in handles of ordered pops (``KeyBuilder.POP_ORDER_REVIVE_QUEUE``)."""
 RETRIES_FIRST: Final = 5
 """Each fifth pop looks for retries first (``popFromRetryProbability`` 20)."""
 
@@ -50,7 +51,7 @@ class Taken:
         self.records += records
 
     def add_counts(self, queue: Queue, offsets: list[int], counts: dict[int, int]) -> None:
-        """Adds numbers of deliveries of a queue's messages. ``counts``: by offset, for messages that were delivered before."""
+        """Adds the numbers of earlier deliveries of a queue's messages. ``counts``: by offset, for messages that had any."""
         flag = retry_flag(queue.topic)
         self._counts += [f"{flag} qo{queue.queue_id}%{offset} {number}" for offset, number in counts.items()]
         fewest = min(counts.values()) if len(counts) == len(offsets) else 0
@@ -88,10 +89,10 @@ class PopReader:
         return Taken(now, self._revive_queue)
 
     def take(self, pop: Pop, topic: Topic, now: int) -> Taken:
-        """Takes messages. Raises Refused (1) if the broker can keep no more offsets or queues."""
+        """Takes the messages of a pop. Raises Refused (1) if the broker can keep no more offsets or queues."""
         taken = self.nothing(pop, now)
         number, self._number = self._number, self._number + 1
-        # the first pop of all reads its queues first in the one way, and the retries first in the other
+        # the very first pop begins with its queues with the revive log, and with retries with the key-value store
         by_priority = topic.is_by_priority and not pop.ordered
         early = not pop.ordered and not by_priority and (number % RETRIES_FIRST == (0 if self._in_store else RETRIES_FIRST - 1))
         if early:
@@ -106,7 +107,7 @@ class PopReader:
         return taken
 
     def has_messages(self, pop: Pop, topic: Topic) -> bool:
-        """Returns whether a pop would find messages, whether or not it wants them."""
+        """Returns whether there are messages that a pop would read, without a look at its filter."""
         name, group, asked = pop.key
         offsets = self._pop_offsets(pop)
         places = [(topic, each) for each in (range(topic.config.read_queue_nums) if asked < 0 else (asked,))]
@@ -138,7 +139,7 @@ class PopReader:
         group, name = pop.key.group, topic.config.topic_name
         ordered = OrderedQueue(group, name, queue_id)
         queue, room = topic.queue(queue_id), pop.count - len(taken.records)
-        full_store = self._in_store and room <= 0  # which counts from the committed offset, -1 for none, and begins nothing
+        full_store = self._in_store and room <= 0  # a full pop counts from the committed offset, -1 for none, and commits none
         start = self._state.offsets.find(group, name, queue_id) if full_store else self._start(pop, queue)
         if pop.ordered and self._ordered.blocked(ordered, pop.attempt):
             return
@@ -187,7 +188,7 @@ class PopReader:
 
     def _commit(self, pop: Pop, queue: Queue, start: int, end: int) -> None:
         """Commits the progress of a pop. With the key-value store the committed offset is the start of the last pop, and
-        another offset is that of the next one."""
+        ``pop_offsets`` has the start of the next one."""
         group, name, queue_id = pop.key.group, queue.topic, queue.queue_id
         if self._in_store and not pop.ordered:
             self._state.pop_offsets.commit(group, name, queue_id, end)
@@ -199,8 +200,7 @@ class PopReader:
         return self._state.pop_offsets if self._in_store and not pop.ordered else self._state.offsets
 
     def _with_handle(self, pop: Pop, record: bytes, start: int, taken: Taken) -> bytes:
-        """Returns the record of a message with the requested topic, also for a retried one, and with its handle, which an
-        ack needs."""
+        """Returns the record of a retried message with the topic that was requested, and with its handle (POP_CK)."""
         draft = read_record(record)
         offset = queue_offset(record)
         info = ExtraInfo(

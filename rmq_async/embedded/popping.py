@@ -57,7 +57,7 @@ class Popping:
         self._acks.freed = self._freed
         self._revival: Revival | None = None
         self.revived = 0
-        """Messages that have come back."""
+        """Number of copies of popped messages that were stored for redelivery."""
 
     def revive_with(self, writer: MessageWriter) -> None:
         """Sets the writer that stores redelivered messages."""
@@ -84,7 +84,7 @@ class Popping:
             self._revival.arm()
 
     def deleted(self, topic: str) -> None:
-        """Removes the check points of a deleted topic."""
+        """Removes the offsets, check points and ordered batches of a deleted topic."""
         self._state.pop_offsets.forget_topic(topic)
         self._state.check_points.forget(lambda handle, offset: handle.topic == topic)
         self._ordered.forget(lambda queue: queue.topic == topic)
@@ -115,7 +115,7 @@ class Popping:
             self.held.notify(PopKey(queue.topic, queue.group, asked))
 
     def _revived(self, group: str, topic: str) -> None:
-        """Any pop of the topic gets the copy, so any that waits may have it."""
+        """Wakes one waiting pop of the topic, best one of any queue, which also reads the retry topic."""
         self.revived += 1
         for asked in (ANY_QUEUE, *range(self._queues(topic))):
             if self.held.number_of(PopKey(topic, group, asked)):

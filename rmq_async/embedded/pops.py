@@ -32,7 +32,7 @@ from .topics import FAQ, Topic
 __all__ = ["PopProcessor"]
 
 LATE_MS: Final = 500
-"""A pop that comes so much after its own deadline is not looked at."""
+"""Milliseconds after its own deadline, by bornTime and pollTime, from which on a pop is refused."""
 _FROM_OLDEST: Final = 0
 _READ: Final = int(Perm.READ)
 
@@ -128,7 +128,7 @@ class PopProcessor:
         return topic
 
     def _filter(self, expression: str, kind: str) -> Filter:
-        """Raises Refused (23, 1)."""
+        """Returns the filter of a pop. Raises Refused (23, 1)."""
         if not expression:
             return Filter()
         if kind != TAG:
@@ -150,13 +150,13 @@ class PopProcessor:
             return self._refuse(pop, refusal)
 
     def _pop(self, pop: Pop, topic: Topic, last: bool) -> RemotingCommand | None:
-        """The answer; None for one that is to be held. Raises Refused (1, 2)."""
+        """Returns the answer; None for a pop that is to be held. Raises Refused (1, 2)."""
         now = self._clock.now_ms()
         if self._faults.take_empty():
             return self._answer(pop, ResponseCode.POLLING_TIMEOUT, self._reader.nothing(pop, now))
         if self._state.check_points.messages > MAX_IN_FLIGHT - MAX_POP_SIZE:
             raise Refused(
-                ResponseCode.SYSTEM_BUSY, f"{MAX_IN_FLIGHT} popped messages of this broker have no ack, it gives no more"
+                ResponseCode.SYSTEM_BUSY, f"this broker keeps {MAX_IN_FLIGHT} popped messages without an ack, it gives no more"
             )
         taken = self._reader.take(pop, topic, now)
         if taken.records:

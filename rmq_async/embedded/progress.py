@@ -40,7 +40,7 @@ class ProgressProcessor:
         self._by_server = by_server
         self._gate = Gate() if gate is None else gate
         self._first = ("", "", -1)
-        """Group, topic and turn of the gate of the last commit that was the first one of its table."""
+        """Group and topic of the last commit that made a table of offsets, and the gate's turn in which it came."""
 
     def handlers(self) -> dict[int, Handler]:
         return {
@@ -51,7 +51,8 @@ class ProgressProcessor:
         }
 
     def query(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
-        """A new group begins at 0 where the queue still has its first message, unless it asked not to."""
+        """Returns the committed offset. For a group without one it is 0 if the queue still has its first message and the request
+        does not exclude that (``setZeroIfNotFound`` false), else the answer is code 22."""
         header = header_of(QueryConsumerOffsetRequestHeader, command)
         offset = self._state.offsets.find(header.consumerGroup, header.topic, header.queueId)
         if offset < 0:
@@ -94,8 +95,8 @@ class ProgressProcessor:
         return make_response(command, ResponseCode.SUCCESS, body=body)
 
     def reset(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
-        """Resets the group's offsets: its next pull of each queue continues from there; ``queueId`` below 0 means all
-        queues."""
+        """Resets the group's offsets: its next pull of each queue continues from there. ``queueId`` below 0 means all queues; so
+        does any if the members reset the offsets."""
         header = header_of(ResetOffsetRequestHeader, command)
         topic = self._state.topics.get(header.topic)
         if topic is None:

@@ -1,10 +1,10 @@
-"""PULL_MESSAGE (11, 361): reads a queue by offset, and holds the request while there are no messages
-(``PullMessageProcessor``).
+"""Serves PULL_MESSAGE (11, and LITE_PULL_MESSAGE, 361): reads a queue by offset, and holds the request while there are no
+messages (``PullMessageProcessor``).
 
-A held pull waits in the list of its queue. A message that arrives wakes the queue once per loop iteration, after all sends of
-that read are stored; a pull whose tags do not match keeps waiting and remembers its last offset. A pull that is still held at
-its deadline is answered with the state at that time; so is, every 5 s, a pull that has skipped messages. Before a held pull
-ends, the group, its subscription and a reset of its offset are checked again.
+A held pull waits in the list of its queue. Messages that arrive wake the pulls of their queue once per loop iteration, after all
+sends of one read are stored; a pull whose filter accepts none of them keeps waiting and remembers the next offset. At its
+deadline a held pull is answered with the state of the queue at that time; a pull that has skipped messages is answered so
+within 5 s. Before a held pull ends, the group, its subscription and a reset of its offset are checked again.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ __all__ = ["HeldPulls", "PullMessageProcessor"]
 
 MAX_RECORDS: Final = 32
 MAX_BYTES: Final = 256 * 1024
-"""Most that one pull gets (``maxTransferCountOnMessageInMemory``, ``maxTransferBytesOnMessageInMemory``)."""
+"""Largest numbers of messages and bytes that one pull gets (``maxTransferCountOnMessageInMemory``,
+``maxTransferBytesOnMessageInMemory``)."""
 MAX_HELD: Final = 65_536
 MAX_HELD_PER_CONNECTION: Final = 1024
 MAX_HELD_TAGS: Final = 1024
@@ -42,7 +43,8 @@ _COMMIT_OFFSET: Final = int(PullSysFlag.COMMIT_OFFSET)
 
 
 class _Pull:
-    """One pull under way. ``at``: offset looked at so far, which is the one asked for until records did not match."""
+    """One pull under way. ``start``: the requested offset. ``at``: offset of the next record to look at, which is ``start``
+    until records were skipped."""
 
     __slots__ = (
         "at", "command", "connection", "count", "filter", "group", "queue", "start", "sub_version", "sys_flags", "timer",
@@ -59,12 +61,12 @@ class _Pull:
         self.filter = wanted
         self.group = header.consumerGroup
         self.sub_version = None if header.sysFlag & _SUBSCRIPTION else header.subVersion
-        """None where the pull brought its subscription."""
+        """Version of the group's subscription that the client has; None if the pull contains its subscription."""
         self.sys_flags = (0, 0)
         self.timer: asyncio.TimerHandle | None = None
 
     def answer(self) -> RemotingCommand:
-        """Returns the response for the current state of the queue; moves ``at`` past messages that did not match."""
+        """Returns the response for the current state of the queue; moves ``at`` past the messages that it has looked at."""
         queue, at = self.queue, self.at
         low, high = queue.min_offset, queue.max_offset
         if high == 0:
@@ -85,7 +87,7 @@ class _Pull:
         return self._response(ResponseCode.PULL_RETRY_IMMEDIATELY, remark, self.at)
 
     def reset(self, offset: int) -> RemotingCommand:
-        """The response that sends the group to ``offset``."""
+        """Returns the response that makes the client continue from ``offset``."""
         return self._response(ResponseCode.PULL_OFFSET_MOVED, "OFFSET_RESET", offset)
 
     def _response(self, code: ResponseCode, remark: str, next_offset: int, body: bytes = b"") -> RemotingCommand:
@@ -101,15 +103,15 @@ class _Pull:
 
 
 class HeldPulls:
-    """Pulls that wait for messages. ``reply`` writes a response to a connection. ``judge`` returns the response to a pull
-    that must end."""
+    """Pulls that wait for messages. ``reply`` writes a response to a connection. ``judge`` is called for a pull that ends, and
+    returns the response that replaces that of ``_Pull.answer``, or None."""
 
     def __init__(self, reply: Callable[[Connection, RemotingCommand, RemotingCommand], None]) -> None:
         self._reply = reply
         self.judge: Callable[[_Pull], RemotingCommand | None] = lambda pull: None
         self._count = 0
         self._by_queue: dict[Queue, dict[_Pull, None]] = {}
-        """In the order they came."""
+        """In the order of arrival."""
         self._by_connection: dict[Connection, dict[_Pull, None]] = {}
         self._arrived: dict[Queue, None] = {}
         self._wake_handle: asyncio.Handle | None = None
@@ -118,7 +120,8 @@ class HeldPulls:
         return self._count
 
     def hold(self, pull: _Pull, timeout_ms: int) -> None:
-        """Raises Refused (2) where the connection, or all together, hold as many as they may."""
+        """Holds a pull for ``timeout_ms``. Raises Refused (2) if the connection or the broker has its maximum of held pulls, or
+        if the pull has too many tags."""
         own = self._by_connection.get(pull.connection, {})
         if len(own) >= MAX_HELD_PER_CONNECTION or self._count >= MAX_HELD:
             whose, limit = (
@@ -155,14 +158,14 @@ class HeldPulls:
             self._forget(pull)
 
     def dropped(self, queues: Iterable[Queue]) -> None:
-        """Answers the held pulls of queues whose topic was deleted."""
+        """Answers the held pulls of queues whose topic was deleted with TOPIC_NOT_EXIST (17)."""
         for queue in queues:
             for pull in list(self._by_queue.get(queue, ())):
                 remark = f"topic[{queue.topic}] not exist, apply first please! \n{FAQ}"
                 self._end(pull, make_response(pull.command, ResponseCode.TOPIC_NOT_EXIST, remark, {}))
 
     def close(self) -> None:
-        """Forgets all that is held, unanswered."""
+        """Drops all held pulls without an answer."""
         for connection in list(self._by_connection):
             self.disconnected(connection)
         if self._wake_handle is not None:
@@ -182,7 +185,7 @@ class HeldPulls:
                     self._end(pull, self.judge(pull) or response)
 
     def look_again(self) -> None:
-        """Answers the pulls in whose queues messages arrived that did not match (``PullRequestHoldService``, every 5 s)."""
+        """Answers the pulls whose queues got messages that their filters do not accept (``PullRequestHoldService``, every 5 s)."""
         for queue, pulls in list(self._by_queue.items()):
             for pull in [each for each in pulls if each.start < queue.max_offset]:
                 if not pull.connection.congested:
@@ -249,7 +252,7 @@ class PullMessageProcessor:
         return response
 
     def _judge(self, pull: _Pull) -> RemotingCommand | None:
-        """Returns the response to a held pull whose group may no longer pull, or was reset; None for others."""
+        """Returns the response to a held pull whose group may no longer pull, or whose offset was reset; None for others."""
         queue = pull.queue
         try:
             config = self._consuming(pull.group)
@@ -261,14 +264,14 @@ class PullMessageProcessor:
         return None if reset is None else pull.reset(reset)
 
     def _consuming(self, group: str) -> SubscriptionGroupConfig:
-        """Raises Refused (16, 26)."""
+        """Returns the settings of a group that may consume. Raises Refused (16, 26)."""
         config = self._state.groups.use(group)
         if not config.consume_enable:
             raise Refused(ResponseCode.NO_PERMISSION, f"subscription group no permission, {group}", {"forbiddenType": "2"})
         return config
 
     def _filter(self, header: PullMessageRequestHeader, config: SubscriptionGroupConfig) -> Filter:
-        """Raises Refused (1, 16, 23-25, 27)."""
+        """Returns the filter of a pull. Raises Refused (1, 16, 23-25, 27)."""
         brought = bool(header.sysFlag & _SUBSCRIPTION)
         if brought:
             expression, kind = header.subscription or "", header.expressionType or TAG
@@ -277,7 +280,7 @@ class PullMessageProcessor:
         return filter_of(expression, kind, property_filter=self._property_filter, brought=brought)
 
     def _group_subscription(self, name: str, topic: str, sub_version: int, config: SubscriptionGroupConfig) -> tuple[str, str]:
-        """Expression and its type. Raises Refused (16, 24, 25)."""
+        """Returns the expression of the group's subscription, and its type. Raises Refused (16, 24, 25)."""
         group = self._state.clients.consumers.get(name)
         if group is None:
             raise Refused(ResponseCode.SUBSCRIPTION_NOT_EXIST, f"the consumer's group info not exist\n{FAQ}", {})

@@ -1,4 +1,4 @@
-"""Offsets and times of queues, and single messages (29-33)."""
+"""Serves queries of the offsets and times of queues (29-32), and of messages by physical offset (33)."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ __all__ = ["QueryProcessor"]
 
 
 class QueryProcessor:
-    """Serves queries of offsets. A queue without messages has offsets 0; so has one that does not exist, as on a real
-    broker."""
+    """Serves queries of offsets and messages. The offsets of a queue that was never used, or does not exist, are 0, as on a
+    real broker."""
 
     def __init__(self, state: BrokerState) -> None:
         self._state = state

@@ -1,7 +1,7 @@
 """RECALL_MESSAGE (370): recalls a timer message before its delivery, by the handle in the response to its send.
 
-A stock broker refuses this (``recallMessageEnable``); here it is enabled. The answer is success even if the message does not
-exist or was just delivered, as on a real broker.
+A stock broker refuses this (``recallMessageEnable`` is false); here it is enabled. The answer is success even if the message
+does not exist or was just delivered, as on a real broker.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ __all__ = ["RecallProcessor", "recall_handle"]
 
 
 def recall_handle(topic: str, broker: str, out_ms: int, unique_id: str) -> str | None:
-    """Returns the recall handle of a delayed message.
+    """Returns the recall handle of a timer message; None for a unique id that no handle can contain.
 
-    ``out_ms``: TIMER_OUT_MS of the message. None for a unique id that no handle can name.
+    ``out_ms``: TIMER_OUT_MS of the message.
     """
     try:
         return encode_recall_handle(RecallHandle(topic, broker, str(out_ms + 1), unique_id))

@@ -100,7 +100,7 @@ def physical_offset(record: bytes) -> int:
 
 
 def stored_ms(record: bytes) -> int:
-    """The store time, milliseconds since the epoch."""
+    """Returns the store time, in milliseconds since the epoch."""
     born = 20 if _INT.unpack_from(record, _SYS_FLAG_AT)[0] & _BORN_V6 else 8
     return int(_LONG.unpack_from(record, _BORN_HOST_AT + born)[0])
 

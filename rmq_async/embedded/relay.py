@@ -1,4 +1,5 @@
-"""Relays requests of admins to clients: running information (307), consume a message now (309), offsets in memory (223 as 221)."""
+"""Relays requests of admins to clients: for running information (307), to consume a message now (309), and for offsets in
+memory (223, which clients get as 221)."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ _FIRST_VERSION: Final = 62
 
 
 class RelayProcessor:
-    """Passes the client's response to the requester as it is, when it arrives."""
+    """Relays requests to clients. A client's response to 307 and 309 is passed to the requester as it is, when it arrives; the
+    responses to 221 are merged into one."""
 
     def __init__(self, state: BrokerState, calls: ClientCalls, reply: Reply) -> None:
         self._state = state

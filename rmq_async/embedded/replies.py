@@ -1,6 +1,6 @@
 """Replies to requests between clients (324, 325): stored, and pushed (326) to the producer that waits, by its client id.
 
-The response to the replier waits for that of the client, because it reports whether the reply arrived.
+The response to the sender of a reply waits for that of the client, because it reports whether the reply arrived.
 """
 
 from __future__ import annotations

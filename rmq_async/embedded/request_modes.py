@@ -1,4 +1,5 @@
-"""The modes, pull or pop, of groups that ask the broker for their queues (400): set (401) and listed (402)."""
+"""The modes of consumption, pull or pop, of groups that ask the broker for their queues (400); requests set (401) and list them
+(402)."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ POP: Final = "POP"
 class RequestMode(NamedTuple):
     """The mode of consumption of a group in a topic.
 
-    ``share``: number of other members whose queues a member pops too; 0 means all queues.
+    ``share``: number of other members whose queues a member pops too; 0 and less mean all queues.
     """
 
     mode: str
@@ -37,7 +38,7 @@ PULL: Final = RequestMode("PULL", 0)
 
 
 def mode_of(state: BrokerState, topic: str, group: str) -> RequestMode:
-    """Returns how the group is to consume the topic."""
+    """Returns the mode in which the group is to consume the topic: ``PULL`` unless another was set."""
     return RequestMode(*state.disk.request_modes.get((topic, group), PULL))
 
 

@@ -24,14 +24,14 @@ __all__ = ["Revival"]
 logger = logging.getLogger("rmq_async.embedded")
 
 _BATCH: Final = 256
-"""Check points that come due in one go, before the event loop serves others again."""
+"""Check points that are handled before the event loop serves requests again."""
 _MAX_INT: Final = 0x7FFFFFFF
 
 
 class Revival:
     """The redelivery of popped messages without an ack.
 
-    ``revived``: called with group and topic, as in the request of the pop, when a message was copied.
+    ``revived``: called after a message was copied, with the group and the topic that its pop had requested.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Revival:
         self._alarm = Alarm(clock, self._ring)
 
     def start(self) -> None:
-        """Starts the redelivery; messages that became due while the broker was down are copied now."""
+        """Starts the redelivery; messages that became due while the broker was down are copied at once."""
         self._alarm.start()
         self.arm()
 
@@ -77,7 +77,7 @@ class Revival:
         self.arm()
 
     def _revive(self, point: CheckPoint, offset: int) -> None:
-        """Stores the copy, unless message, topic or group was deleted."""
+        """Stores a copy of the message, unless message, topic or group was deleted."""
         state, handle = self._state, point.handle
         queue = state.topics.find_queue(handle.topic, handle.queue_id)
         record = None if queue is None else queue.record(offset)
@@ -98,7 +98,8 @@ class Revival:
                 state.offsets.commit(handle.group, draft.topic, 0, 0)
             self._writer.put(draft)
         except (Refused, ProtocolError) as error:
-            logger.warning("%s: a popped message of %s is lost: %s", state.name, handle.topic, error)
+            where = f"{handle.topic}, queue {handle.queue_id}, offset {offset}"
+            logger.warning("%s: a popped message cannot be delivered again (%s): %s", state.name, where, error)
             return
         self._revived(handle.group, plain_topic(handle.topic, handle.group))
 

@@ -4,8 +4,8 @@ As on a real broker such a message is stored twice: first in a system topic with
 in its real topic. So waiting messages are in the log and are deleted with it; this module holds no message.
 
 All messages in the queue of a level wait equally long, so the oldest is always due next, and one offset per level is enough.
-Timers are due in any order: they are in a heap of numbers, due time above queue offset, of 44 bytes each. Entries of deleted
-messages are removed when they are more than half. One alarm serves all of them.
+Timers are due in any order: they are in a heap of numbers, 44 bytes each, with the due time in the high bits and the queue offset
+in the low ones. Entries of deleted messages are removed when they are more than half. One alarm serves levels and timers.
 
 The recall of a timer stores a message too, one with TIMER_DEL_UNIQKEY that is due in the same second, before the others: so
 its cost does not depend on the number of timers, and its record is deleted with the log.
@@ -46,7 +46,7 @@ TIMER_TOPIC: Final = "rmq_sys_wheel_timer"
 MAX_DELAY_MS: Final = 3 * 24 * 3600 * 1000
 """Longest time a timer may be set to (``timerMaxDelaySec``)."""
 PRECISION_MS: Final = 1000
-"""Timers are kept to the second (``timerPrecisionMs``): up to that much later, never earlier."""
+"""Timers are delivered up to this much later than they are set to, never earlier (``timerPrecisionMs``)."""
 _RELATIVE: Final = {"TIMER_DELAY_SEC": 1000, "TIMER_DELAY_MS": 1}
 _TIMERS: Final = (*_RELATIVE, "TIMER_DELIVER_MS")
 DELAY_NAMES: Final = frozenset({"DELAY", *_TIMERS})
@@ -57,11 +57,11 @@ _ILLEGAL_TIMER: Final = (
 )
 _BATCH: Final = 256
 _BATCH_BYTES: Final = 4 * 1024 * 1024
-"""Messages of levels, and timers, delivered in one go, and bytes of each, before the event loop serves others again."""
+"""Messages of levels, and likewise timers, that are delivered before the event loop serves requests again, and their bytes."""
 _OFFSET_BITS: Final = 40
 _OFFSET_MASK: Final = (1 << _OFFSET_BITS) - 1
 _MESSAGE: Final = 1 << _OFFSET_BITS
-"""In an entry of the heap: a message. Without it, a recall."""
+"""Bit of a heap entry that is 1 for a message and 0 for a recall, which so comes before the messages of its second."""
 _DUE_SHIFT: Final = _OFFSET_BITS + 1
 _RECALLS: Final = "TIMER_DEL_UNIQKEY"
 _SWEEP_FROM: Final = 1024
@@ -82,9 +82,9 @@ class Schedule:
         self._next[: len(done.levels)] = done.levels[: len(self._delays)]
         self._heap = self._waiting_timers(done)
         self._second = done.timers - 1
-        """Due time of the timer that came due last; before the first, one that no timer here has."""
+        """Due time of the timer that came due last; before the first, a time that no waiting timer has."""
         self._recalled: set[int] = set()
-        """Of the second ``_second``: hashes of topic and unique id."""
+        """Hashes of topic and unique id of the messages that were recalled in the second ``_second``."""
         self._alarm = Alarm(clock, self._ring)
         self.truncated()
 
@@ -101,7 +101,7 @@ class Schedule:
         heapq.heapify(self._heap)
 
     def start(self) -> None:
-        """Starts deliveries; messages that came due while the broker was down are delivered now."""
+        """Starts deliveries; messages that became due while the broker was down are delivered at once."""
         self._alarm.start()
         self._arm()
 
@@ -111,7 +111,8 @@ class Schedule:
     def put(self, draft: Draft) -> Place:
         """Stores the message in its topic or, if it has a delay, in the topic where it waits; ``draft`` then has that topic.
 
-        Raises Refused: 13 for an invalid timer and for one beyond ``MAX_DELAY_MS``, 1 for a level that is not a number.
+        Raises Refused: 13 for an invalid timer and for one beyond ``MAX_DELAY_MS``, 1 for a level that is not a number; and as
+        ``MessageWriter.put`` does.
         """
         properties = draft.properties
         level = _java_int(properties.get("DELAY", "0"))
@@ -145,7 +146,7 @@ class Schedule:
         self.put(Draft(topic, 0, b"0", properties, 0, 0, self._clock.now_ms(), client))
 
     def waiting(self, topic: str) -> list[MessageExt]:
-        """Messages of delay levels that wait for ``topic``, soonest first; without a queue offset, which they do not have yet."""
+        """Returns the messages of delay levels that wait for ``topic``, soonest first, with queue offset -1."""
         found: list[tuple[int, int, MessageExt]] = []
         for index, at in enumerate(self._heads()):
             queue = self._level(index)
@@ -222,7 +223,9 @@ class Schedule:
             room_bytes -= self._timer_due(heapq.heappop(self._heap), now, lost)
             room -= 1
         if lost:
-            logger.warning("%s: messages that were due are lost, %d of them: %s", self._state.name, len(lost), lost[-1])
+            logger.warning(
+                "%s: %d due messages could not be stored and are lost, last %s", self._state.name, len(lost), lost[-1]
+            )
         self._arm()
 
     def _timer_due(self, entry: int, now: int, lost: list[str]) -> int:
@@ -244,7 +247,7 @@ class Schedule:
         return len(record)
 
     def _deliver(self, draft: Draft, added: dict[str, str], lost: list[str]) -> None:
-        """Stores it where it belongs; ``lost`` gets the reason where that cannot be."""
+        """Stores a due message in its real topic; if that is impossible, appends topic and reason to ``lost``."""
         draft.topic = draft.properties["REAL_TOPIC"]
         draft.queue_id = int(draft.properties["REAL_QID"])
         plain = draft.properties
@@ -272,7 +275,7 @@ class Schedule:
         return self._levels.queue(index)
 
     def _heads(self) -> list[int]:
-        """Per level the offset of the oldest message that waits."""
+        """Returns for each level the offset of its oldest waiting message."""
         return [max(at, self._level(index).min_offset) for index, at in enumerate(self._next)]
 
     def _due(self, index: int, offset: int) -> int:
@@ -287,7 +290,7 @@ def _hide(draft: Draft, topic: str, queue_id: int) -> None:
 
 
 def _java_int(text: str) -> int:
-    """Parses as ``Integer.parseInt``. Raises Refused (1), which a broker makes of Java's exception."""
+    """Parses a text as ``Integer.parseInt`` does. Raises Refused (1), the answer of a real broker to Java's exception."""
     if not _JAVA_NUMBER.fullmatch(text) or not -0x80000000 <= int(text) <= 0x7FFFFFFF:
         raise Refused(ResponseCode.SYSTEM_ERROR, f'java.lang.NumberFormatException: For input string: "{text[:60]}"')
     return int(text)

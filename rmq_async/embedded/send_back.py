@@ -2,7 +2,7 @@
 topic.
 
 There are two ways. CONSUMER_SEND_MSG_BACK (36) names the message by its offset and the broker does the rest; a client whose
-request fails sends the message to the retry topic itself, and ``bury`` is then called for each such send.
+request fails sends the message to the retry topic itself, and ``bury`` is called for each send to a retry topic.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .topics import FAQ, UNIT_SUBSCRIBED
 __all__ = ["SendBackProcessor"]
 
 _FIRST_LEVEL: Final = 3
-"""Delay level of the first retry; each further one waits a level longer."""
+"""Delay level of the first retry; each further retry has the next level."""
 _WRITE: Final = int(Perm.WRITE)
 _MAX_INT: Final = 0x7FFFFFFF
 
@@ -69,8 +69,8 @@ class SendBackProcessor:
         return make_response(command, ResponseCode.SUCCESS)
 
     def bury(self, draft: Draft, max_times: int | None) -> None:
-        """Redirects a send to a retry topic to the dead-letter topic if the message was consumed too often, or if the group
-        holds a lock: an ordered group sends a message there only after its last attempt. Raises Refused (26).
+        """Changes a send to a retry topic into one to the dead-letter topic if the message was consumed too often, or if the
+        group holds a lock: a group that consumes in order sends a message there only after its last attempt. Raises Refused (26).
 
         ``max_times``: the maximum that the client sent; None for that of the group's settings.
         """
@@ -85,7 +85,7 @@ class SendBackProcessor:
         draft.topic, draft.queue_id = self._state.topics.ensure(DLQ_TOPIC_PREFIX + group).config.topic_name, 0
 
     def _policy(self, group: str) -> tuple[int, int]:
-        """The group's number of retries, and of retry queues."""
+        """Returns the group's number of retries and of retry queues. Raises Refused (26)."""
         config = self._state.groups.find(group)
         if config is None:
             raise Refused(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group not exist, {group[:160]} \n{FAQ}")

@@ -1,8 +1,9 @@
 """Serves SEND_MESSAGE (10, 310, 320): a broker's checks, its additions to the message, and the response.
 
-This is the hot request of the server, so a JSON send has a separate path (``fast``): it decodes the header into its Struct and
-fills the response into a template. Measured on one core, 128-byte message: 7 us from frame to response, against 17 us over
-dicts and Commands. Both paths store by ``_put``; ``fast`` leaves a send that is refused to the general path.
+This is the hot request of the server, so a JSON send in the one-letter form has a separate path (``fast``): it decodes the
+header into its Struct and fills the response into a template. Measured on one core, 128-byte message: 7 us from frame to
+response, against 17 us over dicts and Commands. Both paths store by ``_put``; ``fast`` leaves a send that is refused to the
+general path.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ from .writer import ILLEGAL, MessageWriter, utf8
 __all__ = ["SendFrame", "SendMessageProcessor", "decode_send"]
 
 MAX_BATCH: Final = 65_536
-"""Messages in one batch. Real clients give each one a UNIQ_KEY, so that fewer fit into the largest body."""
+"""Messages in one batch at most. Real clients give each message a UNIQ_KEY, with which fewer fit into the largest body."""
 _ADDED: Final = {"CLUSTER": CLUSTER, "MSG_REGION": REGION, "TRACE_ON": "true"}
 _ADDED_TEXT: Final = properties_text(_ADDED)
 _REPLY_FIELDS: Final = {"TRACE_ON": "true", "MSG_REGION": REGION}
@@ -125,7 +126,8 @@ class SendMessageProcessor:
         self._unique_prefix = unique_id_prefix(pack_host(address)[0], 0, pack_host(address)[1])
 
     def fast(self, connection: Connection, frame: Frame) -> tuple[int, bytes | None] | None:
-        """Serves a well-formed JSON send: its code and response (None when one-way). None if the general path must decide."""
+        """Serves a well-formed JSON send (310, 320); returns its code and its response, which is None for a one-way send. Returns
+        None, with nothing stored, if the general path must decide."""
         try:
             request = decode_send(frame.header)
         except (msgspec.MsgspecError, ValueError, RecursionError):
@@ -162,7 +164,7 @@ class SendMessageProcessor:
         return {**to_ext(reply), **_REPLY_FIELDS}
 
     def _put(self, connection: Connection, header: SendMessageRequestHeaderV2, body: bytes) -> _Stored:
-        """Stores the message or batch of a send. Raises Refused or ProtocolError; nothing is stored then."""
+        """Stores the message or batch of a send. Raises Refused or ProtocolError; no message is stored then."""
         topics = self._state.topics
         topic = topics.sendable(header.b) or topics.for_send(header.b, header.c, header.d, unit_mode=header.k)
         queue_id = self._queue_of_send(connection, topic, header.e)
@@ -187,7 +189,8 @@ class SendMessageProcessor:
 
     @staticmethod
     def _queue_of_send(connection: Connection, topic: Topic, queue_id: int) -> int:
-        """Returns the queue of a send, or any write queue for a negative number. Raises Refused (29) if there is none."""
+        """Returns the queue id of a send; a random write queue for a negative id. Raises Refused (29) if there is no such
+        queue."""
         config = topic.config
         if queue_id < 0 < config.write_queue_nums:
             return machine.random.randrange(config.write_queue_nums)
@@ -199,9 +202,9 @@ class SendMessageProcessor:
         return queue_id
 
     def _stored_properties(self, text: str, properties: dict[str, str]) -> tuple[bytes, str]:
-        """The properties of an ordinary message with the broker's additions, and its unique id.
+        """Returns the properties of an ordinary message, with the broker's additions and encoded, and the unique id.
 
-        ``properties``: those of ``text``. Raises Refused: 13 for too many bytes, 1 for text without a UTF-8 form.
+        ``properties``: ``text`` decoded. Raises Refused: 13 for too many bytes, 1 for text without a UTF-8 form.
         """
         if text.count("\x02") != len(properties) or not text.endswith("\x02"):
             text = properties_text(properties)
@@ -215,7 +218,8 @@ class SendMessageProcessor:
         return encoded, unique_id
 
     def _put_special(self, draft: Draft, queue_id: int, max_reconsume_times: int | None) -> _Stored:
-        """Stores a message with a delay or a transaction, one of a retry topic, or one that a broker stored before."""
+        """Stores a message that needs more than an addition of properties: with a delay or a transaction, to a topic that begins
+        with "%", or with properties that a broker has added before."""
         asked_for, properties = draft.topic, draft.properties
         for name in (*_ADDED, "POP_CK"):
             properties.pop(name, None)
@@ -266,8 +270,8 @@ class SendMessageProcessor:
         return _Stored(queue_id, first, ",".join(ids), properties.get("UNIQ_KEY"))
 
     def _not_a_half(self) -> Refused:
-        """Returns the error for transaction flags without a half message: a real broker stores such a message where no
-        consumer sees it."""
+        """Returns the refusal of transaction flags in a send that is no half message: a real broker stores such a message
+        where no consumer sees it."""
         return Refused(ResponseCode.NO_PERMISSION, f"the broker[{self._state.ip}] sending transaction message is forbidden")
 
     def _unique_id(self) -> str:
@@ -286,7 +290,7 @@ def _is_retry(draft: Draft) -> bool:
 
 
 def _reply(opaque: int, stored: _Stored) -> bytes:
-    """The response frame to a stored send; ``SendMessageProcessor.send`` makes the same from Structs."""
+    """Builds the response frame to a stored send; ``SendMessageProcessor.send`` builds the same from Structs."""
     queue_id, offset, msg_id, transaction_id, recall = stored
     transaction = "" if recall is None else f'"recallHandle":"{recall}",'
     if transaction_id is not None:
@@ -301,7 +305,7 @@ def _reply(opaque: int, stored: _Stored) -> bytes:
 
 
 def _queue_of_priority(topic: Topic, priority: str, queue_id: int) -> int:
-    """The queue of a message with a priority, in a topic of any type; ``queue_id`` where the text is no priority."""
+    """Returns the queue of a message with a priority, in a topic of any type; ``queue_id`` if the text is no priority."""
     if not _priority(priority) or int(priority) > _MAX_INT:
         return queue_id
     return min(int(priority), topic.config.write_queue_nums - 1)

@@ -1,4 +1,4 @@
-"""Answers that leave in slices, as a network may deliver them."""
+"""Answers that are written in slices, as a network may deliver them."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ __all__ = ["SlicedWriter"]
 PAUSE: Final = 0.001
 """Seconds between two slices, so that the peer reads them one by one."""
 SMALL: Final = 9
-"""Bytes that half of the slices have at most: they end within the lengths that a frame begins with, or shortly behind them."""
+"""Bytes that half of the slices have at most: such slices end within the lengths at the start of a frame, or shortly behind."""
 
 
 class SlicedWriter:
-    """Writes to one connection in slices that the gate's random source cuts; whole and in order once the gate has none."""
+    """Writes to one connection in slices, whose sizes the gate's random source draws; in one piece when the gate has none any
+    more, after the slices that wait."""
 
     def __init__(self, transport: asyncio.Transport, gate: Gate) -> None:
         self._transport = transport
@@ -26,7 +27,7 @@ class SlicedWriter:
         self._timer: asyncio.TimerHandle | None = None
 
     def __len__(self) -> int:
-        """Bytes that wait."""
+        """Returns the number of bytes that wait."""
         return len(self._pending)
 
     def write(self, data: bytes) -> None:
@@ -35,7 +36,7 @@ class SlicedWriter:
             self.resume()
 
     def resume(self) -> None:
-        """Writes the next slice, unless the server is stalled; others follow."""
+        """Writes the next slice, and further ones after pauses, unless the server is stalled."""
         self.cancel()
         if not self._pending or self._gate.stalled or self._transport.is_closing():
             return
@@ -54,7 +55,7 @@ class SlicedWriter:
             self._pending = b""
 
     def cancel(self) -> None:
-        """Drops the waiting slices."""
+        """Stops writing; bytes that wait stay here until ``resume`` or ``flush``."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

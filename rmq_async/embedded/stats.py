@@ -86,7 +86,8 @@ class StatisticsProcessor:
         return make_response(command, ResponseCode.SUCCESS, body=encode_body(ConsumeStats(table)))
 
     def _topics_to_show(self, header: GetConsumeStatsRequestHeader) -> list[str]:
-        """The requested topic; else topics with a committed offset of the group that it still subscribes to."""
+        """Returns the topics of ``topicList``. Without one: the requested topic, or all topics in which the group has committed
+        offsets; if the group has members, only those topics to which it subscribes."""
         listed = list(dict.fromkeys(name for name in (header.topicList or "").split(";") if name))
         if listed:
             return listed
@@ -94,7 +95,7 @@ class StatisticsProcessor:
         group = self._state.clients.consumers.get(header.consumerGroup)
         if group is not None and group.subscriptions:
             read = {*group.subscriptions}
-            for each in group.subscriptions:  # a pop subscribes its group to these
+            for each in group.subscriptions:  # a real broker subscribes a group to these when it pops (compensateSubscribeData)
                 read |= {pop_retry_topic_v1(each, header.consumerGroup), pop_retry_topic(each, header.consumerGroup)}
             topics = [name for name in topics if name in read]
         return topics
@@ -127,7 +128,7 @@ class StatisticsProcessor:
         return make_response(command, ResponseCode.SUCCESS, body=encode_body(body))
 
     def broker_config(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
-        """The form of a properties file, as Java writes it."""
+        """Returns the settings in the form of a properties file, as Java writes it."""
         lines = [f"brokerName={self._state.name}", *(f"{name}={str(value).lower()}" for name, value in self._config.items())]
         return make_response(command, ResponseCode.SUCCESS, None, {"version": "{}"}, ("\n".join(lines) + "\n").encode())
 

@@ -31,16 +31,16 @@ _CUT_FROM: Final = 1024
 _FIXED_SIZE: Final = 80
 """Bytes of a record up to its store time, with any kind of hosts."""
 _LOOK_UP_COST: Final = 16
-"""Looking a record of a queue up in the log costs so many times what it costs to pass one by."""
+"""Cost of finding one record of a queue in the log, as a multiple of the cost of visiting one record of the log in order."""
 _SWEEP_EVERY: Final = 256
-"""Records forgotten between two sweeps of the index; what those leave there still counts against the bound."""
+"""Deleted records between two sweeps of the index; until a sweep, their entries count against ``max_memory``."""
 
 
 class Queue:
     """One queue of a topic on one broker: its records in order, the hash codes of their tags, their store times.
 
-    ``broker_name``: name of its broker. ``oldest`` is the oldest record that exists, ``max_offset`` the next to be written.
-    ``min_offset``, which pulls report, is below ``oldest`` where records were expired and the minimum was not corrected yet.
+    ``broker_name``: name of its broker. ``oldest``: offset of the oldest record that exists. ``max_offset``: offset of the next
+    record to be written. ``min_offset``, which pulls report, is below ``oldest`` after records were expired, until it is corrected.
     """
 
     __slots__ = ("_codes", "_expired", "_first", "_records", "_start", "_times", "broker_name", "queue_id", "topic", "waiting")
@@ -50,7 +50,7 @@ class Queue:
         self.broker_name = broker_name
         self.queue_id = queue_id
         self.waiting = 0
-        """Pulls that are held until a message comes."""
+        """Number of pulls that are held until a message arrives."""
         self._records: list[bytes] = []
         self._codes = array("i")
         self._times = array("q")
@@ -76,17 +76,17 @@ class Queue:
         self._times.append(stored_ms)
 
     def expire(self, before: int) -> None:
-        """Deletes the records below ``before``; ``min_offset`` stays until ``correct``, or until the next one goes."""
+        """Deletes the records below ``before``; ``min_offset`` stays until ``correct`` or ``forget_oldest``."""
         for at in range(self.oldest, before):
             self._records[at - self._start] = b""
         self._expired = max(self._expired, before)
 
     def correct(self) -> None:
-        """Makes the oldest record the minimum."""
+        """Makes ``min_offset`` the offset of the oldest record."""
         self._first = self.oldest - self._start
 
     def take_back(self) -> None:
-        """Takes the newest record back, as if it was never stored."""
+        """Removes the newest record as if it was never stored."""
         self._records.pop()
         self._codes.pop()
         self._times.pop()
@@ -110,11 +110,11 @@ class Queue:
         codes: Collection[int] | None,
         accepts: Callable[[bytes], bool] | None = None,
     ) -> tuple[list[bytes], int]:
-        """Returns records from ``offset`` (between minimum and maximum) on, and the next offset.
+        """Returns matching records from ``offset`` (between minimum and maximum) on, and the offset to read from next.
 
-        Stops before the record that would be more than ``count`` or take the whole over ``size`` bytes, but gives at least one
-        where one matches, and after looking at ``scan`` records, expired ones included. ``codes``: hash codes of the tags
-        wanted, None for all. ``accepts``: returns whether a record with such tags is wanted, None for all.
+        Looks at ``scan`` records at most, expired ones included, and stops before a record that exceeds ``count`` records or
+        ``size`` bytes; the first match may be larger. ``codes``: hash codes of the tags wanted, None for all. ``accepts``: returns
+        whether a record with such tags is wanted, None for all.
         """
         found: list[bytes] = []
         total = 0
@@ -132,11 +132,8 @@ class Queue:
         return found, at + self._start
 
     def offset_at(self, time_ms: int, *, upper: bool) -> int:
-        """Returns the offset at a time.
-
-        Lower: the first record stored at ``time_ms`` or later, else the maximum offset. Upper: the last one stored at
-        ``time_ms`` or earlier, else the minimum offset.
-        """
+        """Returns the offset of the first record stored at ``time_ms`` or later, else the maximum offset. ``upper``: that of the
+        last record stored at ``time_ms`` or earlier, else of the oldest record."""
         if not upper:
             return self._start + bisect_left(self._times, time_ms, self.oldest - self._start)
         return max(self._start + bisect_right(self._times, time_ms, self.oldest - self._start) - 1, self.oldest)
@@ -161,7 +158,7 @@ class CommitLog:
         self.end = 0
         """Physical offset of the next record."""
         self.appended = 0
-        """Records ever stored."""
+        """Number of records that were ever stored."""
         self._clock = clock
         self._now = 0
         self._records: list[bytes] = []
@@ -190,10 +187,10 @@ class CommitLog:
         return self.end
 
     def flush(self) -> None:
-        """Makes all records survive."""
+        """Makes all records survive a loss of power; here they do already."""
 
     def halt(self) -> None:
-        """Stops the flushes, because the process has ended."""
+        """Stops the flushes, because the process has ended; here there are none."""
 
     def append(self, queue: Queue, record: bytes, code: int, stored_ms: int) -> None:
         """Stores a message. ``code``: of the message's tags (``tag_code``). ``stored_ms``: from ``now``."""
@@ -229,7 +226,7 @@ class CommitLog:
         return keys.end == self.end
 
     def view(self, offset: int) -> tuple[bytes, Queue] | None:
-        """The record that begins at a physical offset, and its queue."""
+        """Returns the record that begins at a physical offset, and its queue; None if there is none."""
         at = bisect_left(self._offsets, offset, self._first)
         if at == len(self._offsets) or self._offsets[at] != offset:
             return None
@@ -237,7 +234,7 @@ class CommitLog:
         return None if queue is None else (self._records[at], queue)
 
     def last(self) -> tuple[int, bytes] | None:
-        """Physical offset and bytes of the newest record."""
+        """Returns the physical offset and the bytes of the newest record; None without records."""
         return (self._offsets[-1], self._records[-1]) if len(self) else None
 
     def between(self, first_ms: int, last_ms: int) -> tuple[int, int]:
@@ -252,14 +249,14 @@ class CommitLog:
         )
 
     def records(self, position: int = 0) -> Iterator[tuple[bytes, Queue]]:
-        """Returns the records from a physical offset on, in store order, each with its queue."""
+        """Yields the records from a physical offset on, in store order, each with its queue."""
         first = bisect_left(self._offsets, position, self._first)
         for record, queue in zip(self._records[first:], self._queues[first:], strict=True):
             if queue is not None:
                 yield record, queue
 
     def earliest_ms(self) -> int:
-        """Store time of the oldest record; -1 without one."""
+        """Returns the store time of the oldest record, epoch ms; -1 without records."""
         return stored_ms(self._records[self._first]) if len(self) else -1
 
     def drop(self, queues: Collection[Queue]) -> None:
@@ -272,7 +269,7 @@ class CommitLog:
                 self._cut(at)
 
     def expire(self, queue: Queue, before: int) -> None:
-        """Forgets the queue's records below ``before``; its minimum offset stays until it is corrected."""
+        """Deletes the queue's records below ``before``; its minimum offset stays until it is corrected."""
         for offset in range(queue.oldest, before):
             self._cut(self._place(queue, offset))
         queue.expire(before)
@@ -298,7 +295,7 @@ class CommitLog:
         return taken
 
     def place_of_last(self, count: int, broker_name: str) -> int:
-        """Physical offset of the first of the broker's last ``count`` records; of its first one where it has fewer."""
+        """Returns the physical offset of the first of the broker's last ``count`` records; of its first one if it has fewer."""
         place = self.end
         for at in range(len(self._offsets) - 1, self._first - 1, -1):
             queue = self._queues[at]
@@ -325,7 +322,7 @@ class CommitLog:
         return bisect_left(self._offsets, physical_offset(record), self._first)
 
     def clear(self) -> None:
-        """Drops every record, as ``max_memory`` does: offsets keep counting."""
+        """Deletes every record, as ``max_memory`` does: offsets keep counting."""
         while len(self):
             self._forget_oldest()
         self._forget_keys()

@@ -1,4 +1,4 @@
-"""Requests of admins about topics: to create, change, show and delete them (17, 18, 21, 215, 305, 351)."""
+"""Serves requests of admins to create, change, show and delete topics (17, 18, 21, 215, 305, 351)."""
 
 from __future__ import annotations
 
@@ -45,7 +45,8 @@ class TopicProcessor:
         return make_response(command, ResponseCode.SUCCESS)
 
     def create_list(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
-        """Creates all topics of the list, or none."""
+        """Creates or changes the topics of the list. An invalid name or number of queues refuses the whole list; attributes and
+        the limit of topics are checked one by one, so that the topics before a refused one stay changed."""
         configs = decode_body(CreateTopicListRequestBody, command.body).topic_config_list
         topics = self._state.topics
         for config in configs:
@@ -68,7 +69,7 @@ class TopicProcessor:
         return make_response(command, ResponseCode.SUCCESS, body=encode_topic_config(topic.config))
 
     def delete(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
-        """Deletes a topic with its messages, its committed offsets and the pulls that wait for it."""
+        """Deletes a topic with its messages and committed offsets, and answers the pulls that wait for it."""
         name = header_of(DeleteTopicRequestHeader, command).topic
         topic = self._state.topics.delete(name)
         if topic is not None:
@@ -85,7 +86,7 @@ class TopicProcessor:
 
 
 def _as_change(config: TopicConfig) -> str:
-    """Attributes of a list, with or without their signs, as those of a single creation."""
+    """Returns the attributes of a topic in a list, whose keys may lack their signs, in the text form of a single creation."""
     return ",".join(
         f"{key if key.startswith(('+', '-')) else '+' + key}" + ("" if key.startswith("-") else f"={value}")
         for key, value in config.attributes.items()

@@ -29,13 +29,13 @@ UNIT_MODE: Final = 1
 UNIT_SUBSCRIBED: Final = 2
 """topicSysFlag of a retry topic whose group is in unit mode."""
 MAX_TOPICS: Final = 10_000
-"""Besides the broker's own."""
+"""Topics besides the broker's own."""
 MAX_QUEUES: Final = 16_384
 """Queues of one topic on one broker."""
 MAX_QUEUES_IN_USE: Final = 200_000
-"""Queues of all topics that were ever written or pulled."""
+"""Queues, of all topics, to which messages were sent, or from which consumers have read."""
 DEFAULT_QUEUES: Final = 8
-"""Queues of TBW102, and so the most an automatically created topic gets (``BrokerConfig.defaultTopicQueueNums``)."""
+"""Queues of TBW102, and so the most of an automatically created topic (``BrokerConfig.defaultTopicQueueNums``)."""
 FAQ: Final = "See https://rocketmq.apache.org/docs/bestPractice/06FAQ for further details."
 
 _OWN: Final = (
@@ -55,7 +55,7 @@ _OWN: Final = (
     ("RMQ_SYS_ROCKSDB_TRANS_OP_HALF_TOPIC", 1, Perm.READ | Perm.WRITE),
     ("rmq_sys_wheel_timer", 1, Perm.READ | Perm.WRITE),
 )
-"""Topics a broker has from the start: name, queues, permissions."""
+"""Topics that a broker has from the start: name, queues, permissions."""
 _READ: Final = int(Perm.READ)
 _INHERIT: Final = int(Perm.INHERIT)
 _ATTRIBUTES: Final = {
@@ -70,7 +70,7 @@ _UNCHANGEABLE: Final = frozenset({"queue.type", "cleanup.policy"})
 
 
 def describe(config: TopicConfig) -> str:
-    """A topic's settings, in the form of a broker's remark on a refused queue id."""
+    """Returns a topic's settings in the form in which a broker's remark on a refused queue id has them."""
     perm = "".join(letter if config.perm & bit else "-" for bit, letter in ((4, "R"), (2, "W"), (1, "X")))
     attributes = ", ".join(f"{name}={value}" for name, value in config.attributes.items())
     return (
@@ -91,7 +91,7 @@ class Topic:
         self._queues: dict[int, Queue] = {}
 
     def queue(self, queue_id: int) -> Queue:
-        """Returns the queue, created now if it did not exist; the id must be within the settings.
+        """Returns the queue, and creates it at its first use; the id must be within the settings.
 
         Raises Refused (1) if the broker has its maximum of queues.
         """
@@ -114,7 +114,7 @@ class Topic:
         return self._queues.get(queue_id)
 
     def queues(self) -> list[Queue]:
-        """The queues in use."""
+        """Returns the queues in use."""
         return list(self._queues.values())
 
 
@@ -125,13 +125,13 @@ class TopicTable:
         self._topics: dict[str, Topic] = {}
         self._auto_create = auto_create
         self.changes = 0
-        """How often a topic was made, changed or deleted."""
+        """Number of times that a topic was made, changed or deleted."""
         self.changed: Callable[[], object] = lambda: None
-        """Called after each of these."""
+        """Called after each of these changes."""
         self.get = self._topics.get
         self._sendable: dict[str, Topic] = {}
         self.sendable = self._sendable.get
-        """The topic, unless it is one that no client may send to."""
+        """Returns the topic with a name; None if there is none, or if no client may send to it."""
         for name, queues, perm in _OWN:
             if auto_create or name != AUTO_CREATE_TOPIC_KEY:
                 name = name.format(cluster=cluster, broker=broker_name)
@@ -149,7 +149,7 @@ class TopicTable:
         return name in self._own or is_system_topic(name)
 
     def system_topics(self) -> list[str]:
-        """Names that no user may give to a topic."""
+        """Returns the names of the broker's own topics and of those that RocketMQ reserves."""
         return sorted(self._own | SYSTEM_TOPICS)
 
     def create(self, header: CreateTopicRequestHeader) -> None:
@@ -182,14 +182,16 @@ class TopicTable:
             raise Refused(ResponseCode.SYSTEM_ERROR, f"topicFilterType = [{config.topic_filter_type[:60]}] value invalid")
 
     def put(self, config: TopicConfig, attributes: str) -> None:
-        """Makes or changes a user's topic; ``attributes`` (``+key=value,-key``) change those it has. Raises Refused (29, 1)."""
+        """Makes or changes a user's topic. ``attributes``: changes of its attributes, as ``+key=value,-key``. Raises Refused
+        (29, 1)."""
         self.check(config)
         old = self._topics.get(config.topic_name)
         merged = _attributes(old.config.attributes if old else {}, attributes, is_new=old is None)
         self._put(msgspec.structs.replace(config, attributes=merged))
 
     def delete(self, name: str) -> Topic | None:
-        """Removes and returns a user's topic. Raises Refused (29) for one of the system."""
+        """Removes and returns a user's topic; None if there is none. Raises Refused (29) for a blank name and for a topic of the
+        system."""
         if is_blank(name):
             raise Refused(ResponseCode.INVALID_PARAMETER, "The specified topic is blank.")
         if self.is_own(name):
@@ -202,9 +204,11 @@ class TopicTable:
         return topic
 
     def for_send(self, name: str, default_topic: str, queues: int, *, unit_mode: bool | None = False) -> Topic:
-        """The topic to send to, created after ``default_topic`` where that is allowed, or a group's retry topic, always.
+        """Returns the topic to send to. A topic that does not exist is created with the settings of ``default_topic``, if the
+        broker creates topics and ``default_topic`` allows it; a group's retry topic always.
 
-        ``unit_mode``: of the sender; the created topic is marked with it. Raises Refused (29, 16, 17)."""
+        ``queues``: of the new topic, at most those of ``default_topic``. ``unit_mode``: of the sender; topicSysFlag of the new
+        topic has it. Raises Refused (29, 16, 17), and 1 if the broker has its maximum of topics."""
         topic = self._sendable.get(name)
         if topic is not None:
             return topic
@@ -224,7 +228,7 @@ class TopicTable:
         return self._put(TopicConfig(name, count, count, model.config.perm & ~_INHERIT, topic_sys_flag=sys_flag))
 
     def for_read(self, name: str, queue_id: int, consumer: str) -> Topic:
-        """The topic to pull from. Raises Refused (17, 16, 29)."""
+        """Returns the topic to pull from. Raises Refused (17, 16, 29)."""
         topic = self._topics.get(name)
         if topic is None:
             raise Refused(ResponseCode.TOPIC_NOT_EXIST, f"topic[{name}] not exist, apply first please! \n{FAQ}", {})
@@ -240,8 +244,8 @@ class TopicTable:
         return topic
 
     def ensure(self, name: str, queues: int = 1, sys_flag: int = 0) -> Topic:
-        """Returns a topic that the broker itself needs (retry and dead-letter topics), created if necessary. Raises Refused
-        (1) if there is no room."""
+        """Returns a topic that the broker itself needs, such as a retry topic, and creates it if necessary. Raises Refused (1) if
+        the broker has its maximum of topics."""
         topic = self._topics.get(name)
         if topic is None:
             queues = max(1, min(queues, MAX_QUEUES))
@@ -277,7 +281,8 @@ class TopicTable:
 
 
 def _attributes(old: dict[str, str], text: str, *, is_new: bool) -> dict[str, str]:
-    """Attributes after a change written as ``+key=value,-key`` (``AttributeParser``)."""
+    """Returns the attributes after the changes in ``text``, such as ``+key=value,-key`` (``AttributeParser``). Raises Refused
+    (1)."""
     attributes = dict(old)
     for item in text.split(",") if text else ():
         key, equals, value = item[1:].partition("=")

@@ -170,7 +170,7 @@ class Transactions:
         return found[0]
 
     def _immunity(self, draft: Draft) -> int:
-        """Milliseconds before the first check of the message."""
+        """Returns the milliseconds before the first check of the message."""
         text = draft.properties.get(_IMMUNITY, "-1")
         seconds = int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else -1
         return self._timeout if seconds < 0 else seconds * 1000
@@ -200,7 +200,7 @@ class Transactions:
             self._skip_ended()
 
     def _next_open(self, offset: int) -> int:
-        """The first offset from ``offset`` on that is open, or the next one of the queue."""
+        """Returns the first offset from ``offset`` on whose transaction has not ended; it may be beyond the end of the queue."""
         at = max(offset - self._open, 0)
         found = self._ended.find(0, at)
         return self._open + (max(at, len(self._ended)) if found < 0 else found)
@@ -247,9 +247,13 @@ class Transactions:
                 draft.properties[_CHECK_TIMES] = str(times + 1)
                 self._ask(draft, self._writer.put(draft), now)
         except (Refused, ProtocolError) as error:
-            logger.warning("%s: a half message cannot be kept: %s", self._state.name, error)
+            key = draft.properties.get("UNIQ_KEY")
+            logger.warning(
+                "%s: half message %s has no more checks, it cannot be stored again: %s", self._state.name, key, error
+            )
         except InvalidMessageError as error:
-            logger.warning("%s: no check of a half message can be sent: %s", self._state.name, error)
+            key = draft.properties.get("UNIQ_KEY")
+            logger.warning("%s: no check of half message %s can be sent: %s", self._state.name, key, error)
         self._has_ended(offset)
         return len(record)
 

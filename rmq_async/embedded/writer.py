@@ -39,7 +39,8 @@ class MessageWriter:
     def put(self, draft: Draft) -> Place:
         """Stores a draft; creates a group's retry topic if it was deleted.
 
-        Raises Refused: 17 for another topic that does not exist, 13 for properties that are too long.
+        Raises Refused: 17 for another topic that does not exist, 13 for properties that are too long, 1 for properties without
+        a UTF-8 form; and as ``append`` does.
         """
         topic = self._state.topics.get(draft.topic)
         if topic is None and draft.topic.startswith(RETRY_TOPIC_PREFIX):
@@ -53,8 +54,8 @@ class MessageWriter:
         return Place(*self.append(topic, draft.queue_id, draft.content(encoded), properties.get("TAGS")))
 
     def append(self, topic: Topic, queue_id: int, content: Content, tags: str | None) -> tuple[int, int]:
-        """Stores a message; returns the fields of its Place. Raises ProtocolError for values that do not fit their fields;
-        it stores no message then."""
+        """Stores a message; returns the fields of its Place. Raises ProtocolError, and stores nothing, for values that do not fit
+        their fields."""
         state = self._state
         log, name = state.log, topic.config.topic_name
         queue = topic.queue(queue_id)

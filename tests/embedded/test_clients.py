@@ -133,7 +133,7 @@ async def test_the_groups_of_one_connection_are_bounded(
     monkeypatch.setattr("rmq_async.embedded.clients.MAX_GROUPS_PER_CONNECTION", 10)
     data = HeartbeatData("c1", producer_data_set=tuple(ProducerData(f"G{index}") for index in range(50)))
     response = await broker.ask(HEARTBEAT, None, encode_heartbeat(data))
-    assert (response.code, response.remark) == (1, "this connection has 10 groups, the broker takes no more of it")
+    assert (response.code, response.remark) == (1, "this connection has 10 groups, it takes no more")
     assert len(clients(server).producers) == 10
 
 

@@ -31,7 +31,7 @@ class Condition:
         return f"<Condition {self.text[:80]!r}>"
 
     def evaluate(self, properties: Mapping[str, str]) -> Value:
-        """Returns True, False, or None where it is unknown. Raises EvaluationError."""
+        """Returns True, False, or None for unknown. Raises EvaluationError for a comparison without a result."""
         return self._evaluate(properties)
 
     def matches(self, properties: Mapping[str, str]) -> bool:
@@ -44,7 +44,7 @@ class Condition:
 
 @lru_cache(maxsize=256)
 def compile_condition(text: str) -> Condition:
-    """Raises ConditionError for a text that is no condition, and for one longer than MAX_LENGTH."""
+    """Parses a condition. Raises ConditionError for a text that is no condition, or is longer than MAX_LENGTH."""
     if len(text) > MAX_LENGTH:
         raise ConditionError(f"the condition has {len(text)} characters, the limit is {MAX_LENGTH}")
     return Condition(text, parse(text))

@@ -6,8 +6,8 @@ __all__ = ["ConditionError", "EvaluationError"]
 
 
 class ConditionError(ValueError):
-    """The text is no condition."""
+    """Raised for a text that is no condition."""
 
 
 class EvaluationError(Exception):
-    """A comparison has no result for the properties of a message, which is then not delivered."""
+    """Raised for a comparison that has no result for the properties of a message, which is not delivered then."""

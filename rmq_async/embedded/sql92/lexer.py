@@ -1,4 +1,4 @@
-"""The words of a condition. Where several are possible the longest one is taken, and a reserved word before a name.
+"""The words of a condition. If several words are possible, the longest one is taken, and a reserved word rather than a name.
 
 Words are read one by one, as the parser asks for them: an unknown character is an error only where the parser looks at it.
 """
@@ -40,7 +40,7 @@ _RESERVED: Final = frozenset(
 )
 _EXPONENT: Final = r"[eE][+-]?[0-9]+"
 _BLANK: Final = re.compile(r"[ \t\n\r\f]+|--[^\n\r]*(?:\r\n|\n|\r)|/\*(?:[^*]|\*(?!/))*\*/")
-"""A comment to the end of a line needs that end; without it it is two signs."""
+"""A comment from ``--`` to the end of its line needs a line break; without one, ``--`` are two signs."""
 _WORD: Final = re.compile(
     rf"(?P<FLOATING>[0-9]+\.[0-9]*(?:{_EXPONENT})?|\.[0-9]+(?:{_EXPONENT})?|[0-9]+{_EXPONENT})"
     r"|(?P<WHOLE>0|[1-9][0-9]*[lL]?)"
@@ -51,7 +51,7 @@ _WORD: Final = re.compile(
 
 
 class Lexer:
-    """The words of a condition, one after the other. ``at``: where the next word is looked for."""
+    """Reads the words of a condition, one after the other. ``at``: index of the character after the last word."""
 
     __slots__ = ("_text", "at")
 

@@ -1,4 +1,4 @@
-"""The tree of a condition, which the parser makes of words: its checks, which are those of Java's classes, and its
+"""The nodes of a condition's tree, which the parser builds: their checks, which are those of Java's classes, and their
 evaluation."""
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ __all__ = [
 ]  # fmt: skip
 
 MAX_DEPTH: Final = 64
-"""Of brackets and operators inside each other. Java's limit is the stack of a thread."""
+"""Levels of brackets and operators inside each other. Java's limit is the stack of a thread."""
 
 _MOST_DIGITS: Final = 19
-"""Of a number of 63 bits."""
+"""Digits of the largest number of 63 bits."""
 Properties = Mapping[str, str]
 
 
@@ -34,7 +34,8 @@ class Shape(Enum):
 
 
 class Node(NamedTuple):
-    """A part of a condition. ``value``: of a constant. ``depth``: nodes on the longest way down; ``size``: of all."""
+    """A part of a condition. ``value``: of a constant. ``depth``: number of nodes on the longest way down from this one, which
+    is counted; ``size``: number of all nodes in this part."""
 
     shape: Shape
     evaluate: Callable[[Properties], Value]
@@ -59,7 +60,7 @@ def _made(shape: Shape, evaluate: Callable[[Properties], Value], parts: Sequence
 
 
 def constant(value: Value) -> Node:
-    """Makes a string, a number, or TRUE, FALSE and NULL."""
+    """Makes the node of a string, a number, or TRUE, FALSE or NULL."""
     shape = Shape.TRUTH if value is None or isinstance(value, bool) else Shape.CONSTANT
     return Node(shape, lambda _: value, value)
 
@@ -152,7 +153,7 @@ _ORDERS: Final[Mapping[str, Callable[[int], bool]]] = {
 
 
 def order(sign: str, left: Node, right: Node) -> Node:
-    """Makes one of the comparisons of which both sides must be numbers."""
+    """Makes >, >=, < or <=, whose sides must be numbers, or properties and expressions that may be numbers."""
     for each in (left, right):
         if each.is_condition or isinstance(each.value, str):
             raise ConditionError(f"{each.shape.value} has no order: {sign} compares numbers")
@@ -212,16 +213,16 @@ def contains(word: str, node: Node, part: str, *, outside: bool) -> Node:
 
 
 def whole(text: str) -> Node:
-    """Makes a whole number of at most 64 bits."""
+    """Makes the node of a whole number that Java's Long can hold."""
     digits = text.rstrip("lL")
     if len(digits) > _MOST_DIGITS or (value := int(digits)) >= 2**63:
-        raise ConditionError(f"{text[:40]} has more than 64 bits")
+        raise ConditionError(f"{text[:40]} is above {2**63 - 1}, the largest whole number")
     return constant(value if value < 2**31 else Long(value))
 
 
 def floating(text: str) -> Node:
-    """Makes a number with a fraction, which Java takes only above 0."""
+    """Makes the node of a number with a fraction or an exponent, which Java takes only above 0."""
     value = float(text)
     if not 0 < value < float("inf"):
-        raise ConditionError(f"{text[:40]} is not between the least and the greatest number of 64 bits")
+        raise ConditionError(f"{text[:40]} is not above 0 and below 1.8e308, as a number with a fraction must be")
     return constant(value)

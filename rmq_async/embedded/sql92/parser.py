@@ -10,7 +10,7 @@
     unary      = ("+" | "-" | NOT) unary | primary
     primary    = string | number | TRUE | FALSE | NULL | name | "(" condition ")"
 
-So NOT binds tighter than the comparisons. Nothing is read behind a complete condition: what follows it is ignored.
+So NOT binds tighter than the comparisons. Text behind a complete condition is ignored, as by those brokers.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Values of a condition, compared as Java compares them.
 
-A property is a string, a number of the condition an ``int`` (Java's Integer), a ``Long`` or a ``float`` (Double). A string
-that is compared with a number is converted to that type; if that fails, the comparison has no result.
+A property is a string; a number in the condition is an ``int`` (Java's Integer), a ``Long`` or a ``float`` (Double). A string
+that is compared with a number is converted to the number's type; if that fails, the comparison has no result.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["Long", "Value", "compare", "equal", "negate", "ordered", "read_float
 
 
 class Long(int):
-    """A whole number of more than 31 bits, which Java keeps in a Long."""
+    """A whole number that is written with more than 31 bits, which Java keeps in a Long."""
 
     __slots__ = ()
 
@@ -28,7 +28,7 @@ _INTEGER: Final = range(-(2**31), 2**31)
 _LONG: Final = range(-(2**63), 2**63)
 _WHOLE: Final = re.compile(r"[+-]?\d{1,4000}")
 _BLANKS: Final = "".join(map(chr, range(0x21)))
-"""What ``String.trim`` takes off."""
+"""Characters that ``String.trim`` removes."""
 _FLOATING: Final = re.compile(
     r"(?P<sign>[+-]?)(?:(?P<word>NaN|Infinity)|(?P<hex>0[xX][0-9a-fA-F]*\.?[0-9a-fA-F]*[pP][+-]?[0-9]+)[fFdD]?"
     r"|(?P<decimal>(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)[fFdD]?)",
@@ -59,7 +59,8 @@ def read_floating(text: str) -> float:
 
 
 def compare(left: Known, right: Known) -> int:
-    """Returns a number below 0, 0, or one above 0. What has no order is -1. Raises EvaluationError."""
+    """Returns the order of two values: a number below 0, 0, or above 0; -1 for types without an order. Raises EvaluationError
+    for a string that cannot be compared with the other value."""
     if isinstance(left, bool):
         if isinstance(right, str):
             raise EvaluationError(f"{left} cannot be compared with {right[:80]!r}")
@@ -78,7 +79,7 @@ def compare(left: Known, right: Known) -> int:
 
 
 def equal(left: Value, right: Value) -> bool | None:
-    """Returns whether two values are equal; None if only the right one exists. Raises EvaluationError."""
+    """Returns whether two values are equal; None if only the right one exists. Raises EvaluationError as ``compare`` does."""
     if left is None:
         return True if right is None else None
     if right is None:
@@ -87,7 +88,8 @@ def equal(left: Value, right: Value) -> bool | None:
 
 
 def ordered(left: Value, right: Value) -> int | None:
-    """Returns the order of two values, None where one is missing. Strings must be numbers. Raises EvaluationError."""
+    """Returns the order of two values as ``compare`` does, None if one is missing. Raises EvaluationError for a string that is no
+    number."""
     if left is None or right is None:
         return None
     if isinstance(left, str) and isinstance(right, str):
@@ -103,14 +105,14 @@ def negate(value: Value) -> Value:
 
 
 def _as(number: Known, text: str) -> int | float:
-    """Reads a text as a number of the type of another one."""
+    """Returns the number that ``text`` is, read as the type of ``number``. Raises EvaluationError."""
     if isinstance(number, float):
         return read_floating(text)
     return read_whole(text, _LONG if isinstance(number, Long) else _INTEGER)
 
 
 def _compare_floating(left: float, right: float) -> int:
-    """``Double.compareTo``: -0.0 is below 0.0, NaN is above all and equal to itself."""
+    """Compares as ``Double.compareTo``: -0.0 is below 0.0, NaN is above all numbers and equal to itself."""
     if left != right:
         return (
             math.isnan(left) - math.isnan(right) if math.isnan(left) or math.isnan(right) else (left > right) - (left < right)

@@ -103,7 +103,9 @@ async def test_messages_that_are_due_for_a_deleted_topic_are_lost_with_one_warni
         await clock.advance(1)
     assert bodies(server, "stays") == [b"1", b"2"]
     (record,) = caplog.records
-    assert record.getMessage().startswith("broker-a: messages that were due are lost, 2 of them: gone: topic[gone] not exist")
+    assert record.getMessage().startswith(
+        "broker-a: 2 due messages could not be stored and are lost, last gone: topic[gone] not exist"
+    )
 
 
 async def test_a_topic_made_anew_gets_what_waited_for_the_old_one(
