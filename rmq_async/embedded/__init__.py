@@ -24,7 +24,7 @@ from rmq_protocol.errors import shown
 from rmq_protocol.message import MessageExt, MessageQueue
 
 from .._turns import Turns
-from .arguments import check_clock, check_number, check_one_of, check_queue, check_whole
+from .arguments import check_clock, check_number, check_one_of, check_queue, check_whole, check_within
 from .broker import VERSIONS, stored_messages
 from .broker import Broker as Broker
 from .broker import BrokerSettings as BrokerSettings
@@ -51,6 +51,7 @@ __all__ = ["Clock", "EmbeddedRocketMQ", "ManualClock", "ServerStatistics", "Syst
 
 logger = logging.getLogger("rmq_async.embedded")
 
+MAX_PORT: Final = 65_535
 MAX_BROKERS: Final = 64
 MAX_DELAY_LEVELS: Final = 256
 MAX_DELAY: Final = 10 * 365 * 24 * 3600
@@ -127,17 +128,12 @@ class EmbeddedRocketMQ(PopSwitches):
         pop_retry_v2: bool = False,
         pop_revive_delay: float | None = None,
     ) -> None:
-        for name, whole in (
-            ("port", port),
-            ("brokers", brokers),
-            ("max_memory", max_memory),
-            ("transaction_check_max", transaction_check_max),
-        ):
+        check_within("port", port, 0, MAX_PORT)
+        check_within("brokers", brokers, 1, MAX_BROKERS)
+        for name, whole in (("max_memory", max_memory), ("transaction_check_max", transaction_check_max)):
             check_whole(name, whole)
         if not isinstance(delay_levels, Sequence):
             raise TypeError(f"delay_levels must be a sequence of seconds, not {shown(delay_levels)}")
-        if not 1 <= brokers <= MAX_BROKERS:
-            raise ValueError(f"brokers must be from 1 to {MAX_BROKERS}, not {brokers}")
         if max_memory <= 0:
             raise ValueError(f"max_memory must be a positive number of bytes, not {max_memory}")
         if not 1 <= len(delay_levels) <= MAX_DELAY_LEVELS:
@@ -418,7 +414,7 @@ class EmbeddedRocketMQ(PopSwitches):
     def _broker(self, name: str) -> Broker:
         found = next((each for each in self._brokers if each.name == name), None)
         if found is None:
-            raise ValueError(f"there is no broker {name!r}; there are {', '.join(self.brokers)}")
+            raise ValueError(f"there is no broker {name!r}; there are {', '.join(each.name for each in self._brokers)}")
         return found
 
     def _chosen(self, name: str | None) -> list[Broker]:

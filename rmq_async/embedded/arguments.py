@@ -9,12 +9,19 @@ from rmq_protocol.message import MessageQueue
 
 from .clock import Clock
 
-__all__ = ["check_clock", "check_number", "check_one_of", "check_queue", "check_whole"]
+__all__ = ["check_clock", "check_number", "check_one_of", "check_queue", "check_whole", "check_within"]
 
 
 def check_whole(name: str, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{name} must be a whole number, not {shown(value)}")
+
+
+def check_within(name: str, value: int, least: int, most: int) -> None:
+    """Checks a whole number and its range."""
+    check_whole(name, value)
+    if not least <= value <= most:
+        raise ValueError(f"{name} must be from {least} to {most}, not {value}")
 
 
 def check_number(name: str, value: object) -> None:

@@ -39,7 +39,7 @@ async def test_a_name_is_looked_up() -> None:
         assert (await names.ask(ROUTE, {"topic": "TBW102"})).code == 0
 
 
-@pytest.mark.parametrize("options", [{"brokers": 0}, {"brokers": 65}, {"max_memory": 0}])
+@pytest.mark.parametrize("options", [{"brokers": 0}, {"brokers": 65}, {"max_memory": 0}, {"port": -1}, {"port": 65_536}])
 def test_options_out_of_range_are_refused(options: dict[str, int]) -> None:
     with pytest.raises(ValueError, match=next(iter(options))):
         EmbeddedRocketMQ(**options)  # type: ignore[arg-type]
@@ -62,6 +62,11 @@ def test_options_of_a_wrong_type_are_refused(options: dict[str, object]) -> None
     (name,) = options
     with pytest.raises(TypeError, match=f"^{name} must be a .*, not {options[name]!r}$"):
         EmbeddedRocketMQ(**options)  # type: ignore[arg-type]
+
+
+def test_an_unknown_broker_is_refused_by_the_names_of_all_before_the_first_start() -> None:
+    with pytest.raises(ValueError, match=r"^there is no broker 'broker-z'; there are broker-a, broker-b$"):
+        EmbeddedRocketMQ(brokers=2).truncate("broker-z", 1)
 
 
 def test_a_clock_that_is_none_is_refused() -> None:
