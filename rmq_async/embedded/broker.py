@@ -52,8 +52,17 @@ _FIRST_OFFSETS: Final = 2
 """Number of the first tick that saves committed offsets: a broker begins 10 s after its start (``BrokerController``)."""
 _LEVELS_EVERY: Final = 2
 """Ticks from one save of the delay levels' progress to the next (``flushDelayOffsetInterval``)."""
-_FIRST_PORT_ONLY: Final = frozenset({int(RequestCode.PULL_MESSAGE), int(RequestCode.LITE_PULL_MESSAGE)})
-"""Requests that are not served at the second port, so that reads do not hold up sends there."""
+_FIRST_PORT_ONLY: Final = frozenset(
+    {
+        RequestCode.PULL_MESSAGE,
+        RequestCode.LITE_PULL_MESSAGE,
+        RequestCode.POP_MESSAGE,
+        RequestCode.NOTIFICATION,
+        RequestCode.POLLING_INFO,
+    }
+)
+"""Requests for which a broker registers no processor at its second port, so that reads do not hold up sends there
+(``BrokerController.registerProcessor``)."""
 
 
 VERSIONS: Final = ("5.5.0", NO_POPS)

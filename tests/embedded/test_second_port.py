@@ -18,7 +18,7 @@ def second(address: str) -> str:
 
 
 async def check_second_port(namesrv: str, address: str) -> None:
-    """Messages, heartbeats and questions are taken there, pulls are not."""
+    """Messages, heartbeats and questions are taken there, pulls and pops are not."""
     topic = f"vip_{uuid.uuid4().hex[:12]}"
     async with Admin(namesrv=namesrv, request_timeout=10.0) as admin:
         await admin.create_topic(topic, queues=1)
@@ -27,7 +27,13 @@ async def check_second_port(namesrv: str, address: str) -> None:
             await sender.send_batch([Message(topic, b"1"), Message(topic, b"2")])
         assert await admin.max_offset(result.queue) == 3
     async with RawClient(second(address)) as client:
-        for code in (RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE):
+        for code in (
+            RequestCode.PULL_MESSAGE,
+            RequestCode.LITE_PULL_MESSAGE,
+            RequestCode.POP_MESSAGE,
+            RequestCode.NOTIFICATION,
+            RequestCode.POLLING_INFO,
+        ):
             answer = await client.ask(code, {"topic": topic, "queueId": "0", "consumerGroup": "g"})
             assert (answer.code, answer.remark) == (
                 ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
@@ -53,7 +59,7 @@ async def check_unit_flags(namesrv: str) -> None:
     assert flags == topics
 
 
-async def test_second_port_takes_no_pulls(server: EmbeddedRocketMQ) -> None:
+async def test_second_port_takes_no_pulls_and_pops(server: EmbeddedRocketMQ) -> None:
     await check_second_port(server.namesrv, server.brokers["broker-a"])
 
 
