@@ -345,8 +345,9 @@ class Broker(BaseService):
             response: RemotingCommand | None = make_response(command, ResponseCode.SYSTEM_BUSY, queue.refusal(now))
         else:
             response = super().respond(connection, command)
-        if response is not None and not command.is_oneway:
-            connection.send_later(self.encode(command, response), LONGEST_WAIT if wait is None else wait)
+        if response is None or command.is_oneway or (self.failures.pending and self.failures.takes_answer(command.code)):
+            return
+        connection.send_later(self.encode(command, response), LONGEST_WAIT if wait is None else wait)
 
     def disconnected(self, connection: Connection) -> None:
         self.held.disconnected(connection)

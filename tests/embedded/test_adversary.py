@@ -206,6 +206,14 @@ async def test_producer_turns_to_another_broker_when_one_is_busy() -> None:
             await producer.send(Message("T", b"x"), queue=MessageQueue("T", "broker-a", 0))
 
 
+async def test_answers_to_throttled_sends_are_lost_too(server: EmbeddedRocketMQ, broker: RawClient) -> None:
+    server.throttle(1000)
+    server.lose_answers(1, request=RequestCode.SEND_MESSAGE_V2)
+    broker.write(RequestCode.SEND_MESSAGE_V2, send_fields("T"), b"lost")
+    assert (await broker.send("T", b"answered")).code == 0
+    assert [message.body for message in server.messages("T")] == [b"lost", b"answered"]
+
+
 @pytest.mark.parametrize("rate", [0.0, -1.0, float("nan"), float("inf")])
 async def test_rate_that_is_none_is_refused(server: EmbeddedRocketMQ, rate: float) -> None:
     with pytest.raises(ValueError, match="positive number of sends"):
