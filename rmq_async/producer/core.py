@@ -93,7 +93,7 @@ class ProducerCore:
         self.oneway_window = config.oneway_window
         self.create_future = asyncio.get_running_loop().create_future
         self._waits = StopScope(_stopping)
-        # Runs a wait of a call that has sent nothing yet; raises ClientStateError when the producer stops.
+        # Awaits its argument; raises ClientStateError if the producer stops first.
         self.unless_stopped = self._waits.run
         self._settings = HeaderSettings(
             group,

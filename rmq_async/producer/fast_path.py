@@ -69,7 +69,8 @@ class SendMethods(ProducerLife):
         several, ClientStateError when the producer stops. The error's ``maybe_stored`` is True if the message may be stored all
         the same; after a cancellation it may be stored, too.
         """
-        # What ``general_send`` does, in one piece, for messages without delay, compression, hooks and choice of a queue.
+        # What ``general_send`` does, in one piece, for messages without delay, compression, hooks and choice of a queue; those
+        # with a sharding key go to ``place_sharded``.
         # The whole frame fits the allocator for small objects (512 bytes), so it has few variables. A function that is an
         # attribute is named before it is called: CPython 3.11 calls it through a slow general way otherwise.
         _: Callable[..., Any]

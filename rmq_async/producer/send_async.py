@@ -1,4 +1,4 @@
-"""``send_async``: a future and callbacks instead of an awaited result, without a Task if the first attempt succeeds."""
+"""``send_async``: a future and callbacks instead of an awaited result; no Task if the first attempt succeeds at once."""
 
 from __future__ import annotations
 

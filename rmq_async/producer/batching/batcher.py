@@ -1,8 +1,8 @@
 """Sends batches: schedules when gathered messages leave, starts their requests, and enforces the callers' deadlines.
 
-This module does no work per message. A batch costs one callback of the loop, one encoding and one request, and no Task unless
-an attempt fails. One timer, set for the earliest deadline, serves all callers. It checks every waiting caller, which takes some
-milliseconds for 65,535 of them; with equal timeouts that happens once per timeout.
+This module does no work per message. A batch costs one callback of the loop, one encoding and one request; a Task only without
+an open connection or if an attempt fails. One timer, set for the earliest deadline, serves all callers. It checks every waiting
+caller, which takes some milliseconds for 65,535 of them; with equal timeouts that happens once per timeout.
 """
 
 from __future__ import annotations

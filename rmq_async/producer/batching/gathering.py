@@ -1,7 +1,7 @@
 """Gatherings: the messages that wait to leave as a batch, for a topic here and for one queue in ``queue_gathering``.
 
-A gathering decides what leaves and when; the batcher sends it. The cost per message is ``add_plain``: a tuple, an append, three
-comparisons. Everything else is per batch.
+A gathering decides what leaves and when; the batcher sends it. The cost per message is ``add_plain``: a tuple, an append and
+four comparisons. Everything else is per batch.
 
 The messages of one loop iteration are divided among the requests that may be in flight, in parts of at least ``SHARE``: the
 client encodes one part while the broker stores another. With a single part client and broker wait for each other, which lowers

@@ -130,6 +130,6 @@ def stopped(*, maybe_stored: bool) -> ClientStateError:
     if maybe_stored:
         error = ClientStateError("the producer was stopped before the answer came; the message may have been stored")
     else:
-        error = ClientStateError("the producer was stopped before the message was stored")
+        error = ClientStateError("the producer was stopped before the message was stored; a longer stop_timeout gives it time")
     error.maybe_stored = maybe_stored
     return error

@@ -385,7 +385,7 @@ class RetryLoop(Generic[Result]):
             await self._wait()
 
     async def _connection(self, record: AttemptRecord, deadline: float, *, alone: bool) -> Connection | None:
-        """Returns the connection; None if the attempt failed (``record``) or the call ended. ``alone``: waits out a back-off."""
+        """Returns the connection; None if the attempt (``record``) or the call has ended. ``alone``: waits out a back-off."""
         pool, address = self._dispatch.pool, record.target.address
         connection = pool.get(address)
         if connection is not None:

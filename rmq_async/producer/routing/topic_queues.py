@@ -270,4 +270,4 @@ def is_writable(route: TopicRoute) -> bool:
 def _nowhere(topic: str, route: TopicRoute) -> str:
     text = f"topic {topic} has no writable queue on a broker with a master's address"
     closed = sorted({data.broker_name for data in route.data.queue_datas if not data.perm & Perm.WRITE})
-    return f"{text}: {printable(', '.join(closed))} may not be written to" if closed else text
+    return f"{text}: {printable(', '.join(closed))} may not be written to" if closed else f"{text}; start one of its masters"

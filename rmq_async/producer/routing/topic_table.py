@@ -42,7 +42,7 @@ LONGEST_PAUSE: Final = 1.0
 
 
 class TopicTable:
-    """The topic table of one producer. ``topics``: fetched at the start (``warm_up``) and never dropped.
+    """The topic table of one producer. ``topics``: those whose routes are fetched at the start (``warm_up``) and always kept.
 
     ``queues_by_topic``: by the topic's name in the API; a plain dict, because each message looks it up. ``resting``: the
     entries without a send since the last poll. Both dicts stay the same objects. ``adopt``: called with the topic and each new

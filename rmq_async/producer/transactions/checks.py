@@ -100,8 +100,9 @@ class Dispatch:
             unwrap_batches=False,
         )
         if len(decoded.messages) != 1 or decoded.corrupt:
-            reason = decoded.corrupt[0] if decoded.corrupt else "not one message"
-            raise RemoteProtocolError(f"{len(body)} bytes hold {len(decoded.messages)} messages: {reason}")
+            reason = f": {decoded.corrupt[0]}" if decoded.corrupt else ""
+            found = len(decoded.messages)
+            raise RemoteProtocolError(f"a body of {len(body)} bytes holds {found} readable messages instead of one{reason}")
         return decoded.messages[0]
 
 
@@ -191,7 +192,7 @@ class Checks:
             _, left = await asyncio.wait(tasks, timeout=LAST_STEPS)
             if left:
                 logger.warning(
-                    "producer %s: %d transaction checks (%s) still run %s s after their cancellation",
+                    "producer %s: %d transaction checks (%s) still run %s s after being cancelled; let them end",
                     self._group, len(left), shown(self._check), LAST_STEPS,
                 )  # fmt: skip
 
@@ -375,7 +376,7 @@ async def decided(
     except asyncio.CancelledError as own:
         if task is None or task.cancelling() > cancelled:
             raise
-        error = RuntimeError(f"{shown(function)} raised CancelledError without being cancelled")
+        error = RuntimeError(f"{shown(function)} raised CancelledError without being cancelled; raise another error")
         error.__cause__ = own
         return TransactionStatus.UNKNOWN, error
     except Exception as error:  # noqa: BLE001 - a user's bug or a failed transaction: the caller reports it, the broker checks

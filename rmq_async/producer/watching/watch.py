@@ -96,7 +96,8 @@ class Watchers:
             except ForbiddenError:
                 raise
             except (Exception, asyncio.CancelledError) as error:
-                raise ForbiddenError(f"check_forbidden {check!r} raised {type(error).__name__}: {error}") from error
+                text = f"check_forbidden {check!r} raised {type(error).__name__}: {error}"
+                raise ForbiddenError(f"{text}; let it raise ForbiddenError to refuse a message, and nothing else") from error
         for before in self.before:
             inside = scope.copy()
             try:  # what ``call_hook`` does, without its call
