@@ -130,8 +130,8 @@ class Producer(SendMethods):
 
         ``properties``: those of the reply, without the ones that identify its request. ``timeout``: seconds for all attempts,
         by default the producer's. Raises TypeError if ``request`` is not a MessageExt, LocalProtocolError (10007) for a message
-        that was not sent by ``request``, BrokerError or SendError (code 1) when the requesting client is not connected any
-        more, and as ``send`` does.
+        that was not sent by ``request``, BrokerError or SendError (code 1; Java's ``ReplyMessageProcessor``) when the
+        requesting client is not connected any more, and as ``send`` does.
         """
         sender = self._usable()
         budget = self.config.timeout if timeout is None else checked_timeout(timeout)
@@ -143,7 +143,8 @@ class Producer(SendMethods):
         ``recall_handle``: the one of its SendResult. Requires brokers from 5.3.2 on with ``recallMessageEnable=true``; they
         confirm a recall even if the message no longer exists. The call takes at most the producer's ``timeout``. Raises
         InvalidMessageError for a retry or dead letter topic, for an invalid handle and for one of another topic; BrokerError
-        when the broker refuses (16: not enabled, 3: broker too old, 604: too late); and as ``send`` does.
+        when the broker refuses (16: not enabled, 3: broker too old, 604: too late; Java's ``RecallMessageProcessor``); and as
+        ``send`` does.
         """
         return await recall(self._usable(), topic, recall_handle)
 

@@ -67,7 +67,7 @@ async def request(
     call = Call(outgoing, stored_message, started, deadline, sender.retries, message, choice, len(message.body))
     replied = instance.replies.expect(correlation_id)
     try:
-        # Inside ``enter``, so that a call that chooses its queue holds its place in the topic's line meanwhile.
+        # The heartbeats are part of ``enter``: a call that chooses its queue keeps its place in the topic's line meanwhile.
         async with sender.admission.enter(call, prepare=partial(_introduce, sender, deadline)) as admitted:
             sent = await _sent(replied, sender.deliver_admitted(call, admitted))
             if sent is not None:

@@ -252,7 +252,7 @@ class RetryLoop(Generic[Result]):
         selection = self._router.selection
         if selection is None:
             return self._topic_queues.next_of(brokers)
-        if not self._router.asks or self._outgoing.message is None:  # a reply message: no selector chooses its queue
+        if not self._router.asks or self._outgoing.message is None:  # a reply or trace: no selector
             return selection.next(self._topic_queues, brokers)
         task = asyncio.get_running_loop().create_task(
             self._router.choose(self._topic_queues, brokers, self._outgoing.message, self._deadline), name="rmq_async selector"
