@@ -16,7 +16,7 @@ _NEEDED: Final = frozenset({"click", "rich"})
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Runs the command and ends the process with its exit code: 0 for success, 1 for a failure, 2 for wrong use, 130 after
-    Ctrl-C.
+    Ctrl-C, 143 after SIGTERM.
 
     ``arguments``: arguments after the program's name; default: those of the process.
     """
@@ -46,7 +46,8 @@ def _print_error(why: str, code: int) -> int:
 
 
 def _ended(code: int) -> int:
-    """Returns the exit code. What cannot be written is dropped: the interpreter would try again, and end with code 120."""
+    """Writes the rest of stdout and returns the exit code, 1 if writing failed. Output that cannot be written is dropped: the
+    interpreter would try again, and end with code 120."""
     try:
         sys.stdout.flush()
     except (OSError, ValueError):
@@ -56,8 +57,8 @@ def _ended(code: int) -> int:
 
 
 def _open_standard_files() -> None:
-    """Opens /dev/null for each closed standard file (``rmq ... >&-``); else the next socket would get its number, and the
-    output."""
+    """Opens /dev/null for each closed standard file (``rmq ... >&-``); else the next socket would get the file's number, and the
+    output would be written to it."""
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
     os.close(descriptor)

@@ -41,12 +41,12 @@ COMMANDS: Final = MappingProxyType(
         "topic": ".topic",
     }
 )
-"""The module of each command, whose name its function bears."""
+"""Command -> its module, which has a function of the command's name."""
 
 
 class Commands(click.Group):
-    """A group that imports the module of a command at its first use: the import of all takes about 1.5 times as long as
-    that of one."""
+    """A group that imports the module of a command when it is called: to import all of them takes about 1.5 times as long as to
+    import one."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted(COMMANDS)

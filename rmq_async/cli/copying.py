@@ -1,4 +1,4 @@
-"""Reads messages that ``--json`` printed, to send copies of them with the fields of their senders, those of each queue in
+"""Reads messages that ``--json`` printed, to send copies of them with the fields that their senders gave, those of each queue in
 order.
 
 A line is an object with ``body`` (text) or ``body_base64``, and any of ``tags``, ``keys``, ``flag``, ``properties``,
@@ -25,7 +25,7 @@ from .output import Output
 __all__ = ["LONGEST_LINE", "LeftOut", "Queues", "read_record"]
 
 LONGEST_LINE: Final = 6 * ProducerConfig.max_message_size + (1 << 20)
-"""Bytes: a body of control characters takes six times its size, ``\\u0001``; properties take 32 KiB at most, before that."""
+"""Bytes: JSON writes a control character of a body as six, ``\\u0001``; properties have 32 KiB at most before they are escaped."""
 
 
 class _Record(msgspec.Struct):
@@ -99,6 +99,7 @@ class LeftOut:
             self._first = self._first or printable(f"{found[0]} of {where}")
 
     def report(self, output: Output) -> None:
+        """Prints the counts on stderr, if there are any."""
         if self._texts:
             output.trouble(
                 f"{self._texts} texts of {self._messages} messages are left out, blank or with control characters 0 to 2, "
@@ -107,7 +108,7 @@ class LeftOut:
 
 
 class Queues:
-    """The queues to send to."""
+    """The queues of the topic that copies are sent to."""
 
     def __init__(self, queues: Sequence[MessageQueue]) -> None:
         self._all = queues

@@ -33,5 +33,5 @@ class _NotInstalled(click.ClickException):
 def _is_installed(package: str) -> bool:
     try:
         return util.find_spec(package) is not None
-    except ValueError:  # it is being kept out, as None among the modules
+    except ValueError:  # ``sys.modules`` has None for it, which forbids its import
         return False

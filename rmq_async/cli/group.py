@@ -1,4 +1,4 @@
-"""``rmq group``: consumer groups: their lag, their members, their offsets and their dead letters."""
+"""``rmq group``: shows, creates and deletes consumer groups, moves their offsets and sends their dead letters again."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def members(name: str, namesrv: str | None, timeout: float, as_json: bool) -> in
 @click.option("--topic", metavar="TOPIC", help="In this topic; default: in all that it has offsets for.")
 @client_options
 def lag(name: str, topic: str | None, namesrv: str | None, timeout: float, as_json: bool) -> int:
-    """Print committed offset, end and lag of each queue of GROUP. Retries, and their sum, stand apart."""
+    """Print committed offset, end and lag of each queue of GROUP; queues of retries come last and have a sum of their own."""
     output = Output(as_json=as_json)
 
     async def work(admin: Admin) -> None:
@@ -117,12 +117,12 @@ def lag(name: str, topic: str | None, namesrv: str | None, timeout: float, as_js
     help="Attempts after the first one; then a message is dead-lettered.",
 )  # fmt: skip
 @click.option("--cluster", metavar="NAME", help="On the brokers of this cluster; default: on all brokers, of one cluster.")
-@click.option("--broker", metavar="NAME", help="On this broker.")
+@click.option("--broker", metavar="NAME", help="On this broker only.")
 @client_options
 def create(
     name: str, retries: int, cluster: str | None, broker: str | None, namesrv: str | None, timeout: float, as_json: bool
 ) -> int:
-    """Create GROUP. One that is there gets these settings, and the defaults of all others."""
+    """Create GROUP. A group that exists gets these settings, and the defaults for all others."""
     output = Output(as_json=as_json)
 
     async def work(admin: Admin) -> None:
@@ -170,7 +170,7 @@ class _ResetOptions(ClientOptions):
 def reset(options: _ResetOptions) -> int:
     """Move the offsets of GROUP in TOPIC, with or without members, and print them before and after.
 
-    Members go on from there within some 20 s. "verified" says that the new offset was seen afterwards.
+    Members go on from there within some 20 s. "verified" says whether the broker showed the new offset afterwards.
     """
     output, config = Output(as_json=options.as_json), client_config(options.namesrv, options.timeout)
     where = options.name, options.topic, options.target
@@ -234,7 +234,7 @@ def dead_letters(name: str, limit: int, namesrv: str | None, timeout: float, as_
 def resend(name: str, limit: int | None, yes: bool, namesrv: str | None, timeout: float, as_json: bool) -> int:
     """Send the dead letters of GROUP to the topics that they were first sent to.
 
-    All groups that subscribe to these topics get them. What was sent is not sent again by the next call.
+    All groups that subscribe to these topics get them. The next call continues after the letters that were sent.
     """
     output = Output(as_json=as_json)
     _confirm(f"Send the dead letters of group {name} to their topics again?", yes=yes)

@@ -17,7 +17,7 @@ __all__ = ["lines_of"]
 
 CHUNK: Final = 64 * 1024
 AHEAD: Final = 4
-"""Chunks read and not yet used."""
+"""Maximum number of chunks that are read before they are used."""
 
 
 async def lines_of(descriptor: int, limit: int) -> AsyncGenerator[bytes, None]:
@@ -34,7 +34,7 @@ async def lines_of(descriptor: int, limit: int) -> AsyncGenerator[bytes, None]:
                 chunk = os.read(descriptor, CHUNK)
             except OSError as error:
                 chunk = error
-            with suppress(RuntimeError):  # the loop is closed: the line has no reader
+            with suppress(RuntimeError):  # the loop is closed, so the chunk has no reader
                 loop.call_soon_threadsafe(chunks.put_nowait, chunk)
             if not chunk or isinstance(chunk, OSError):
                 return

@@ -65,7 +65,8 @@ moment_help: Final = f"earliest, latest, {time_help}; with one --queue an offset
 
 
 def needs_command(context: click.Context) -> int:
-    """Prints the help of a group that is called without a command to stderr; the exit code is that of wrong use."""
+    """Prints the help of a group that is called without a command to stderr; returns the exit code, then that of wrong use, else
+    0."""
     if context.invoked_subcommand is None:
         click.echo(context.get_help(), err=True)
         return WRONG_USE
@@ -142,9 +143,9 @@ def _interrupted_by(number: int) -> Interrupted:
 
 
 def run(work: Coroutine[Any, Any, T], *, signalled: bool = False) -> T:
-    """Runs a coroutine by ``rmq_async.run``. The first SIGINT or SIGTERM cancels it and raises Interrupted; a second one
-    ends the process at once, also while the loop is blocked by output that no one reads. ``signalled``: True if a first
-    signal has come already."""
+    """Runs a coroutine by ``rmq_async.run`` and returns its result. The first SIGINT or SIGTERM cancels it and raises Interrupted;
+    a second one ends the process at once, also while the loop is blocked by output that no one reads. ``signalled``: True if a
+    first signal has come already."""
     try:
         return rmq_async.run(_until_signal(work, signalled))
     except KeyboardInterrupt:  # before the signals are handled
@@ -169,7 +170,8 @@ async def _until_signal(work: Coroutine[Any, Any, T], signalled: bool) -> T:
 
 
 def client_config(namesrv: str | None, timeout: float) -> ClientConfig:
-    """Returns the client's settings. Limits its logging to errors: warnings would be lines beside the one that matters.
+    """Returns the settings of a command's client. Limits the library's log to errors: warnings would be further lines beside the
+    one of the command's error.
 
     Raises UsageError where no name server is known, and for security options that contradict each other.
     """

@@ -16,7 +16,7 @@ from rich.table import Table
 __all__ = ["Output", "plain_table"]
 
 _WIDEST: Final = 100_000
-"""Columns of a pipe."""
+"""Columns of a table that is printed to a pipe or file."""
 
 
 def plain_table(*texts: str, **numbers: bool) -> Table:
@@ -58,12 +58,12 @@ class Output:
             Console(markup=False, highlight=False, width=width).print(table)
 
     def trouble(self, text: str) -> None:
-        """One line on stderr, for people and programs alike."""
+        """Prints one line on stderr, in text and JSON mode."""
         click.echo(f"rmq: {' '.join(text.split())}", err=True)
 
     @contextmanager
     def progress(self) -> Iterator[Progress]:
-        """Bars on stderr where that is a terminal; else the same object, silent."""
+        """Provides progress bars on stderr, which print nothing in JSON mode and where stderr is no terminal."""
         columns = (TextColumn("{task.description:<10}"), BarColumn(bar_width=36), MofNCompleteColumn(), TimeElapsedColumn())
         silent = self.as_json or not sys.stderr.isatty()
         console = Console(stderr=True, highlight=False, quiet=silent)  # quiet: rich 13 ends even a disabled bar with a line

@@ -1,7 +1,7 @@
 """Writes to standard output without blocking the loop.
 
-A reader may stop reading (``| less``) for as long as it likes. A daemon thread writes to the descriptor itself, so that a write
-that does not end keeps neither the loop, with its heartbeats, nor the interpreter from ending.
+A reader (``| less``) may stop reading for any time. A daemon thread writes to the descriptor itself, so that a write that does not
+end blocks neither the loop with its heartbeats nor the end of the interpreter.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["Printer"]
 
 
 class Printer:
-    """Prints in the order of the calls."""
+    """Writes bytes to standard output, in the order of the calls. ``close`` ends its thread."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -37,7 +37,7 @@ class Printer:
         await written
 
     def close(self) -> None:
-        """Ends the thread after the waiting writes."""
+        """Ends the thread after the writes that wait; returns at once."""
         self._waiting.put(None)
 
     def _write_all(self) -> None:
@@ -71,5 +71,5 @@ def _write(data: bytes) -> None:
     while rest:
         try:
             rest = rest[os.write(descriptor, rest) :]
-        except BlockingIOError:  # another process has made the pipe so
+        except BlockingIOError:  # another process has made the pipe non-blocking
             select.select([], [descriptor], [])

@@ -33,7 +33,7 @@ __all__ = ["pull"]
 Place = str | datetime | Mapping[MessageQueue, int]
 
 _MISSING: Final = "rmq_async.consumer.read.reading"
-"""The logger of messages that are missing in what was read: deleted meanwhile, or before the end that a broker gave."""
+"""The logger that names messages which a read did not get: deleted meanwhile, or missing before the end that a broker gave."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,8 +79,9 @@ class _Printed:
 def pull(options: _PullOptions) -> int:
     """Print the messages of TOPIC: bodies as they are, one a line, or with --json all that is known of each.
 
-    Each queue comes in its order, the queues as their answers come. A time without a zone is local time. Messages that
-    are deleted before they are read are named on stderr, and with --follow the number of printed ones at the end.
+    Messages of one queue come in their order, those of several queues as the brokers answer. A time without a zone is local time.
+    Offsets of messages that are deleted before they are read go to stderr, and so does with --follow the number of printed
+    messages at the end.
     """
     chosen = _range(options)
     config = client_config(options.namesrv, options.timeout)

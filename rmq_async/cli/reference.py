@@ -1,4 +1,4 @@
-"""Writes the page of commands, the help of each as the command shows it: ``python -m rmq_async.cli.reference > docs/cli.md``."""
+"""Writes the page of commands, with the help that each command shows: ``python -m rmq_async.cli.reference > docs/cli.md``."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ characters 0 to 2, are left out and counted on stderr. Lines of `rmq message que
 `{"body": "x", "tags": "t", "keys": ["k"], "properties": {"a": "1"}}`; those that name no `broker` and `queue_id` go to any
 queue, or to that of their sharding key (property `__SHARDINGKEY`).
 
-A worker without a program: each message of a topic is a file in `orders/`, and what is no JSON is dead-lettered. A file that cannot
-be written is another exit code, so its message comes again.
+A worker without a program: each message of a topic becomes a file in `orders/`, and a body that is no JSON is dead-lettered. If
+the file cannot be written, the command ends with another exit code, so its message comes again.
 
 ```sh
 mkdir -p orders

@@ -26,7 +26,7 @@ _FILE: Final = click.Path(exists=True, dir_okay=False)
 
 
 def security_options(command: Command) -> Command:
-    """Adds the options; ``security_settings`` reads them, the commands do not get them."""
+    """Adds the options. They are no parameters of the command: ``security_settings`` reads them."""
     help_text = f"User to sign requests as; default: ${ACCESS_KEY}. The secret is taken from ${SECRET_KEY}."
     for option in (
         _option("--server-name", metavar="NAME", help="Name to look for in the servers' certificates."),

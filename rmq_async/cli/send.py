@@ -41,14 +41,15 @@ __all__ = ["send"]
 
 GROUP: Final = "rmq_cli"
 IN_FLIGHT: Final = 256
+"""The producer's credits."""
 MAX_UNPRINTED: Final = 4096
-"""Messages in flight or stored whose results are not printed yet."""
+"""Maximum number of messages, in flight or stored, whose results are not printed yet."""
 STDIN: Final = 0
 
 Outgoing = tuple[str, Message, MessageQueue | None]
-"""What errors call a message; the message; its queue, None for any."""
+"""The name of a message in errors; the message; its queue, None for any."""
 Results = asyncio.Queue[tuple[str, asyncio.Future[SendResult]] | None]
-"""Results in the order of the messages; None behind the last one."""
+"""Names and results in the order of the messages; None after the last one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,12 +81,12 @@ class _SendOptions(ClientOptions):
 
     @property
     def is_single(self) -> bool:
-        """Returns whether there is one message, given by --body or --file."""
+        """Whether there is one message, given by --body or --file."""
         return self.body is not None or self.path is not None
 
     @property
     def is_copy(self) -> bool:
-        """Returns whether messages are read as ``--json`` prints them."""
+        """Whether messages are read from lines such as ``--json`` prints."""
         return self.source is None and not self.is_single
 
     @property
@@ -225,7 +226,9 @@ async def _send(options: _SendOptions, config: ClientConfig) -> int:
         timeout=config.request_timeout,
         async_limit=IN_FLIGHT,
         retry_same_queue=options.is_copy,
-        create_topic_key=AUTO_CREATE_TOPIC_KEY if options.create else options.topic,  # brokers create no topic after itself
+        create_topic_key=AUTO_CREATE_TOPIC_KEY
+        if options.create
+        else options.topic,  # a missing topic cannot be the model for itself
     )
     async with producer:
         queues = Queues(await producer.fetch_publish_queues(options.topic)) if options.is_copy else None

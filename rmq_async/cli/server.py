@@ -32,7 +32,7 @@ DESCRIPTORS: Final = 65_536
     type=click.IntRange(1, MAX_MEGABYTES),
     default=256,
     show_default=True,
-    help="MiB of messages kept; above it the oldest go.",
+    help="MiB of messages that are kept; above it the oldest are dropped.",
 )
 def server(as_json: bool, host: str, port: int, brokers: int, max_memory: int) -> int:
     """Run a name server and brokers in memory, for development and tests, until SIGTERM or Ctrl-C.
@@ -44,15 +44,16 @@ def server(as_json: bool, host: str, port: int, brokers: int, max_memory: int) -
 
 
 async def run_server(host: str, port: int, brokers: int, megabytes: int, output: Output) -> int:
-    """Serves until SIGTERM or SIGINT. ``megabytes``: MiB of messages that are kept. Raises OSError, which names the address,
-    where it cannot listen."""
+    """Serves until SIGTERM or SIGINT, and returns the exit code 0. ``megabytes``: MiB of messages that are kept. Raises OSError,
+    which names the address, where it cannot listen."""
     _allow_many_connections()
     server = EmbeddedRocketMQ(host=host, port=port, brokers=brokers, max_memory=megabytes << 20)
     with ended_by_signal() as ended:
         try:
             await server.start()
         except OSError as error:
-            raise OSError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
+            why = error.strerror or error
+            raise OSError(f"cannot listen on {host}:{port}: {why}; give another --port (0: a free one) or --host") from error
         except UnicodeError as error:
             raise OSError(f"cannot listen on {host}:{port}: {host!r} is no host name; give a name or an address") from error
         try:
@@ -68,7 +69,7 @@ async def run_server(host: str, port: int, brokers: int, megabytes: int, output:
 
 
 def _allow_many_connections() -> None:
-    """Raises the limit of descriptors to the largest that the system allows; many shells set 1024."""
+    """Raises the limit of descriptors, which many shells set to 1024, to 65,536 or as far as the system allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = DESCRIPTORS if hard == resource.RLIM_INFINITY else min(DESCRIPTORS, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:

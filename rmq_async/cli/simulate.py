@@ -1,4 +1,4 @@
-"""``rmq simulate``: seeds of a scenario on a simulated cluster, until one fails or the time limit passes."""
+"""``rmq simulate``: runs seeds of a scenario on a simulated cluster, until one fails or their number or time is over."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Duration(click.ParamType):  # type: ignore[type-arg]  # a generic class fr
         except (KeyError, ValueError):
             self.fail(f"{text!r} is no duration; write a number and s, m or h, such as 90s or 10m", param, ctx)
         if not 0 < seconds < 1e9:
-            self.fail(f"{text!r} is no positive duration", param, ctx)
+            self.fail(f"{text!r} is no positive duration of less than 1e9 s", param, ctx)
         return seconds
 
 
@@ -98,7 +98,7 @@ def simulate(given: _SimulateOptions) -> int:
 
 
 def _outcomes(seeds: Iterable[int], given: _SimulateOptions) -> Iterator[Outcome]:
-    """Yields the outcomes in the order of their arrival. No seed begins after the time of ``--for``."""
+    """Yields the outcomes in the order in which the seeds end. No seed begins after the time of ``--for``."""
     over = float("inf") if given.seconds is None else time.monotonic() + given.seconds
     left = iter(seeds)
     if given.jobs == 1:
@@ -124,7 +124,7 @@ def _outcomes(seeds: Iterable[int], given: _SimulateOptions) -> Iterator[Outcome
 
 
 def _end_with_parent() -> None:
-    """Ends this process when its parent has ended: a parent that was killed ends no process of its pool."""
+    """Ends this process when its parent has ended: a parent that is killed cannot end the processes of its pool."""
     parent = parent_process()
     assert parent is not None
 

@@ -77,14 +77,14 @@ class _CreateOptions(ClientOptions):
 )
 @click.option("--read-queues", type=click.IntRange(1, 65535), metavar="N", help="Queues to read from; default: the same.")
 @click.option("--perm", type=click.Choice(["2", "4", "6"]), default="6", show_default=True, help="2: write, 4: read, 6: both.")
-@click.option("--order", is_flag=True, help="An ordered topic: its queues are written down on the name servers.")
+@click.option("--order", is_flag=True, help="An ordered topic: the name servers record its queues.")
 @click.option("--attribute", "attributes", type=PROPERTY, multiple=True, help="Such as message.type=FIFO; may be given again.")
 @click.option("--cluster", metavar="NAME", help="On the brokers of this cluster; default: on all brokers, of one cluster.")
-@click.option("--broker", metavar="NAME", help="On this broker.")
+@click.option("--broker", metavar="NAME", help="On this broker only.")
 @client_options
 @pass_options(_CreateOptions)
 def create(options: _CreateOptions) -> int:
-    """Create TOPIC, or change its settings, and wait until the name servers show it."""
+    """Create TOPIC, or change its settings, and wait until a name server shows it."""
     output, name = Output(as_json=options.as_json), options.name
 
     async def work(admin: Admin) -> None:
@@ -183,7 +183,7 @@ def offsets(name: str, namesrv: str | None, timeout: float, as_json: bool) -> in
 @click.option("--cluster", metavar="NAME", help="On the brokers of this cluster; default: on all.")
 @client_options
 def delete(name: str, cluster: str | None, namesrv: str | None, timeout: float, as_json: bool) -> int:
-    """Delete TOPIC, its messages and its route. Nothing is asked first, and there is no way back."""
+    """Delete TOPIC, its messages and its route. There is no confirmation and no way back."""
     output = Output(as_json=as_json)
 
     async def work(admin: Admin) -> None:
@@ -213,8 +213,8 @@ def sync(
 ) -> int:
     """Give a broker that was added to a cluster the topics of another one, with the same settings.
 
-    Messages stay where they are. Running producers and consumers spread to the new broker within their route_poll_interval
-    (30 s). Topics of the system are left out.
+    Messages stay where they are. Running producers and consumers use the new broker too within their route_poll_interval (30 s).
+    Topics of the system, retry and dead-letter topics and static topics are left out.
     """
     output = Output(as_json=as_json)
 

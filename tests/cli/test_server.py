@@ -72,7 +72,8 @@ async def test_a_port_that_is_taken_is_one_line_and_code_1() -> None:
         port = taken.getsockname()[1]
         ended = await rmq("server", "--port", str(port))
     assert (ended.code, ended.out) == (1, "")
-    assert f"cannot listen on 127.0.0.1:{port}" in one_line(ended.err)
+    assert f"cannot listen on 127.0.0.1:{port}: " in one_line(ended.err)
+    assert one_line(ended.err).endswith("; give another --port (0: a free one) or --host")
 
 
 async def test_a_host_that_is_none_of_ours_is_one_line_and_code_1() -> None:

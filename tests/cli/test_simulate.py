@@ -111,7 +111,7 @@ def test_seeds_run_for_a_time(simulate: Simulate) -> None:
         (["--seed", "-1"], "-1 is not in the range x>=0"),
         (["--seeds", "0"], "0 is not in the range"),
         (["--for", "10"], "'10' is no duration; write a number and s, m or h, such as 90s or 10m"),
-        (["--for", "0s"], "'0s' is no positive duration"),
+        (["--for", "0s"], "'0s' is no positive duration of less than 1e9 s"),
         (["--jobs", "0"], "0 is not in the range"),
         (["--without", "fire"], "'fire' is not one of 'broker-busy', "),
     ],

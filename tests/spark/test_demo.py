@@ -89,7 +89,10 @@ def test_without_pyspark_or_java_one_line_says_so(tmp_path: Path) -> None:
     assert err == "rmq: pyspark is not installed; pip install 'rmq-async[spark]' brings all that this command needs\n"
 
     code, _, err = ended({"PATH": str(tmp_path)}, "demo", "--spark")
-    assert (code, err) == (1, "rmq: Spark needs Java 17 or later: neither JAVA_HOME nor PATH has a java\n")
+    assert (code, err) == (
+        1,
+        "rmq: Spark needs Java 17 or later: neither JAVA_HOME nor PATH has a java; install it or set JAVA_HOME\n",
+    )
 
     java = tmp_path / "bin" / "java"
     java.parent.mkdir()

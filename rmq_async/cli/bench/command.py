@@ -22,8 +22,9 @@ from .report import BenchResult, print_result
 __all__ = ["bench"]
 
 SETTLE: Final = 10.0
-"""Seconds for a broker to index acknowledged messages, or to store one-way messages."""
+"""Maximum seconds to wait until brokers have indexed acknowledged messages, or stored one-way messages."""
 QUIET: Final = 1.0
+"""Seconds without a change after which the count is final."""
 PROCESSES: Final = 64
 MESSAGE_OVERHEAD: Final = 64
 """Bytes that a message takes in a batch beside its body, at most."""
@@ -133,8 +134,8 @@ def bench(options: _BenchOptions) -> int:
 
 
 async def _offsets_before(client: ClientConfig, topic: str, create_queues: int | None) -> int | None:
-    """Returns the sum of all queues' next offsets, or None where the brokers do not give them. Creates a missing topic if
-    ``create_queues`` is set, else raises TopicNotFoundError."""
+    """Returns the sum of all queues' next offsets, or None where the brokers do not give them. Creates a missing topic, with
+    ``create_queues`` queues on each broker; raises TopicNotFoundError instead if that is None."""
     async with Admin(client=client) as admin:
         try:
             await admin.topic_route(topic)
@@ -153,8 +154,8 @@ async def _next_offsets(admin: Admin, topic: str) -> int:
 
 
 async def _stored(client: ClientConfig, topic: str, before: int, expected: int) -> int | None:
-    """Counts the messages stored since ``before``. Brokers acknowledge a message before they index it, so this polls until
-    all are counted or the count does not change."""
+    """Returns the number of messages stored since ``before``; None where the brokers do not give it. Brokers acknowledge a message
+    before they index it, so the offsets are read again until all are counted, for 10 s at most and while the count grows."""
     async with Admin(client=client) as admin:
         deadline, found, since = monotonic() + SETTLE, -1, monotonic()
         while True:

@@ -1,8 +1,8 @@
 """Load of one sender process: a producer, a number of concurrent calls, counters.
 
 Every mode uses the public API only and builds its messages in the measured loop, as users do. Counting begins after a warm-up;
-the window ends by time or by count. With 64 calls in flight and more, every eighth is timed: reading the clock twice for each
-message would be a twentieth of the cost of a send.
+the window ends by time or by count. Of one-way sends, and of sends with 64 or more calls in flight, an eighth is timed: reading the
+clock twice for each message would be a twentieth of the cost of a send.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MODES: Final = {"send": 64, "async": 1024, "batch": 8, "oneway": 1, "adaptive": 
 GROUP: Final = "rmq_bench"
 _SAMPLED: Final = 8
 _PAUSE: Final = 0.01
-"""After a failed call, for those that fail at once."""
+"""Seconds to pause after a failed call: some calls fail without a wait."""
 _ONEWAY_AT_ONCE: Final = 64
 """One-way sends need not suspend; without a pause now and then nothing else would run."""
 
@@ -52,8 +52,8 @@ class LoadSettings:
 
 
 class Ending:
-    """The signal that has ended a load early, if any. A second signal ends the process at once, except for child processes
-    of a load, which their parent ends."""
+    """The signal that has ended a load early; ``number`` is 0 before it. A second signal ends the process at once; with ``shares``,
+    which is for the child processes of a load, it is ignored, since their parent ends them."""
 
     def __init__(self, *, shares: bool = False) -> None:
         self.number = 0
@@ -221,7 +221,7 @@ async def _oneway(state: _State, producer: Producer, message: Callable[[], Messa
 
 
 async def _callbacks(state: _State, producer: Producer, message: Callable[[], Message], depth: int, every: int) -> None:
-    """Keeps ``depth`` sends under way from one coroutine; callbacks count their outcomes."""
+    """Keeps ``depth`` sends under way from one coroutine, and counts their outcomes in callbacks; one of ``every`` is timed."""
     under_way = number = 0
     room = asyncio.Event()
 

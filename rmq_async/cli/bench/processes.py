@@ -1,8 +1,8 @@
 """Runs several sending processes at the same time, each with a producer of its own; a single one sends in this process.
 
-They are forked before any loop runs here, so that certificates and credentials need not pass through arguments. Each reports
+They are forked, so that certificates and credentials need not pass through arguments, and while no loop runs here. Each reports
 its progress, and at the end its counts, through a pipe; after a signal it reports the counts so far. All processes have ended
-when the function returns, also after an error.
+when ``run_processes`` returns, also after an error.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ __all__ = ["run_processes"]
 
 
 def run_processes(settings: LoadSettings, client: ClientConfig, number: int, report: Report, ending: Ending) -> list[Part]:
-    """Shares ``settings.messages`` among the processes and returns their counts. Raises RocketMQError as soon as one of them
-    cannot send at all. A second signal ends the children and this process at once."""
+    """Shares ``settings.messages`` among ``number`` processes and returns the counts of each. Raises RocketMQError when one of them
+    cannot start or stop its producer, or has been killed. A second signal ends the children and this process at once."""
     if number == 1:
         return [run(run_load(settings, client, report, ending))]
     context = multiprocessing.get_context("fork")
@@ -88,7 +88,10 @@ def _collected(children: dict[Connection, Any], report: Report) -> list[Part]:
             try:
                 said = ready.recv()
             except EOFError:
-                raise RocketMQError(f"a sending process ended with code {_code(children[ready])}") from None
+                code = _code(children[ready])
+                raise RocketMQError(
+                    f"a sending process ended with code {code} (-9: killed) and no result; bench again"
+                ) from None
             if isinstance(said, Part):
                 parts.append(said)
                 open_pipes.discard(ready)
@@ -110,7 +113,7 @@ def _code(child: Any) -> object:
 
 def _child(settings: LoadSettings, client: ClientConfig, pipe: Connection, parent: int) -> None:
     def report(count: int, failed: int) -> None:
-        if os.getppid() != parent:  # it was killed: this process has an end to read from too, so a write does not say so
+        if os.getppid() != parent:  # it was killed; a write would not fail, as this process can read from the pipe too
             os._exit(FAILED)
         pipe.send((count, failed))
 

@@ -29,7 +29,7 @@ class BenchResult:
 
     @property
     def cpu(self) -> float | None:
-        """Microseconds of the client's CPU per message."""
+        """Microseconds of the client's CPU time per message; None without a message."""
         return self.whole.cpu / self.whole.messages * 1e6 if self.whole.messages else None
 
     @property
@@ -89,7 +89,7 @@ def print_result(output: Output, result: BenchResult) -> int:
     for line in result.lines():
         output.line(line)
     if result.missing:
-        output.trouble(f"bench: {result.missing:,} of {result.whole.total:,} messages were not stored")
+        output.trouble(f"bench: {result.missing:,} of {result.whole.total:,} messages were not found in the topic")
     return result.exit_code
 
 

@@ -17,16 +17,17 @@ from rmq_async import Delivery, MessageExt
 __all__ = ["CANNOT_RUN", "DEAD_LETTER", "Commands", "facts_of"]
 
 DEAD_LETTER: Final = 65
-"""EX_DATAERR of sysexits.h: the input is wrong, and will be."""
+"""EX_DATAERR of sysexits.h: the input is wrong, so another attempt would fail too."""
 CANNOT_RUN: Final = frozenset({126, 127})
-"""With these a shell says that it cannot run the command, or has not found it."""
+"""Exit codes with which a shell says that it cannot run the command, or has not found it."""
 STDERR: Final = 2
 LAST_WORDS: Final = 1.0
 """Seconds from SIGTERM to SIGKILL for a command that is to end."""
 
 
 class Commands:
-    """The running commands. ``stdout_to_stderr``: True if standard output is for JSON objects only."""
+    """Runs the command for messages, and ends what still runs. ``stdout_to_stderr``: True sends the command's standard output to
+    stderr, since ours is for JSON objects only."""
 
     def __init__(self, command: str, *, stdout_to_stderr: bool) -> None:
         self._command = command
@@ -34,9 +35,9 @@ class Commands:
         self._running: set[asyncio.subprocess.Process] = set()
 
     async def run(self, message: MessageExt, delivery: Delivery) -> int:
-        """Runs the command by the shell, in a separate process group, and returns its exit code; 128 + N after signal N.
+        """Runs the command by the shell, in a process group of its own, and returns its exit code; 128 + N after signal N.
 
-        Ends the whole group when it is cancelled. Raises OSError where no process can be started.
+        When this call is cancelled it ends the whole process group. Raises OSError where no process can be started.
         """
         with _file_of(message.body) as body:
             process = await asyncio.create_subprocess_shell(
@@ -83,7 +84,8 @@ def facts_of(message: MessageExt, delivery: Delivery) -> Mapping[str, str]:
 
 
 def _file_of(body: bytes) -> IO[bytes]:
-    """Returns a file in memory, or in the temporary directory: unlike a pipe it needs no task, and a command need not read it."""
+    """Returns a file with the body, in memory or in the temporary directory. Unlike a pipe it needs no task to write it, and a
+    command need not read it."""
     in_memory = hasattr(os, "memfd_create")
     file = os.fdopen(os.memfd_create("message"), "w+b") if in_memory else tempfile.TemporaryFile()  # noqa: SIM115 - the caller's
     try:

@@ -1,4 +1,4 @@
-"""The member of the group: its calls, their outcomes, and the end.
+"""The member of the group: the calls of its handler, their outcomes, and its end.
 
 A message is printed, or its command has ended, before it is settled. At the end a pause removes the messages without a call,
 and the member stops when no handler runs. A message whose call is cancelled by a second signal, or whose output has no reader,
@@ -27,7 +27,7 @@ from .settings import ConsumeOptions
 __all__ = ["consume_messages"]
 
 LAST_COMMITS: Final = 1.0
-"""Seconds of a stop that cancels the handlers at once."""
+"""Timeout, in seconds, of a stop that cancels the handlers at once."""
 
 
 async def consume_messages(options: ConsumeOptions, config: ClientConfig) -> int:
@@ -103,13 +103,13 @@ class _Work:
 
     def __init__(self, options: ConsumeOptions) -> None:
         self.over = asyncio.Event()
-        """Set when nothing more shall begin."""
+        """Set when no further message shall be handled."""
         self.cut = asyncio.Event()
-        """Set when no handler is waited for."""
+        """Set when the end shall not wait for handlers."""
         self.leaving = False
         """Whether a call waits for the stop to cancel it."""
         self.aborted: int | None = None
-        """The second signal."""
+        """Number of the second signal; None before it."""
         self.failure: Exception | None = None
         self.printer = Printer()
         self._options = options
@@ -130,7 +130,7 @@ class _Work:
         self._end()
 
     async def drained(self) -> None:
-        """Returns when no handler runs; after a second signal when no command runs."""
+        """Returns when no handler runs, or if ``cut`` comes first, when the running commands have been ended."""
         waits = [asyncio.create_task(each.wait()) for each in (self._idle, self.cut)]
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         for each in waits:
@@ -161,7 +161,7 @@ class _Work:
         self.over.set()
 
     def _pause(self) -> None:
-        with suppress(RocketMQError):  # it starts, and ``handle`` leaves what begins, or it stops
+        with suppress(RocketMQError):  # it is starting, when ``handle`` leaves each call, or stopping
             self.consumer.pause()
 
     async def _handle(self, message: MessageExt) -> None:
@@ -183,7 +183,7 @@ class _Work:
         return line + body_bytes(message) + b"\n"
 
     async def _execute(self, message: MessageExt) -> tuple[str, int | None]:
-        """Returns the outcome of the message, and the exit code; None where no process can be started."""
+        """Returns the outcome of the message, and the exit code, which is None where no process can be started."""
         assert self._commands is not None
         delivery = current_delivery()
         code: int | None = None
@@ -208,7 +208,7 @@ class _Work:
         return outcome, code
 
     async def _tell(self, message: MessageExt, delivery: Delivery, ended: dict[str, object]) -> None:
-        """Prints the outcome of a command as an object; nothing without --json."""
+        """Prints the outcome of a command as a JSON object; nothing without --json."""
         if self._options.as_json:
             facts = {"topic": message.topic, "broker": message.queue.broker_name, "queue_id": message.queue.queue_id}
             facts |= {"queue_offset": message.queue_offset, "msg_id": message.msg_id, "attempt": delivery.attempt}

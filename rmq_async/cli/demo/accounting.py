@@ -18,8 +18,8 @@ class Account(Generic[Key]):
 
     ``attempted``, ``acknowledged``, ``stored``: numbers of messages; ``stored`` were read at least once. ``lost``: acknowledged
     and not read. ``absent``: neither acknowledged nor read (failed sends, one-way messages that no broker stored).
-    ``unacknowledged``: read without an acknowledgement. ``duplicated``: read more than once, ``copies`` times too often
-    altogether. ``unknown``: read and never attempted. Keys are in the order of their attempts or readings.
+    ``unacknowledged``: read without an acknowledgement. ``duplicated``: read more than once; ``copies``: number of readings after
+    the first, of all messages. ``unknown``: read and never attempted. Keys are in the order of their attempts or readings.
     """
 
     attempted: int

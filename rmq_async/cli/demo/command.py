@@ -66,7 +66,7 @@ def demo(
     too_much = settings.too_much()
     if too_much:
         raise click.UsageError(too_much)
-    logging.getLogger("rmq_async").setLevel(logging.ERROR)  # warnings of the client would only say what the demo counts anyway
+    logging.getLogger("rmq_async").setLevel(logging.ERROR)  # warnings of the client would repeat what the demo counts
     return run(run_demo(settings, Output(as_json=as_json)))
 
 

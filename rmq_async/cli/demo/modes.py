@@ -16,9 +16,10 @@ from .messages import Key, Messages
 __all__ = ["AT_ONCE", "BATCH", "BATCHES_AT_ONCE", "MODES", "Mode", "ModeRun"]
 
 AT_ONCE: Final = 64
-"""Coroutines of mode awaited."""
+"""Number of coroutines of mode awaited."""
 BATCH: Final = 32
 BATCHES_AT_ONCE: Final = 8
+"""Number of messages in a batch, and of coroutines that send batches."""
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Evaluates a run: figures for each mode, and failures. Pure functions of the counts."""
+"""Evaluates a run: the figures of each mode, and the failures. No I/O."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["ModeReport", "percentile", "problems", "report_of", "table_of", "tot
 
 ONEWAY: Final = "oneway"
 NAMED: Final = 100
-"""Ids that the JSON summary names at most."""
+"""Maximum number of missing messages that the JSON summary names."""
 
 LEGEND: Final = (
     f"awaited: {AT_ONCE} coroutines; async: callbacks, as many in flight as credits; batch: {BATCH} messages a request,",

@@ -33,12 +33,13 @@ IN_FLIGHT: Final = 256
 """Credits of the demo's producer: what mode async has in flight, and eight batches of 32."""
 QUEUES: Final = 8
 SHARE: Final = 0.14
-"""Of the time limit, for each mode."""
+"""Share of the time limit for each mode."""
 READ_SHARE: Final = 0.28
+"""Share of the time limit for reading the messages back."""
 PULLED_AT_ONCE: Final = 8 * 32
 """Messages that reading asks for in one round trip: pulls at a time, and what a stock broker gives to each."""
 SETTLE: Final = 2.0
-"""Seconds to wait for one-way messages that a broker has read and not stored yet."""
+"""Maximum seconds to wait for one-way messages that a broker has received and not stored yet."""
 STOP: Final = 0.1
 TICK: Final = 0.05
 
@@ -102,8 +103,8 @@ class _Demo:
 
     @asynccontextmanager
     async def _topic_on(self, admin: Admin) -> AsyncIterator[None]:
-        """Provides a topic for the body. On a cluster it is deleted afterwards, unless it is to be kept or its messages are
-        wrong."""
+        """Provides a topic for the body. On a cluster it is deleted afterwards, unless it is to be kept or the demo has found
+        problems."""
         await admin.create_topic(self._topic, queues=QUEUES)
         yield
         if not self._embedded and not self._settings.keep_topic and not self._problems(self._reports()):
@@ -157,7 +158,7 @@ class _Demo:
                     self._read[key.mode].append(key)
 
     async def _settled(self, consumer: PullConsumer, expected: int) -> None:
-        """Waits until the queues hold all sent messages, or no longer grow."""
+        """Waits until the queues hold all sent messages, ``SETTLE`` seconds at most."""
         queues = await consumer.queues(self._topic)
         until = perf_counter() + SETTLE
         while perf_counter() < until:
@@ -176,7 +177,7 @@ class _Demo:
         return problems(reports, self._damaged, unknown, oneway_may_be_lost=not self._embedded)
 
     def verdict(self, seconds: float) -> int:
-        """Prints the figures; returns the exit code."""
+        """Prints the figures and the problems; returns the exit code."""
         output, reports = self._output, self._reports()
         found = self._problems(reports)
         for report in reports:

@@ -15,7 +15,7 @@ MAX_MESSAGES: Final = 100_000
 MIN_SIZE: Final = 32
 MAX_SIZE: Final = 1024 * 1024
 MAX_MEMORY: Final = 192 * 1024 * 1024
-"""Bytes of messages; the embedded broker keeps 256 MiB and must forget none of them."""
+"""Maximum bytes of all messages: the embedded broker keeps 256 MiB and must drop none of them."""
 RECORD_SIZE: Final = 640
 """Bytes that a broker adds to a body: record, properties, book-keeping, measured 560 at most."""
 MODES: Final = 4

@@ -1,7 +1,7 @@
 """``rmq demo --spark``: writes a table to a topic, reads it back, archives and replays it, and checks that nothing is missing.
 
 Spark's workers are processes and its calls block, so the broker runs on a loop in another thread. Each step uses the public
-interface: format("rocketmq") and the pipelines. Loaded only where pyspark is installed.
+interface: format("rocketmq") and the pipelines. This module can be imported only where pyspark is installed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from ..output import Output
 __all__ = ["run_spark_demo"]
 
 QUEUES: Final = 4
-"""Of each topic, on each of two brokers."""
+"""Queues of each topic on each of the two brokers."""
 NOISY: Final = ("py4j", "SQLQueryContextLogger", "DataFrameQueryContextLogger")
 
 
@@ -149,7 +149,7 @@ class _Demo:
 
     @contextmanager
     def step(self, name: str) -> Iterator[dict[str, Any]]:
-        """Reports a step: the values put into the dict, and its duration."""
+        """Reports a step: the values that the body puts into the dict, and its duration."""
         began = perf_counter()
         bar = self._bar = self.bars.add_task(name, total=self._messages)
         done: dict[str, Any] = {}
@@ -170,7 +170,7 @@ class _Demo:
             self.problems.append(f"{number} of {self._messages} messages were {what}")
 
     def verdict(self, seconds: float) -> int:
-        """Prints it; returns the exit code."""
+        """Prints the summary and the problems; returns the exit code."""
         place = {"namesrv": self._server.namesrv, "topic": self._topic, "copy": self._copy}
         self._output.record(
             {"type": "summary", "ok": not self.problems, "messages": self._messages, **place, "seconds": round(seconds, 3),
@@ -194,7 +194,9 @@ def _files(path: str) -> int:
 def _session(place: Path) -> SparkSession:
     """Starts a session on this machine's cores. Raises ClickException where Spark does not start."""
     if find_java() is None:
-        raise click.ClickException("Spark needs Java 17 or later: neither JAVA_HOME nor PATH has a java")
+        raise click.ClickException(
+            "Spark needs Java 17 or later: neither JAVA_HOME nor PATH has a java; install it or set JAVA_HOME"
+        )
     for name in NOISY:
         logging.getLogger(name).setLevel(logging.CRITICAL)
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)

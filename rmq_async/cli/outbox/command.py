@@ -45,8 +45,8 @@ def _seconds(option: str, default: float, help_text: str) -> Callable[[Command],
 
 
 def _database_url(database: str | None) -> str:
-    """Returns the URL of the option or of the environment. Raises ClickException where neither is set or the extra is not
-    installed."""
+    """Returns the URL of the option or else of the environment. Raises UsageError where neither is set, ClickException where the
+    extra is not installed."""
     found = os.environ.get(DATABASE_ENVIRONMENT) if database is None else database
     if not found:
         raise click.UsageError(f"no database is known: give --database or set {DATABASE_ENVIRONMENT}")
@@ -108,7 +108,7 @@ def status(fail_above: float | None, database: str | None, table: str, as_json: 
     "--batch-size", type=click.IntRange(1, 10_000), default=256, show_default=True, metavar="N", help="Rows read at a time."
 )
 @_seconds("--lease", 30.0, "How long a claimed row stays reserved. Other relays take over after it expires.")
-@_seconds("--poll-interval", 1.0, "Between looks for messages; also before a second attempt.")
+@_seconds("--poll-interval", 1.0, "Between two looks for messages; also before a second attempt.")
 @_seconds("--stuck-after", 60.0, "Age at which a message that is not sent is reported.")
 @_table_options
 @client_options
@@ -120,8 +120,8 @@ def relay(options: RelayOptions) -> int:
     stdout: messages sent by this process, their rate, and what is in the table; a message that is stuck is a line too, once in ten
     minutes. The last line, on stdout, has the totals.
 
-    With --drain the exit code is 1 if a message failed for good meanwhile, or is left behind such a one of its sharding key, or a
-    signal came first.
+    With --drain the exit code is 1 if a message failed for good meanwhile, or waits behind a failed one of its sharding key, or if
+    a signal came first.
     """
     url = _database_url(options.database)
     check_group(options.group)
@@ -138,10 +138,10 @@ def relay(options: RelayOptions) -> int:
 @_table_options
 @json_option
 def retry(ids: tuple[int, ...], all_failed: bool, database: str | None, table: str, as_json: bool) -> int:
-    """Make messages due now: the rows with these IDs, those that have failed for good or wait for another attempt, or all that have
-    failed for good.
+    """Make messages due now: the rows with these IDs, or with --all-failed all that have failed for good.
 
-    Exit code 1 if one of the IDs is neither.
+    A row with an ID must have failed for good or wait for another attempt. Exit code 1 if one does not: it is not in the table,
+    sent, or being sent.
     """
     if bool(ids) == all_failed:
         raise click.UsageError("give IDs of rows or --all-failed")
@@ -161,12 +161,13 @@ def retry(ids: tuple[int, ...], all_failed: bool, database: str | None, table: s
 
 
 @outbox.command(short_help="Delete messages that were sent long ago.")
-@click.option("--older-than", type=AGE, required=True, help="Such as 7d, 12h, 30m or 90s: time since they were sent.")
+@click.option("--older-than", type=AGE, required=True, help="Such as 7d, 12h, 30m or 90s: time since they were sent or failed.")
 @click.option("--failed", is_flag=True, help="Delete FAILED messages instead of SENT ones; they are lost.")
 @_table_options
 @json_option
 def purge(older_than: float, failed: bool, database: str | None, table: str, as_json: bool) -> int:
-    """Delete messages that were sent, a thousand in a transaction. Nothing is asked first."""
+    """Delete messages that were sent or, with --failed, that have failed for good, a thousand in a transaction. There is no
+    confirmation."""
     output = Output(as_json=as_json)
 
     async def work(store: Store) -> int:

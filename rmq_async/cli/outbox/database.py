@@ -21,18 +21,19 @@ __all__ = ["ERRORS", "connected"]
 
 CONNECT_TIMEOUT: Final = 10.0
 LEASE: Final = 30.0
-"""Of rows that are taken; the stores of this module take none."""
+"""Seconds for which a store reserves rows that it takes; the stores of this module take none."""
 _FORMS: Final = "give postgresql://USER:PASSWORD@HOST/NAME or sqlite:///FILE"
-_REFUSED: Final = "the database's driver does not take what stands in the URL"
+_REFUSED: Final = "the database's driver does not take the URL; check its options, and its port"
 ERRORS: Final = (SQLAlchemyError, asyncpg.PostgresError, asyncpg.InterfaceError)
-"""SQLAlchemy 2.0 passes on what asyncpg raises while it connects."""
+"""Errors of the database; SQLAlchemy 2.0 does not wrap those that asyncpg raises while it connects."""
 
 
 @asynccontextmanager
 async def connected(database: str, table: str) -> AsyncIterator[tuple[AsyncEngine, Store]]:
-    """Yields an engine and the existing table; disposes of the engine at the end. Errors of the database become one line.
+    """Yields an engine and the store of the existing table; disposes of the engine at the end.
 
-    Raises UsageError for an invalid URL or table name, and for a table that is missing.
+    Raises UsageError for an invalid URL, ConfigError for an invalid table name and for a table that is missing or lacks a column,
+    ClickException for a SQLite file that is missing, and for other errors of the database, in one line.
     """
     engine = _engine(database)
     try:
@@ -47,7 +48,7 @@ async def connected(database: str, table: str) -> AsyncIterator[tuple[AsyncEngin
 
 @contextmanager
 def _short_database_errors() -> Iterator[None]:
-    """Raises errors of the database without the statement and its parameters."""
+    """Raises ClickException for errors of the database, without the statement and its parameters."""
     try:
         yield
     except ERRORS as error:

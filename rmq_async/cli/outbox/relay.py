@@ -23,15 +23,15 @@ from .settings import RelayOptions
 __all__ = ["run_relay"]
 
 _LAST_STATUS: Final = 5.0
-"""Seconds for the totals."""
+"""Maximum seconds to read the totals at the end."""
 _SHARE: Final = 10
-"""The check for remaining messages takes at most this part of the time: one in ten."""
+"""The pause after a check for remaining messages lasts this many times as long as the check."""
 
 T = TypeVar("T")
 
 
 async def run_relay(database: str, settings: RelayOptions, client: ClientConfig, output: Output) -> int:
-    """Relays until SIGTERM or SIGINT, or with --drain until the end, also while the cluster is away; returns the exit code."""
+    """Relays until SIGTERM or SIGINT, or with --drain until no message is left that can be sent; returns the exit code."""
     async with AsyncExitStack() as stack:
         ended = stack.enter_context(ended_by_signal())
         found = await _unless(ended, stack.enter_async_context(connected(database, settings.table)))
@@ -73,7 +73,7 @@ def _outbox(
 
 
 async def _relay(outbox: Outbox, store: Store, settings: RelayOptions) -> bool:
-    """Returns with --drain once no message is left that can be sent; never without it."""
+    """Starts the outbox. Returns True with --drain once no message is left that can be sent; does not return without it."""
     await outbox.start()
     if not settings.drain:
         await asyncio.get_running_loop().create_future()

@@ -80,7 +80,7 @@ class Progress:
         )
 
     def totals(self, status: OutboxStatus | None) -> None:
-        """Prints the last line. ``status``: None if the database did not give one."""
+        """Prints the last line. ``status``: None if it could not be read from the database."""
         sent, seconds = self._sent(), monotonic() - self._began
         rate = sent / max(seconds, 1e-3)
         known = _fields(status) if status is not None else dict.fromkeys(("pending", "oldest_age", "failed"))
@@ -89,7 +89,7 @@ class Progress:
         self._output.line(f"{message_count(sent)} sent in {seconds:,.1f} s, {rest}")
 
     def _write(self, write: Callable[..., None], *arguments: object) -> None:
-        """Ends the command when stdout is closed: the outbox itself ignores errors of callbacks."""
+        """Calls ``write``. Ends the command if stdout is closed, since the outbox itself ignores errors of callbacks."""
         try:
             write(*arguments)
         except OSError as error:

@@ -28,7 +28,7 @@ from .view import picture, whole
 __all__ = ["top"]
 
 WIDTH: Final = 160
-"""Columns of a file or a pipe."""
+"""Width in columns where the output is a file or a pipe."""
 TERMINAL_GONE: Final = exit_code_of(signal.SIGHUP)
 SORTABLE: Final = ("name", *dict.fromkeys(column for columns in COLUMNS.values() for column in columns[1:]))
 
@@ -51,7 +51,7 @@ class _TopOptions(ClientOptions):
 @click.command(short_help="Watch topics, groups and brokers live.")
 @click.option(
     "--interval", type=click.FloatRange(0.2, 3600.0), default=2.0, show_default=True, metavar="SECONDS",
-    help="Between two looks, over which rates are taken.",
+    help="Time between two reads of the figures, over which rates are taken.",
 )  # fmt: skip
 @click.option("--once", is_flag=True, help="Print the figures of one interval and end.")
 @click.option(
@@ -62,7 +62,7 @@ class _TopOptions(ClientOptions):
     "--filter",
     default="",
     metavar="TEXT",
-    help="Topics with this in their names, or like this: orders*; and groups that are, or read, such.",
+    help="Topics whose names contain this or match it (orders*), and groups that do so or read such topics.",
 )
 @click.option("--system", is_flag=True, help="Those of the system too.")
 @client_options
@@ -72,8 +72,8 @@ def top(options: _TopOptions) -> int:
     message that is not committed, brokers.
 
     "out" and "rate" are what groups commit. The oldest message is looked for in two queues of a group. A broker that does not
-    respond, or that name servers know no more, is shown as away; sums are without it then. Rates of brokers are those of the
-    topics that are shown.
+    respond, or that the name servers no longer know, is shown as away, and left out of the sums. Rates of brokers are those of
+    the topics that are shown.
 
     Keys: q ends, Tab goes to the next table, s sorts it by the next column, r turns the order round, / filters by name, Esc shows
     all again, j and k or arrows scroll. Without a terminal, and with --json, tables or objects are printed at each interval.
@@ -166,8 +166,8 @@ class _Top:
                 await self._watch(admin, show)
 
     async def _watch(self, admin: Admin, show: Callable[[Figures], Awaitable[None]]) -> None:
-        """Reads and shows the figures once per interval until the end; while name servers are unreachable, the last figures
-        with that problem."""
+        """Reads and shows the figures once per interval until the end; while no name server responds, shows the last ones with that
+        problem, or with --once or before the first ones raises its error."""
         watch, last = Watch(), None
         while not self._ended.is_set():
             began = monotonic()

@@ -23,7 +23,7 @@ COLUMNS: Final = {
     "groups": ("group", "lag", "rate", "members", "oldest", "retries"),
     "brokers": ("broker", "state", "in", "out", "disk", "version", "address", "replicas", "cluster"),
 }
-"""Headings by table; the first one is the name."""
+"""Table -> headings of its columns; the first one is that of the name."""
 _FIELDS: Final = {"in": "in_rate", "out": "out_rate", "disk": "disk_used"}
 _KEY: Final = re.compile(r"\x1b\[[0-9;]*[A-Za-z~]|\x1bO[A-Z]|.", re.DOTALL)
 _SCROLL: Final = {
@@ -71,15 +71,15 @@ class Controls:
     ended: bool = False
 
     def sort_by(self, column: str) -> None:
-        """Sorts each table by this column that has it."""
+        """Sorts the tables that have ``column`` by it; each table has "name"."""
         for table, order in self.orders.items():
             if column in ("name", *COLUMNS[table]):
                 order.column = COLUMNS[table][0] if column == "name" else column
 
     @property
     def patterns(self) -> tuple[str, ...]:
-        """Returns the patterns of names that pass the filter: a filter with * or ? as it is, else one that matches names
-        containing it, in any case of letters."""
+        """The patterns of names that pass the filter: a filter with * or ? as it is, else one that matches the names that contain
+        it, in upper or lower case."""
         text = self.filter
         if not text or "*" in text or "?" in text:
             return (text or "*",)
@@ -87,7 +87,7 @@ class Controls:
         return (f"*{''.join(either)}*",)
 
     def press(self, key: str) -> None:
-        """Applies a key; other keys have no effect."""
+        """Applies a key; one without a meaning has no effect."""
         if self.typing is not None:
             self._type(key)
         elif key == "q":
@@ -120,5 +120,5 @@ class Controls:
 
 
 def keys_of(text: str) -> Iterator[str]:
-    """Splits input of a terminal into keys: characters and escape sequences."""
+    """Yields the keys, characters and escape sequences, in input of a terminal."""
     yield from (found.group() for found in _KEY.finditer(text))

@@ -1,7 +1,7 @@
 """Rates computed from two overviews, as rows of tables. It does no I/O.
 
 A rate counts only queues that both overviews have and whose offset has not decreased, so a broker that joins or leaves makes
-no peak. The output of a topic is the number of messages that groups commit.
+no peak. The rate out of a topic is that of the messages that groups commit.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["BrokerRow", "Figures", "GroupRow", "TopicRow", "Watch"]
 
 GONE: Final = "no name server knows it any more"
 MOST_KNOWN: Final = 1000
-"""Brokers that are remembered."""
+"""Number of known brokers from which on further ones are not remembered."""
 
 
 @dataclass(frozen=True)
@@ -79,8 +79,8 @@ class BrokerRow:
 class Figures:
     """The figures of one interval.
 
-    ``time_ms``: when they were true, epoch ms. ``seconds``: between the two overviews, None for the first one. ``problem``: why
-    these are not new.
+    ``time_ms``: when they were read, epoch ms. ``seconds``: between the two overviews, None for the first one. ``problem``: the
+    reason why newer figures could not be read, None if these are the newest.
     """
 
     time_ms: int
@@ -110,7 +110,8 @@ class Watch:
     def figures(self, found: Overview, at: float, time_ms: int, patterns: Collection[str] = ("*",)) -> Figures:
         """Returns the figures of the time since the call before.
 
-        ``at``: monotonic seconds. ``time_ms``: epoch ms. ``patterns``: of groups to show, by their names or their topics'.
+        ``at``: monotonic seconds. ``time_ms``: epoch ms. ``patterns``: those of the groups to show, which match the name of the
+        group or of one of its topics.
         """
         last = self._last or Overview({}, {}, {})
         seconds = None if self._last is None else max(at - self._at, 1e-3)
@@ -129,7 +130,7 @@ class Watch:
         return Figures(time_ms, seconds, topics, groups, brokers)
 
     def _brokers(self, found: Mapping[str, BrokerOverview], rates: _Rates) -> tuple[BrokerRow, ...]:
-        """Returns those that name servers know, and those that they knew before."""
+        """Returns the rows of the brokers that name servers know now or knew before."""
         rows = []
         for name, each in {**self._known, **found}.items():
             seen = each if name in found else msgspec.structs.replace(each, disk_used=None, problem=GONE)
@@ -175,7 +176,11 @@ class _Gaps:
 
 
 class _Rates:
-    """Messages a second by the name that ``part`` of a queue is. ``came_to``, ``went_from``: names of which that is known."""
+    """Messages a second, by topic or by broker.
+
+    ``came``, ``went``: messages stored and committed in ``seconds``, by queue. ``part``: field of a queue, "topic" or
+    "broker_name". ``came_to``, ``went_from``: topics or brokers whose stored, or committed, messages are known.
+    """
 
     def __init__(
         self,
@@ -194,7 +199,7 @@ class _Rates:
                 sums[getattr(queue, part)] += count
 
     def of(self, name: str) -> tuple[float | None, float | None]:
-        """Returns the rates of a topic's stored and committed messages."""
+        """Returns the rates of the stored and of the committed messages of a topic or broker; None for one that is not known."""
         if self._seconds is None:
             return None, None
         came, went = (

@@ -25,8 +25,8 @@ Settings = list[Any]
 
 @contextmanager
 def pressed_keys(press: Callable[[str], None], gone: Callable[[], None]) -> Iterator[None]:
-    """Calls ``press`` for each key, ``gone`` when the terminal has been closed; does nothing if standard input is no
-    terminal. Restores the terminal's settings."""
+    """Calls ``press`` for each key, ``gone`` when the terminal has been closed; restores the terminal's settings at the end. Does
+    nothing if standard input is no terminal."""
     if not os.isatty(STDIN):
         yield
         return
@@ -46,7 +46,7 @@ def pressed_keys(press: Callable[[str], None], gone: Callable[[], None]) -> Iter
     before, blocks = termios.tcgetattr(STDIN), os.get_blocking(STDIN)
     tty.setcbreak(STDIN)
     loop.add_reader(STDIN, read)
-    os.set_blocking(STDIN, blocks)  # uvloop changes that, for all programs on the terminal: what they write would be cut off
+    os.set_blocking(STDIN, blocks)  # uvloop makes the terminal non-blocking, which would cut off the output of others
     try:
         yield
     finally:
@@ -56,7 +56,7 @@ def pressed_keys(press: Callable[[str], None], gone: Callable[[], None]) -> Iter
 
 
 def settings_now() -> Settings | None:
-    """Returns the settings of the terminal that is standard input; None where it is none."""
+    """Returns the settings of the terminal on standard input; None if standard input is no terminal."""
     return termios.tcgetattr(STDIN) if os.isatty(STDIN) else None
 
 

@@ -18,16 +18,16 @@ __all__ = ["picture", "whole"]
 
 KEYS: Final = "q quit   Tab table   s sort   r reverse   / filter   Esc clear   j k scroll"
 BESIDE_ROWS: Final = 3 + 2 * len(TABLES)
-"""Lines of state and keys, of titles and of headings, and the last one, which stays empty."""
+"""Lines beside the rows of tables: those of state and keys, titles and headings, and the last line, which stays empty."""
 LEAST: Final = 2
-"""Rows of a table, of which one may say how many there are more."""
+"""Rows that each table has at least, on average, also on a terminal that is too low."""
 _TO_THE_RIGHT: Final = frozenset(
     {"in", "out", "messages", "queues", "groups", "lag", "rate", "members", "oldest", "retries", "disk", "replicas"}
 )
 
 
 def picture(figures: Figures, controls: Controls, height: int) -> RenderableType:
-    """Returns the view, cut to ``height`` lines."""
+    """Returns the view, cut to ``height`` lines or the fewest that it can have; ends scrolling at the last row."""
     rows = {table: controls.orders[table].sorted(getattr(figures, table), table) for table in TABLES}
     room = _room({table: max(len(rows[table]), 1) for table in TABLES}, max(height - BESIDE_ROWS, LEAST * len(TABLES)))
     parts: list[RenderableType] = [_state(figures, controls)]
@@ -89,7 +89,7 @@ def _keys(controls: Controls) -> Text:
 
 
 def _table(name: str, rows: Sequence[Any], controls: Controls) -> Table:
-    """Returns a table whose names are shortened on a narrow terminal, and for brokers the last column too."""
+    """Returns the table of ``rows``. On a narrow terminal names are shortened, and in the table of brokers the last column too."""
     headings, is_open = COLUMNS[name], name == "brokers"
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim", expand=is_open)
     order = controls.orders[name]
