@@ -439,7 +439,7 @@ def _attributes(attributes: Mapping[str, str] | None) -> str:
     """Returns ``+key=value,...``, the form that AttributeParser reads. Raises ConfigError for a name or value that contains
     these separators."""
     if attributes is not None and not isinstance(attributes, Mapping):
-        raise ConfigError(f"attributes must be a mapping, not {shown(attributes)}")
+        raise ConfigError(f'attributes must be a mapping such as {{"message.type": "FIFO"}}, not {shown(attributes)}')
     texts = []
     for name, value in (attributes or {}).items():
         if not isinstance(name, str) or not isinstance(value, str):

@@ -74,7 +74,8 @@ async def view(instance: ClientInstance, topic: str, msg_id: str, deadline: floa
     where = printable(", ".join(brokers))
     stranger = f" (and {place.host}, which it may name, is no broker of the cluster)" if place is not None else ""
     raise QueryNotFoundError(
-        f"no message of topic {instance.names.display_name(topic)} has the id {printable(msg_id)} on {where}{stranger}",
+        f"no message of topic {instance.names.display_name(topic)} has the id {printable(msg_id)} on {where}{stranger}; "
+        "check both, and that the message is not deleted",
         request="QUERY_MESSAGE",
     )
 

@@ -65,7 +65,7 @@ def security_settings() -> dict[str, Any]:
         settings |= {"tls": True, "tls_verify": not insecure}
     if given.get("server_name"):
         if "tls" not in settings:
-            raise click.UsageError("--server-name needs --tls")
+            raise click.UsageError("--server-name needs --tls, --ca or --cert")
         settings["server_hostname"] = given["server_name"]
     return settings
 
@@ -94,7 +94,9 @@ def _context(authorities: str | None, certificate: str | None, key: str | None, 
     except _EncryptedKeyError:
         raise click.UsageError(f"{files} cannot be used: the key is encrypted; give one that is not") from None
     except (OSError, ValueError) as error:
-        raise click.UsageError(f"{files} cannot be used: {getattr(error, 'reason', None) or error}") from None
+        raise click.UsageError(
+            f"{files} cannot be used: {getattr(error, 'reason', None) or error}; give PEM files that fit together"
+        ) from None
     if not verify:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE

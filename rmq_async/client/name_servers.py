@@ -59,7 +59,7 @@ class NameServers:
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """All addresses, in the order in which they are tried."""
+        """All addresses, from that of the server in use on."""
         return tuple(self._addresses)
 
     @property

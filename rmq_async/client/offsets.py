@@ -233,7 +233,9 @@ def epoch_ms(when: float | datetime) -> int:
     """Returns epoch seconds or an aware datetime as milliseconds since the epoch. Raises ConfigError for anything else."""
     if isinstance(when, datetime):
         if when.utcoffset() is None:
-            raise ConfigError(f"a time must be an aware datetime, {when.isoformat()} has no time zone")
+            raise ConfigError(
+                f"a time must be an aware datetime, {when.isoformat()} has no time zone; give it a tzinfo such as UTC"
+            )
         return round(when.timestamp() * 1000)
     if isinstance(when, bool) or not isinstance(when, int | float) or not -_FAR < when < _FAR:  # NaN is neither
         raise ConfigError(f"a time must be epoch seconds or an aware datetime, not {shown(when)}")

@@ -92,12 +92,15 @@ def test_files_imply_tls_and_are_used(files: Path) -> None:
         (["--access-key", "a"], "access key a needs its secret: set RMQ_SECRET_KEY"),
         (["--cert-key", "{}/client.key"], "--cert-key is the key of a --cert"),
         (["--ca", "{}/ca.pem", "--insecure"], "give one of them"),
-        (["--server-name", "x"], "--server-name needs --tls"),
+        (["--server-name", "x"], "--server-name needs --tls, --ca or --cert"),
         (["--ca", "{}/client.key"], "client.key cannot be used"),
         (["--cert", "{}/client.pem"], "client.pem cannot be used"),
         (["--ca", "{}/missing.pem"], "does not exist"),
         (["--cert", "{0}/client.pem", "--cert-key", "{0}/server.key"], "client.pem with the key "),
-        (["--cert", "{0}/client.pem", "--cert-key", "{0}/server.key"], "server.key cannot be used: KEY_VALUES_MISMATCH"),
+        (
+            ["--cert", "{0}/client.pem", "--cert-key", "{0}/server.key"],
+            "server.key cannot be used: KEY_VALUES_MISMATCH; give PEM files that fit together",
+        ),
         (["--cert", "{0}/client.pem", "--cert-key", "{0}/locked.key"], "locked.key cannot be used: the key is encrypted"),
     ],
 )

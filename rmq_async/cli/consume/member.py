@@ -202,7 +202,8 @@ class _Work:
         if self.cut.is_set():
             await self._leave()
         if code in CANNOT_RUN:
-            self._end(click.ClickException(f"the shell cannot run the command (exit code {code}): {self._options.command}"))
+            why = f"the shell cannot run the command (exit code {code}); check its path and its permissions"
+            self._end(click.ClickException(f"{why}: {self._options.command}"))
         outcome = "done" if code == 0 else "dead-letter" if code == DEAD_LETTER else "retry"
         await self._tell(message, delivery, {"exit_code": code, "error": error, "outcome": outcome})
         return outcome, code

@@ -105,7 +105,7 @@ async def _drained(store: Store, before: OutboxStatus, after: OutboxStatus, outp
 
 
 def _ended_early(output: Output) -> int:
-    output.trouble("outbox: ended before all was sent that can be")
+    output.trouble("outbox: ended before all was sent that can be; run it again to send the rest")
     return FAILED
 
 
