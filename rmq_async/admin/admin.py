@@ -122,7 +122,7 @@ class Admin(ClientUser):
     async def delete_topic(self, topic: str, *, cluster: str | None = None) -> None:
         """Deletes ``topic``, its messages and its route: on the brokers of ``cluster`` (default: all) and the name servers.
 
-        Raises TopicNotFoundError for a topic that the name servers do not know, BrokerNotFoundError for an unknown cluster.
+        Raises TopicNotFoundError for an unknown topic, BrokerNotFoundError for an unknown cluster.
         """
         async with self._call() as instance:
             await topic_settings.delete(instance, self._wire(topic), cluster, self._deadline())
@@ -164,14 +164,14 @@ class Admin(ClientUser):
         return found
 
     async def topic_route(self, topic: str) -> TopicRouteData:
-        """Returns the current route of ``topic`` from a name server. Raises TopicNotFoundError if it does not know the topic,
+        """Returns the current route of ``topic`` from a name server. Raises TopicNotFoundError for an unknown topic,
         NameServerError if no name server responds."""
         async with self._call() as instance:
             return (await instance.routes.fetch(self._wire(topic), instance.config.request_timeout)).data
 
     async def topic_stats(self, topic: str) -> TopicStats:
-        """Returns the offsets of every queue of ``topic``, and its messages stored per second. Raises TopicNotFoundError if
-        the name server does not know the topic."""
+        """Returns the offsets of every queue of ``topic``, and its messages stored per second. Raises TopicNotFoundError for an
+        unknown topic."""
         async with self._call() as instance:
             return await clients.stats(instance, self._wire(topic), self._deadline())
 
@@ -363,7 +363,7 @@ class Admin(ClientUser):
             return await group_offsets.clone(instance, *names, self.config.request_timeout)
 
     async def dead_letters(self, group: str, *, limit: int = 1000) -> tuple[MessageExt, ...]:
-        """Returns the dead letters of ``group`` that ``resend_dead_letters`` has not sent, ``limit`` at most, by broker and offset;
+        """Returns the dead letters of ``group`` that ``resend_dead_letters`` has not sent, ``limit`` at most, by queue and offset;
         an empty tuple for a group without any. Raises CorruptMessageError for a damaged one."""
         async with self._call() as instance:
             _check_number("limit", limit, _MAX_FOUND)

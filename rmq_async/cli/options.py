@@ -130,7 +130,7 @@ class Interrupted(click.ClickException):
 
 
 class Terminated(Interrupted):
-    """SIGTERM."""
+    """SIGTERM, printed in the same way."""
 
     exit_code = 128 + signal.SIGTERM
 

@@ -61,7 +61,7 @@ def described(message: MessageExt) -> list[str]:
 
 
 def moment(time_ms: int) -> str:
-    """Formats epoch milliseconds as UTC; "-" for 0 and less."""
+    """Returns epoch milliseconds as an ISO time in UTC; "-" for 0 and less, and from the year 10000 on."""
     if not 0 < time_ms < 253_402_300_800_000:  # the year 10000
         return "-"
     return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -42,7 +42,7 @@ def with_admin(config: ClientConfig, work: Callable[[Admin], Awaitable[None]]) -
 @click.option("--system", is_flag=True, help="Those of the system, brokers, clusters, retries and dead letters too.")
 @client_options
 def list_topics(system: bool, namesrv: str | None, timeout: float, as_json: bool) -> int:
-    """Print the names of the topics that the name servers know."""
+    """Print the names of the topics that a name server knows."""
     output = Output(as_json=as_json)
 
     async def work(admin: Admin) -> None:

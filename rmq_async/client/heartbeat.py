@@ -133,8 +133,8 @@ class Heartbeats:
         self._groups_changed(announce=True)
 
     async def remove_producer(self, group: str, timeout: float) -> None:
-        """Removes the group and unregisters it at all connected brokers; waits up to ``timeout`` seconds, and at most
-        ``FAREWELL``, for their answers. Does nothing for a group that was not added."""
+        """Removes the group and unregisters it at all connected brokers; waits for their answers, at most 1 s (``FAREWELL``) or
+        ``timeout`` if that is shorter. Does nothing for a group that was not added."""
         if group in self._producers:
             self._producers.discard(group)
             self._groups_changed(announce=False)

@@ -186,7 +186,7 @@ class ClientInstance:
         self.heartbeats.add_producer(group)
 
     async def unregister_producer(self, group: str, timeout: float) -> None:
-        """Unregisters the group at connected brokers; waits for their answers, a second and ``timeout`` seconds at most, and
+        """Unregisters the group at connected brokers; waits for their answers, at most 1 s or ``timeout`` if that is shorter, and
         raises no error."""
         await self.heartbeats.remove_producer(group, timeout)
 

@@ -1,5 +1,4 @@
-"""The check whether a broker has a master now. A message that a master lacks was deleted; one that a replica lacks may
-still exist."""
+"""Checks whether a broker has a master now. A message that a master lacks was deleted; one that a replica lacks may still exist."""
 
 from __future__ import annotations
 
@@ -15,10 +14,10 @@ __all__ = ["has_master", "known_master"]
 
 
 def known_master(instance: ClientInstance, queue: MessageQueue) -> bool | None:
-    """Returns whether the broker that holds ``queue`` has a master by the route in use.
+    """Returns whether the broker that holds ``queue`` has a master, as far as the routes in use show that.
 
-    None if the route may name a replica as the master, and if there is no route: the broker's address is then from another
-    topic's route.
+    None where they do not: the topic's route may name a replica as the master, or the topic has no route here and the broker's
+    address is that of another topic's route.
     """
     routes = instance.routes
     broker_name = routes.broker_of(queue)

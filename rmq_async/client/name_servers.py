@@ -64,7 +64,7 @@ class NameServers:
 
     @property
     def is_well(self) -> bool:
-        """Whether the newest request was answered, and a connection is open."""
+        """Whether the newest request was answered, and a connection to a name server is open."""
         return self.failure is None and any(self._pool.get(address) is not None for address in self._addresses)
 
     async def request(self, command: RemotingCommand, timeout: float) -> tuple[RemotingCommand, str]:
@@ -85,7 +85,7 @@ class NameServers:
         return await self._ask(command, deadline - machine.monotonic(), read)
 
     async def probe(self, command: RemotingCommand, timeout: float) -> tuple[RemotingCommand, str]:
-        """Does as ``request``, also if ``patient`` without a wait for the first answer."""
+        """Sends a request as ``request`` does, but never waits for the first answer."""
         return await self._ask(command, timeout, lambda response, _: response)
 
     async def _ask(self, command: RemotingCommand, timeout: float, read: Callable[[RemotingCommand, str], T]) -> tuple[T, str]:

@@ -243,7 +243,7 @@ def epoch_ms(when: float | datetime) -> int:
 
 
 def check_queue(queue: MessageQueue) -> MessageQueue:
-    """Returns ``queue`` as a MessageQueue. Raises ConfigError unless it is (topic, broker name, queue id)."""
+    """Returns ``queue`` as a MessageQueue. Raises ConfigError unless it is a tuple of topic, broker name and an id below 2**31."""
     if isinstance(queue, tuple) and len(queue) == 3:
         topic, broker_name, queue_id = queue
         if (

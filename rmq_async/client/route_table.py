@@ -166,7 +166,7 @@ class RouteTable:
         return old
 
     async def fetch(self, topic: str, timeout: float) -> TopicRoute:
-        """Requests the route now and returns the name server's answer, never an old route. It is no use of the topic.
+        """Requests the route now and returns the name server's answer, never an old route. Does not count as a use of the topic.
 
         Raises as ``get`` does.
         """

@@ -56,6 +56,7 @@ class TopicRoute:
         return self.holders.get(queue, queue.broker_name)
 
     def master_address(self, broker_name: str) -> str | None:
+        """Returns the "host:port" of a broker's master; None if the route has none."""
         return self.addresses.get(broker_name, {}).get(MASTER_ID)
 
 

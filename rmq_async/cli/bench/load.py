@@ -38,7 +38,7 @@ Report = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class LoadSettings:
-    """The load of one process. ``messages``: number in all, or None to send for ``seconds``. ``body``: bytes. ``warm_up``:
+    """The load of one process. ``messages``: number to send, or None to send for ``seconds``. ``body``: bytes. ``warm_up``:
     seconds before the window."""
 
     topic: str

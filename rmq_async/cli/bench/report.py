@@ -38,7 +38,7 @@ class BenchResult:
 
     @property
     def missing(self) -> int:
-        """Number of messages sent and not stored, as far as that is known."""
+        """Number of messages that were sent and are not in the topic; 0 if ``stored`` is not known."""
         return 0 if self.stored is None else max(0, self.whole.total - self.stored)
 
     @property
