@@ -48,11 +48,10 @@ _KEPT: Final = ("monotonic", "time", "random", "entropy", "process_id", "executo
 
 
 class Simulation:
-    """A simulated cluster of ``brokers`` brokers ("broker-a", ...) and ``name_servers`` name servers ("namesrv-0", ...).
+    """A simulated cluster of 1-26 ``brokers`` ("broker-a", ...) and 1-8 ``name_servers`` ("namesrv-0", ...).
 
     ``seed``: decides everything that is drawn. ``faults``: the faults of the cluster; None for none. ``trace``: print frames.
-
-    Raises SimulationError for values out of range.
+    Raises SimulationError for arguments of another type or out of range.
     """
 
     def __init__(
@@ -67,10 +66,10 @@ class Simulation:
             raise SimulationError(f"faults must be Faults or None, not {faults!r}")
         self.seed = seed
         self.scheduler = Scheduler()
-        self.network: SimulatedNetwork
         self._numbers = brokers, name_servers
         self._faults = drawn_faults(seed, Faults.none() if faults is None else faults)
         self._trace = Trace(print_frames=trace)
+        self.network = SimulatedNetwork(self.scheduler, self.generator, self._trace.add)
         self._history = History(lambda: self.now, self.monotonic, lambda: self._current.name)
         self._leaks = self._history.leaks
         self._connects = Connects(lambda: self.now)
@@ -186,14 +185,12 @@ class Simulation:
     def check(self) -> None:
         """Raises SimulationError with all violations that the end of the run has found in the history and on the brokers' disks.
 
-        Also raises it if the run has not ended, because then there was no check.
+        Also raises it if the run has not ended, because then nothing was checked.
         """
         if not self._ran or self._running:
             raise SimulationError("check() is called after run()")
         if not self._ended:
-            raise SimulationError(
-                f"seed {self.seed}: the run failed before its end, so nothing was checked; see the error of run"
-            )
+            raise SimulationError(f"seed {self.seed}: the run failed before its end, so nothing was checked; see its error")
         if self._violations:
             listed = "\n".join(self._violations[:20])
             raise SimulationError(f"seed {self.seed}: {len(self._violations)} violations\n{listed}")
@@ -296,7 +293,7 @@ class Simulation:
         return self.network.free_address()
 
     def failed(self, machine: Machine, error: BaseException) -> None:
-        if machine.name != MAIN and self._failure is None:
+        if self._failure is None:
             self._failure = (machine, error)
 
     def bury(self, machine: Machine, loop: SimulatedLoop, ended: Callable[[], None]) -> None:
@@ -306,6 +303,8 @@ class Simulation:
         loop.bury()
         self._history.open = True
         self.scheduler.left()
+        if machine.name == MAIN:
+            self.failed(machine, SimulationError("its process was ended, and with it the function of run(); end others"))
 
     def loop_made(self, loop: SimulatedLoop) -> None:
         loop.set_exception_handler(self._report)
@@ -333,7 +332,7 @@ class Simulation:
         return machine
 
     def _run(self, main: Callable[[Simulation], Awaitable[T]]) -> T:
-        self.network = network = SimulatedNetwork(self.scheduler, self.generator, self._trace.add)
+        network = self.network
         library.monotonic, library.time = self.monotonic, self.time
         first = self._current = Machine(MAIN, self, network.host(MAIN))
         self._add(first)

@@ -218,6 +218,32 @@ def test_error_of_a_service_ends_the_run_and_names_its_machine() -> None:
     assert isinstance(raised.value.__cause__, KeyError)
 
 
+def test_error_of_a_service_on_the_main_machine_ends_the_run() -> None:
+    async def fail() -> None:
+        raise ValueError("no stock")
+
+    async def main(simulation: Simulation) -> None:
+        simulation.machine("main").run(fail)
+        await asyncio.sleep(3600.0)
+
+    with pytest.raises(SimulationError, match=r"seed 1: main failed at .*: ValueError\('no stock'\)"):
+        quiet().run(main)
+
+
+@pytest.mark.parametrize("end", ["crash", "power_loss", "restart"])
+def test_end_of_the_main_process_ends_the_run(end: str) -> None:
+    async def main(simulation: Simulation) -> None:
+        getattr(simulation.machine("main"), end)()
+        await asyncio.sleep(3600.0)
+
+    with pytest.raises(SimulationError, match=r"main failed at .*its process was ended, and with it the function of run\(\)"):
+        quiet().run(main)
+
+
+def test_simulation_has_no_links_before_its_run() -> None:
+    assert quiet().links == ()
+
+
 def test_error_of_the_function_names_the_seed() -> None:
     async def main(simulation: Simulation) -> None:
         raise ValueError("no")
