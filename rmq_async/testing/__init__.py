@@ -1,6 +1,6 @@
-"""Help for tests of code that uses rmq_async; never loaded by ``import rmq_async``.
+"""Tools for tests of code that uses rmq_async; never loaded by ``import rmq_async``.
 
-    FaultProxy, ClusterProxy      networks that are slow, small, cut or silent, in front of one server or a whole cluster
+    FaultProxy, ClusterProxy      proxies that delay, limit, cut or stall the traffic of one server or a whole cluster
     ScriptedPeer                  a server that plays an exact transcript
     ThreadedRocketMQ              the embedded broker in a thread of its own, for code without an event loop
     RealCluster                   the official name server and brokers as child processes

@@ -1,4 +1,4 @@
-"""Certificates for one cluster: a certificate authority, a server for 127.0.0.1 and localhost, and a client."""
+"""Certificates for one cluster: of a certificate authority, of a server at 127.0.0.1 and localhost, and of a client."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ __all__ = ["Certificates"]
 
 @dataclass(frozen=True)
 class Certificates:
-    """The certificate files in ``directory``: ``ca.pem``, and ``server.pem``, ``server.key``, ``client.pem``,
-    ``client.key`` signed by it."""
+    """The certificate files in ``directory``: ``ca.pem``, the certificates ``server.pem`` and ``client.pem``, which it has signed,
+    and their private keys ``server.key`` and ``client.key``."""
 
     directory: Path
 
@@ -36,7 +36,7 @@ class Certificates:
         return made
 
     def context(self, *, client: bool = False) -> ssl.SSLContext:
-        """An SSLContext for clients that trusts only these servers; with ``client`` it presents the client's certificate."""
+        """Returns an SSLContext for clients that trusts only ``ca.pem``; with ``client`` it presents the client's certificate."""
         context = ssl.create_default_context(cafile=self._file("ca.pem"))
         if client:
             context.load_cert_chain(self._file("client.pem"), self._file("client.key"))

@@ -1,8 +1,8 @@
 """Class-data archives of the servers, kept beside their jars: a server spends much of its start on loading and linking classes.
 
 A running JVM of 17 or later dumps its loaded classes to an archive (``jcmd``, so only with a JDK, not a JRE), and later JVMs map
-that file. The first cluster on a machine makes its servers dump theirs, which takes some 3 s. A file's name is a digest of all
-that it depends on; the JVM checks that too, and ignores the archive where something differs.
+that file. The first cluster on a machine makes its servers dump theirs, which takes some 3 s. A file's name has a digest of all
+that the archive depends on; the JVM checks that too, and ignores an archive where something differs.
 
 Measured, interleaved, medians of 6, while servers still made certificates at each start: a name server and a broker of 5.5.0 are up
 in 4.6 s instead of 5.8 s, for 7.5 s of CPU instead of 9.8 s.
@@ -44,7 +44,7 @@ class ClassData:
 
     @property
     def wanted(self) -> bool:
-        """Returns whether the file can be written here and no process has tried yet."""
+        """Returns whether this Java can dump an archive and no process has tried yet."""
         return self._able and not self._file.exists()
 
     def options(self) -> tuple[str, ...]:
@@ -54,8 +54,8 @@ class ClassData:
         return (f"-XX:SharedArchiveFile={self._file}",) if self._able and self._file.stat().st_size else ()
 
     def write(self, pid: int) -> None:
-        """Makes the server with this pid dump its classes, which stops it for that time. A failure is logged and not
-        repeated."""
+        """Makes the server with this pid dump its classes; the server stands still meanwhile. A dump that fails is logged and
+        never tried again."""
         try:
             with _alone(self._file.with_suffix(".lock")) as alone:
                 if alone and self.wanted:

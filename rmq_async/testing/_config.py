@@ -30,8 +30,9 @@ class Profile:
     """Keys for broker.conf and ns.conf, and JVM options, besides those of every server; in ``a | b`` the values of ``b``
     replace those of ``a``.
 
-    ``credentials``: those of a user with all rights. ``tls``: the servers accept only TLS, with certificates made for the
-    cluster, whose directory replaces ``{certificates}`` in JVM options. ``client_certificate``: clients must present one.
+    ``credentials``: those of a user with all rights. ``tls``: certificates are made for the cluster, and its own requests use TLS;
+    the directory of the certificates replaces ``{certificates}`` in JVM options, which must make the servers accept only TLS.
+    ``client_certificate``: the cluster's own requests present one.
     """
 
     broker: Mapping[str, str] = field(default_factory=dict)
@@ -226,7 +227,8 @@ def write_configuration(directory: Path, keys: Mapping[str, str], *, version: st
 def java_command(
     java: str, main_class: str, class_path: str, directory: Path, *, small: bool, options: tuple[str, ...] = ()
 ) -> list[str]:
-    """Returns a server's command. It writes only under ``directory``; UsePerfData would leave a file in /tmp after SIGKILL."""
+    """Returns a server's command. The server writes only under ``directory``; with UsePerfData it would leave a file in /tmp after
+    SIGKILL."""
     own = (
         f"-Duser.home={directory}",
         f"-Djava.io.tmpdir={directory / 'tmp'}",

@@ -18,7 +18,8 @@ _TICK: Final = 0.02
 
 
 class Cut:
-    """Closes a connection after ``count`` bytes; ``times``: the number of connections it still applies to, None for all."""
+    """The end of connections after ``count`` bytes, by FIN or with ``reset`` by RST. ``times``: the number of connections that it
+    still ends; None for all."""
 
     def __init__(self, count: int, reset: bool, times: int | None) -> None:
         self.count = count
@@ -29,8 +30,9 @@ class Cut:
 class Direction:
     """The faults of one direction of a FaultProxy; every method may be called at any time, on the proxy's loop.
 
-    Faults combine. ``passed``: bytes forwarded so far. ``injected``: how often each fault affected a read or write, by name
-    ("latency", "bandwidth", "slice", "stall", "cut"); tests assert on it, because an unused fault proves nothing.
+    Faults combine. ``passed``: bytes forwarded so far. ``injected``: how often each fault has affected a read, a write or a
+    connection, by name ("latency", "bandwidth", "slice", "stall", "cut"); a test should assert on it, because a fault that affected
+    nothing proves nothing.
     """
 
     def __init__(self) -> None:
@@ -46,22 +48,23 @@ class Direction:
     def latency(self, seconds: float, *, jitter: float = 0.0) -> None:
         """Delays bytes by ``seconds``, plus up to ``jitter`` seconds drawn for each read; keeps their order. 0 ends it.
 
-        Raises ValueError for a negative or infinite time.
+        Raises ValueError for a time that is negative, infinite or NaN.
         """
         self.delay, self.jitter = _seconds("latency", seconds), _seconds("jitter", jitter)
         self._changed()
 
     def bandwidth(self, bytes_per_second: float | None) -> None:
-        """Limits each connection to this rate; None ends it. Raises ValueError for a rate that is not positive or infinite."""
+        """Limits each connection to this rate; None ends it. Raises ValueError for a rate of 0 or less, infinity and NaN."""
         if bytes_per_second is not None and not 0 < bytes_per_second < math.inf:
-            raise ValueError(f"a bandwidth must be a positive number of bytes a second, not {bytes_per_second}")
+            raise ValueError(f"a bandwidth must be a positive, finite number of bytes a second, not {bytes_per_second}")
         self.rate = bytes_per_second
         self._changed()
 
     def slice(self, size: int | None, *, pause: float = 0.001) -> None:
         """Splits the stream into writes of at most ``size`` bytes, ``pause`` seconds apart; None ends it.
 
-        With a longer pause the peer more likely reads each piece separately. Raises ValueError for a size below 1.
+        With a longer pause the peer more likely reads each piece separately. Raises ValueError for a size below 1, and for a pause
+        that is negative, infinite or NaN.
         """
         if size is not None and size < 1:
             raise ValueError(f"a piece must have at least 1 byte, not {size}")
@@ -74,14 +77,16 @@ class Direction:
         self._changed()
 
     def resume(self) -> None:
+        """Ends a stall; queued bytes pass."""
         self.stalled = False
         self._changed()
 
     def cut_after(self, count: int, *, reset: bool = False, times: int | None = 1) -> None:
         """Closes a connection at both ends after ``count`` bytes have passed: by FIN, or with ``reset`` by RST.
 
-        Bytes are counted per connection, from this call or from the connection's start; with 0 the first byte does not pass.
-        It applies to the first ``times`` connections that reach the count, None: to all. A new call replaces an earlier one.
+        Bytes are counted per connection, from this call on, or from the connection's start if that is later; with 0 the next
+        byte closes the connection and does not pass. ``times``: the number of connections that are closed, those that reach the
+        count first; None for all. A new call replaces an earlier one.
         Raises ValueError for a negative count and for ``times`` below 1.
         """
         if count < 0:
@@ -122,5 +127,5 @@ class Direction:
 
 def _seconds(name: str, value: float) -> float:
     if not 0 <= value < math.inf:
-        raise ValueError(f"{name} must be a number of seconds from 0 on, not {value}")
+        raise ValueError(f"{name} must be a finite number of seconds from 0 on, not {value}")
     return value

@@ -8,7 +8,8 @@ __all__ = ["ClusterError", "PortInUseError"]
 
 
 class ClusterError(RocketMQError):
-    """The real cluster cannot be started or controlled; the text names the failed step and ends with the server's last output."""
+    """A cluster cannot be started, controlled or reached. The text names the failed step; if a server did not start, register or
+    stop, it ends with the last lines of that server's log."""
 
 
 class PortInUseError(ClusterError):

@@ -1,8 +1,9 @@
-"""Ends a cluster whose owner process has ended for any reason: SIGKILL, SIGTERM, os._exit, a crash.
+"""Kills the servers of a cluster whose owner process has ended for any reason (SIGKILL, SIGTERM, os._exit, a crash), and deletes
+DIRECTORY.
 
 Run as ``python -I -S _guard.py OWNER_PID [DIRECTORY]`` with one end of a pipe from the owner as standard input, as the leader
 of a new process group. All servers of the cluster join that group, so one signal reaches every one of them, including one that
-was just started and is not recorded yet. An orderly stop of the owner kills the group itself, guard included.
+the owner has just started. In an orderly stop the owner kills the group, guard included.
 
 PR_SET_PDEATHSIG is no alternative: it fires when the *thread* that forked ends, which would kill servers started from a worker
 thread, and only Linux has it. A guard costs one idle interpreter (8 MB) per cluster.
@@ -27,7 +28,7 @@ def main(owner: int, directory: str | None) -> None:
             break
     group = os.getpgid(0)
     if os.fork():
-        signal.pause()  # killed below, with the group
+        signal.pause()  # until the child kills the group
         return
     os.setsid()  # leave the group before it is killed
     os.killpg(group, signal.SIGKILL)

@@ -1,6 +1,6 @@
 """The official server's jars: Maven resolves them once, later starts read a list of files.
 
-A cold resolution downloads some 90 MB in 136 jars for 5.5.0 and took 19 s here; a warm look-up reads one small file. Several
+A first resolution downloads some 90 MB in 136 jars for 5.5.0 (19 s when it was measured); later ones read one small file. Several
 processes may ask at once (parallel test runs): one holds a file lock and works in a directory of its own, which becomes visible
 by one rename, so an incomplete set is never visible. Jars are hard links to Maven's local repository where the file system
 allows, else copies: the set stays complete when that repository is cleaned. Maven runs with its own defaults and settings;
@@ -53,7 +53,7 @@ _POM: Final = """\
 
 
 _QUICK: Final = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
-"""Of a Maven that runs for seconds and never gets warm; a MAVEN_OPTS of the environment replaces it."""
+"""JVM options of Maven, which runs only for seconds here; MAVEN_OPTS of the environment replaces them."""
 
 
 def missing(version: str) -> str:
@@ -63,12 +63,12 @@ def missing(version: str) -> str:
     """
     java = find_java()
     if java is None:
-        return "no Java: neither JAVA_HOME nor PATH has a java"
+        return f"no Java: neither JAVA_HOME nor PATH has a java; install Java {MINIMUM_JAVA} or newer"
     found = java_major(java)
     if found < MINIMUM_JAVA:
         return f"Java {MINIMUM_JAVA} or newer is needed, {java} is {found or 'of an unknown version'}"
     if find_maven() is None and not _cached(_directory(version)):
-        return f"no Maven (mvn) in PATH, and the jars of RocketMQ {version} are not in {_directory(version)}"
+        return f"no Maven (mvn) in PATH, and the jars of RocketMQ {version} are not in {_directory(version)}; install Maven"
     return ""
 
 
@@ -172,10 +172,12 @@ def _ask_maven(version: str, work: Path) -> list[Path]:
             check=False,
         )
     except subprocess.TimeoutExpired as error:
-        raise ClusterError(f"Maven did not resolve RocketMQ {version} within {MAVEN_TIMEOUT:.0f} s") from error
+        raise ClusterError(
+            f"Maven did not resolve RocketMQ {version} within {MAVEN_TIMEOUT:.0f} s; check the network, and try again"
+        ) from error
     if run.returncode:
         tail = "\n".join((run.stdout + run.stderr).strip().splitlines()[-15:])
-        raise ClusterError(f"Maven could not resolve RocketMQ {version} (exit {run.returncode}):\n{tail}")
+        raise ClusterError(f"Maven could not resolve RocketMQ {version} (exit {run.returncode}); see its last lines:\n{tail}")
     return [Path(jar) for jar in (work / "maven.txt").read_text().strip().split(os.pathsep)]
 
 

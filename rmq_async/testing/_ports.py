@@ -1,8 +1,9 @@
 """Free ports for servers on this machine.
 
-Ports are drawn at random below (or above) the kernel's range for outgoing connections. Inside that range any client's
-connection may take the port of a broker that is down for a moment, and a client that keeps connecting to a closed port of its
-own range can even connect to itself. A port may still be taken between this check and the server's bind; starts are repeated.
+Ports are drawn at random below (or above) the kernel's range for outgoing connections, if that leaves room. Inside that range
+any client's connection may take the port of a broker that is down for a moment, and a client that keeps connecting to a closed
+port of the range can even connect to itself. A port may still be taken between this check and the server's bind; starts are
+repeated.
 """
 
 from __future__ import annotations
@@ -39,16 +40,18 @@ def find_ports(offsets: Sequence[Sequence[int]]) -> list[int]:
             if not numbers & taken and all(map(_is_free, numbers)):
                 break
         else:
-            raise ClusterError(f"no free ports {tuple(wanted)} apart in 1000 tries; close servers that hold ports")
+            raise ClusterError(
+                f"1000 tries found no port p with all of p + {tuple(wanted)} free; end processes that hold ports"
+            )
         taken |= numbers
         ports.append(port)
     return ports
 
 
 def listens(pid: int, port: int) -> bool:
-    """Returns whether this process listens on the port; without /proc, whether any process does on 127.0.0.1.
+    """Returns whether the process ``pid`` listens on the port; without /proc, whether any process does on 127.0.0.1.
 
-    A connect alone could reach the listener of another process, because of which the server is about to fail.
+    A connect alone could reach the listener of another process that has taken the port.
     """
     try:
         tables = [Path(f"/proc/{pid}/net/{name}").read_text() for name in ("tcp", "tcp6")]

@@ -59,8 +59,8 @@ async def hurry_registration(broker: str, access: Access = PLAIN) -> None:
 async def not_routed(name_server: str, brokers: Iterable[str], *, default_topic: bool, access: Access = PLAIN) -> list[str]:
     """Returns those of the given addresses of brokers and replicas that the name server does not yet route to.
 
-    A broker is routed to when the cluster info (106) lists it and, with ``default_topic``, also the route of TBW102 (105), from
-    which brokers that create topics automatically take a new topic's settings.
+    A broker is routed to when the cluster info (106) lists it and, with ``default_topic``, the route of TBW102 (105) does so, too:
+    producers use that route for a topic that does not exist yet.
     """
     known = _addresses(await _listed(name_server, access))
     if default_topic:
@@ -78,9 +78,9 @@ async def broker_addresses(name_server: str, access: Access = PLAIN) -> dict[str
 
 
 async def commit_log_end(broker: str, access: Access = PLAIN) -> int | None:
-    """Returns the end offset of the broker's commit log in bytes; None when the broker does not respond."""
+    """Returns the end offset of the broker's commit log in bytes; None when the broker does not respond or has no figures yet."""
     answer = await ask(broker, RequestCode.GET_BROKER_RUNTIME_INFO, access=access)
-    if answer is None or answer.code != ResponseCode.SUCCESS:  # it has no figures in its first second
+    if answer is None or answer.code != ResponseCode.SUCCESS:  # in its first second
         return None
     return int(decode_body(KVTable, answer.body).table["commitLogMaxOffset"])
 

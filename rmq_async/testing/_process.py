@@ -23,7 +23,7 @@ _POLL = 0.02
 
 
 class ServerProcess:
-    """One JVM, running from construction on. ``log``: the file for its standard output and error."""
+    """One JVM, which the constructor starts. ``log``: the file for its standard output and error."""
 
     def __init__(
         self, command: Sequence[str], *, directory: Path, environment: Mapping[str, str], group: int, log: Path
@@ -60,7 +60,7 @@ class ServerProcess:
         await self._ended(time.monotonic() + 30)
 
     def pause(self) -> None:
-        """Sends SIGSTOP and returns when the process has stopped (on Linux read from /proc; under a millisecond).
+        """Sends SIGSTOP and returns when the process has stopped, which takes under a millisecond; without /proc returns at once.
 
         Raises ClusterError when it has not stopped after 1 s.
         """
@@ -70,7 +70,9 @@ class ServerProcess:
         while (state := self.stat_field(3)) not in ("T", "") and time.monotonic() < deadline:
             time.sleep(0.001)
         if state not in ("T", ""):
-            raise ClusterError(f"process {self.pid} did not stop within 1 s of SIGSTOP (state {state})")
+            raise ClusterError(
+                f"process {self.pid} did not stop within 1 s of SIGSTOP (state {state}); pause it again, or kill it"
+            )
 
     def resume(self) -> None:
         self._popen.send_signal(signal.SIGCONT)
@@ -97,7 +99,8 @@ class ServerProcess:
 
 
 class Group:
-    """The process group of one cluster, led by its guard (see ``_guard``), which at the end deletes ``directory``."""
+    """The process group of one cluster, led by its guard (see ``_guard``), which deletes ``directory`` if this process ends without
+    killing the group."""
 
     def __init__(self, directory: Path | None) -> None:
         guard = Path(__file__).with_name("_guard.py")

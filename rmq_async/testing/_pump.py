@@ -26,11 +26,11 @@ Rewrite = Callable[[bytes], Awaitable[bytes]]
 
 _READ: Final = 64 * 1024
 _LATE: Final = 0.05
-"""Seconds; a bandwidth limit does not make up for a delay of a write beyond this (a busy loop)."""
+"""Seconds of delay of a write, as by a busy loop, for which a bandwidth limit makes up; what is beyond them is lost."""
 
 
 class End(Enum):
-    """The kind of end of a direction: the source's EOF, or one after which both ends must be closed or reset."""
+    """How a direction has ended: at the source's EOF, or so that both connections must be closed or reset."""
 
     EOF = "eof"
     CLOSE = "close"
@@ -78,14 +78,14 @@ class Pump:
         self._left_at = 0.0
         """Time of the last write."""
         self._written_at = 0.0
-        """Time of the last write, at most ``_LATE`` after it was due; the bandwidth limit counts from it."""
+        """Time at which the last write was due, but at most ``_LATE`` before the write; the bandwidth limit counts from it."""
         self._written = 0
         self._cut: Cut | None = None
         self._left = 0
         sink.transport.set_write_buffer_limits(high=0)  # so that drain waits until the kernel has taken everything
 
     async def run(self) -> End:
-        """Forwards until the stream ends or a fault ends it; returns how."""
+        """Forwards until the stream ends or a fault ends it; returns how it has ended."""
         self._direction.waiters.add(self._wake.set)
         filling = asyncio.create_task(self._fill())
         try:

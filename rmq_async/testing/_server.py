@@ -25,8 +25,8 @@ _BIND_MARKS: Final = ("BindException", "Address already in use", "Failed to bind
 
 @dataclass(frozen=True)
 class Launch:
-    """Start instructions of a server, for any number of starts: ``prepare`` writes its files, with the keys of its configuration
-    that a move has changed, and makes the process; ``ready`` waits until it serves."""
+    """Start instructions of a server, for any number of starts. ``prepare(keys)`` writes its files and starts its process; ``keys``
+    are those of its configuration that a move has changed. ``ready(server, deadline)`` waits until it serves."""
 
     directory: Path
     prepare: Callable[[Mapping[str, str]], ServerProcess]
@@ -36,8 +36,9 @@ class Launch:
 class Server:
     """A name server or broker. ``name``: the broker's name, or ``namesrv-N``. ``address``: "host:port", as clients see it.
 
-    A server of an external cluster (NAMESRV_ADDR) has only a name and an address: every control, and ``pid``, raises
-    ClusterError. ``pause`` and ``resume`` are plain calls, the other controls are coroutines.
+    A server of an external cluster (NAMESRV_ADDR) has only a name and an address: ``running`` and ``paused`` are False, and
+    everything else raises ClusterError. ``pid``, ``rss_bytes``, ``cpu_seconds``, ``pause`` and ``resume`` also raise it while the
+    server does not run. ``pause`` and ``resume`` are plain calls, the other controls are coroutines.
     """
 
     def __init__(self, name: str, address: str, launch: Launch | None = None) -> None:
@@ -66,12 +67,12 @@ class Server:
 
     @property
     def pid(self) -> int:
-        """The process id. Raises ClusterError when the server does not run."""
+        """The process id."""
         return self._own().pid
 
     @property
     def directory(self) -> Path:
-        """The directory of its store, logs and configuration. Raises ClusterError for a server of an external cluster."""
+        """The directory of its store, logs and configuration."""
         return self._launched().directory
 
     @property
@@ -89,10 +90,10 @@ class Server:
     async def start(self, *, registered: bool = True, timeout: float = 60.0) -> None:
         """Starts a server that is down, with its former port and store; does nothing while it runs.
 
-        A broker is up when every running name server routes to it; its registration is requested, not awaited. A name server is
-        up when it routes to every running broker. With ``registered=False`` a server is up when its port is open; brokers then
-        register in their own time (10-30 s after a name server's restart). Raises ClusterError, with the end of the server's
-        log, when the server ends or is not up within ``timeout`` seconds.
+        A broker is up when every running name server routes to it, a name server when it routes to every running broker; brokers
+        are made to register at once. Paused servers do not count. With ``registered=False`` a server is up when its port is open,
+        and brokers register in their own time (10-30 s after a name server's restart). Raises ClusterError, with the end of the
+        server's log, when the server ends or is not up within ``timeout`` seconds.
         """
         launch = self._launched()
         if self.running:
@@ -120,7 +121,7 @@ class Server:
         self._moved = dict(keys)
 
     async def stop(self, timeout: float = STOP_TIMEOUT) -> None:
-        """Shuts the server down by SIGTERM and returns when it has ended.
+        """Shuts the server down by SIGTERM and returns when it has ended; does nothing while it does not run.
 
         Its connections close at once; the process ends some 16 s later (5.5.0). Raises ClusterError when it has not ended after
         ``timeout`` seconds; the shutdown continues then.
@@ -128,10 +129,10 @@ class Server:
         if not self.running and self._launched():
             return
         if not await self._own().terminate(timeout):
-            raise ClusterError(f"{self.name} has not ended {timeout:g} s after SIGTERM\n{self.log_tail()}")
+            raise ClusterError(f"{self.name} has not ended {timeout:g} s after SIGTERM; wait, or kill() it\n{self.log_tail()}")
 
     async def kill(self) -> None:
-        """Sends SIGKILL; returns when the process has ended and released the store."""
+        """Sends SIGKILL; returns when the process has ended and released the store. Does nothing while it does not run."""
         if self.running or not self._launched():
             await self._own().kill()
 
@@ -148,7 +149,9 @@ class Server:
         while not (self.running and listens(self.pid, self.port)):
             self.check_alive()
             if time.monotonic() >= deadline:
-                raise ClusterError(f"{self.name}: port {self.port} did not open in time\n{self.log_tail()}")
+                raise ClusterError(
+                    f"{self.name}: port {self.port} did not open in time; give a longer timeout\n{self.log_tail()}"
+                )
             await asyncio.sleep(0.05)
 
     def check_alive(self) -> None:
@@ -158,11 +161,14 @@ class Server:
             return
         tail = self.log_tail()
         if any(mark in tail for mark in _BIND_MARKS):
-            raise PortInUseError(f"{self.name} (ports near {self.port}) ended with exit code {code}\n{tail}")
-        raise ClusterError(f"{self.name} ended with exit code {code}\n{tail}")
+            raise PortInUseError(
+                f"{self.name} ended with exit code {code}, because another process has its port {self.port} or one beside it; end "
+                f"that process, or start again\n{tail}"
+            )
+        raise ClusterError(f"{self.name} ended with exit code {code}; the end of its log:\n{tail}")
 
     def log_tail(self, lines: int = 30) -> str:
-        """Returns the last errors and the last ``lines`` lines of the server's output and logs."""
+        """Returns the last ``lines`` lines of the server's output and of its log, each with up to five earlier errors."""
         files = [self._launched().directory / name for name in _LOGS]
         return "\n".join(_tail(file, lines) for file in files if file.exists() and file.stat().st_size)
 

@@ -18,10 +18,10 @@ _SHOWN: Final = 60
 
 @dataclass(frozen=True)
 class Expect:
-    """Expects this request next, from any connection; compares only the given parts, by ``==``.
+    """Expects the next request, from any connection, to be this one; compares only the given parts, by ``==``.
 
-    ``ext_fields``: the named fields; None: the field must be absent. ``exact``: other fields must be absent.
-    ``oneway``: whether the request is one-way.
+    ``code``: the request code. ``ext_fields``: values of the named fields; None for a field that must be absent. ``exact``: all
+    other fields must be absent. ``oneway``: whether the request is one-way. ``body``: None for any body.
     """
 
     code: int
@@ -38,8 +38,9 @@ class Expect:
 class Answer:
     """Sends a response to the last request, or to the one at index ``to`` of those received.
 
-    ``opaque``: a number in place of the request's, or a function of that. ``pieces``: the number of equal parts of the frame, or
-    the byte offsets at which it is cut; ``pause``: seconds between two parts. Raises ValueError for pieces below 1.
+    ``opaque``: a number in place of the request's, or a function that makes it from the request's. ``pieces``: the number of equal
+    parts in which the frame is written, or the byte offsets at which it is cut. ``pause``: seconds between two parts. ``form``:
+    the encoding of the header. Raises ValueError for pieces below 1.
     """
 
     code: int = 0
@@ -57,6 +58,7 @@ class Answer:
             raise ValueError(f"pieces must be a number from 1 on, or byte offsets from 1 on, not {self.pieces}")
 
     def frame(self, request: RemotingCommand) -> bytes:
+        """Returns the frame of the response to ``request``."""
         opaque = self.opaque(request.opaque) if callable(self.opaque) else self.opaque
         response = RemotingCommand(
             code=self.code,
@@ -69,6 +71,7 @@ class Answer:
         return b"".join(encode_command(response, self.form))
 
     def parts(self, frame: bytes) -> list[bytes]:
+        """Returns ``frame`` cut as ``pieces`` says."""
         if isinstance(self.pieces, int):
             cuts = [len(frame) * number // self.pieces for number in range(1, self.pieces)]
         else:
@@ -82,7 +85,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Write:
-    """Writes ``data`` as it is, valid or not."""
+    """Writes ``data`` as it is, valid or not, to the connection of the last request; waits for a connection if there is none."""
 
     data: bytes
 
@@ -102,7 +105,7 @@ class Wait:
 
 @dataclass(frozen=True)
 class Close:
-    """Closes the connection by FIN; the following steps apply to the next one."""
+    """Closes the connection of the last request by FIN; the following steps apply to the next connection."""
 
     def __str__(self) -> str:
         return "Close"
@@ -110,7 +113,7 @@ class Close:
 
 @dataclass(frozen=True)
 class Reset:
-    """Resets the connection (RST); the following steps apply to the next one."""
+    """Resets the connection of the last request (RST); the following steps apply to the next connection."""
 
     def __str__(self) -> str:
         return "Reset"
@@ -118,7 +121,7 @@ class Reset:
 
 @dataclass(frozen=True)
 class ExpectClose:
-    """Expects the client to close the connection before it sends another request."""
+    """Expects the client to close the connection of the last request before any other request comes."""
 
     def __str__(self) -> str:
         return "ExpectClose"
@@ -135,7 +138,7 @@ def name_of(code: int) -> str:
 
 
 def differences(expected: Expect, came: RemotingCommand) -> list[str]:
-    """Compares requests: empty when equal, else lines that are equal ("  "), expected ("- ") and received instead ("+ ")."""
+    """Returns no lines for an equal request, else lines of parts that are equal ("  "), expected ("- ") and received ("+ ")."""
     lines = [*_compared("code", name_of(expected.code), name_of(came.code))]
     if expected.oneway is not None:
         lines += _compared("oneway", expected.oneway, came.is_oneway)

@@ -6,11 +6,11 @@
         await cluster.brokers[0].kill()
 
 Servers are JVMs on 127.0.0.1, each with its own directory (store, logs, tmp, home) under one that is deleted at the end. They
-start in parallel: a start costs 6 s of CPU, most of it class loading, and takes 3-4 s on two idle cores. A broker would register
-with the name servers it has probed only after 4 s or 14 s, so it is made to register at once (see ``_probe``). Servers are ended
-by one SIGKILL to their process group (an orderly stop takes 16 s), at ``stop``, at interpreter exit, or by the guard process
-when this process is gone (see ``_guard``). A cluster is bound to no event loop: it may be started, used and stopped in different
-loops, one after the other.
+start in parallel: with class data (see ``_class_data``) a start of a name server and a small broker costs 2.4 s of CPU and takes
+1.7 s on two cores (5.5.0). A broker would register with the name servers only after 4 s or 14 s, so it is made to register at once
+(see ``_probe``). Servers are ended by one SIGKILL to their process group (an orderly stop takes 16 s), at ``stop``, at interpreter
+exit, or by the guard process when this process is gone (see ``_guard``). A cluster is bound to no event loop: it may be started,
+used and stopped in different loops, one after the other.
 
 A broker's HA port (its port + 1) always listens on all interfaces; everything else is on 127.0.0.1 only.
 """
@@ -67,7 +67,8 @@ OLD_VERSION: Final = "4.9.7"
 """The latest 4.x with all its jars in Maven. The tests run these two versions."""
 START_TIMEOUT: Final = 120.0
 DISK_LIMIT: Final = 0.88
-"""Share of the disk in use above which no server is started: a broker deletes messages from 85 % on and refuses them at 90 %."""
+"""Share of the disk in use above which no server is started: a broker refuses messages from 90 % on
+(``diskSpaceWarningLevelRatio`` of DefaultMessageStore)."""
 
 _HURRY_INTERVAL = 0.5
 
@@ -90,7 +91,10 @@ def require(version: str = DEFAULT_VERSION) -> None:
 
 
 class ExternalCluster:
-    """A cluster that was started elsewhere, with the attributes of RealCluster; its servers cannot be controlled."""
+    """A cluster that was started elsewhere; its servers cannot be controlled. ``namesrv``: addresses of its name servers.
+
+    As of a RealCluster there are ``nameservers``, ``brokers`` (the masters, from ``start`` on) and ``replicas``.
+    """
 
     def __init__(self, namesrv: str) -> None:
         self.namesrv = namesrv
@@ -101,7 +105,7 @@ class ExternalCluster:
         """Always empty, because replicas are used only through their controls."""
 
     async def start(self) -> None:
-        """Reads the brokers from the name servers. Raises ClusterError when none lists a broker."""
+        """Reads the brokers from the first name server that lists any. Raises ClusterError when none does."""
         for server in self.nameservers:
             if found := await broker_addresses(server.address):
                 self.brokers = [Server(name, address) for name, address in sorted(found.items())]
@@ -115,14 +119,15 @@ class ExternalCluster:
 class RealCluster(Startable):
     """Name servers and brokers of one cluster, as child processes of this one.
 
-    ``profile``: "correctness" (long limits), "stock" (the servers' defaults), "correctness" with one feature ("auth",
-    "authorization", "transactions", "recall", "trace", "go-away", "tls", "mutual-tls"), or a Profile of your own; a ``version``
-    ignores keys that it does not know. ``version``: "5.5.0" or "4.9.7"; others are untested.
+    ``brokers``, ``nameservers``: their numbers. ``replicas``: number of slaves per broker, of an asynchronous master. ``profile``:
+    "correctness" (long limits), "stock" (the servers' defaults), "correctness" with one feature ("auth", "authorization",
+    "transactions", "recall", "trace", "go-away", "tls", "mutual-tls"), or a Profile of your own; servers ignore keys that their
+    version does not know. ``version``: "5.5.0" or "4.9.7"; others are untested. ``small``: small heaps; False for benchmarks.
+    ``broker_conf`` and ``namesrv_conf`` override the profile's keys. ``directory``: holds all files, which remain after ``stop``; a
+    store found there is used. Default: a temporary directory, which is deleted.
 
-    ``replicas``: number per broker (slaves of an asynchronous master), in the order of the brokers; ``broker-a-1`` is the first of
-    broker-a. ``small``: small heaps (450 MB resident for one broker); False for benchmarks (700 MB). ``broker_conf`` and
-    ``namesrv_conf`` override the profile's keys. ``directory``: holds all files, which remain after ``stop``; a store found there
-    is used. Default: a temporary directory, which is deleted. Raises ClusterError for numbers or a profile that cannot be used.
+    The attributes ``nameservers``, ``brokers`` and ``replicas`` are lists, filled by ``start``; replicas are in the order
+    of their brokers, ``broker-a-1`` is the first of broker-a. Raises ClusterError for numbers or a profile that cannot be used.
     """
 
     def __init__(
@@ -183,14 +188,16 @@ class RealCluster(Startable):
 
     @property
     def servers(self) -> list[Server]:
+        """All name servers, brokers and replicas."""
         return [*self.nameservers, *self.brokers, *self.replicas]
 
     async def start(self, timeout: float = START_TIMEOUT) -> None:
         """Starts all servers; returns when every name server routes to every broker. Cleans up when it fails or is cancelled.
 
         The first start on a machine makes Maven fetch the jars, which may take minutes, and then makes the servers dump their
-        loaded classes; ``timeout`` (seconds) excludes both. Raises ClusterError: no Java or Maven, disk too full, a server that
-        ends or is not ready in time (with the end of its log).
+        loaded classes; ``timeout`` (seconds) excludes both. Raises ClusterError when the cluster runs already; when Java, Maven or
+        (for TLS) the package trustme is missing; when Maven fails or the disk is too full; and, with the end of its log, when a
+        server ends or is not ready in time.
         """
         if self._group is not None:
             raise ClusterError("the cluster has been started already; stop() it first")
@@ -215,7 +222,7 @@ class RealCluster(Startable):
     async def heal(self, timeout: float = START_TIMEOUT) -> None:
         """Resumes paused servers, starts those that are down, and returns when every name server routes to every broker.
 
-        Raises ClusterError after ``timeout`` seconds.
+        Raises ClusterError after ``timeout`` seconds, and when a server ends.
         """
         deadline = time.monotonic() + timeout
         for server in self.servers:
@@ -228,7 +235,8 @@ class RealCluster(Startable):
     async def move(self, broker: Server) -> None:
         """Kills a broker and starts it with its store on another port, like a container that was scheduled anew.
 
-        Then ``broker`` has the new address, and every running name server routes to it. Raises ClusterError as ``start`` does.
+        At the return ``broker`` has the new address, and every running name server routes to it. Raises ClusterError as
+        ``Server.start`` does.
         """
         await broker.kill()
         (port,) = find_ports([BROKER_OFFSETS])
@@ -248,7 +256,8 @@ class RealCluster(Startable):
             while (copied := await self._log_end(replica, deadline)) < wanted:
                 if time.monotonic() >= deadline:
                     raise ClusterError(
-                        f"{replica.name} has {copied} of {wanted} bytes after {timeout:g} s\n{replica.log_tail()}"
+                        f"{replica.name} has copied {copied} of {wanted} bytes after {timeout:g} s; give a longer timeout\n"
+                        f"{replica.log_tail()}"
                     )
                 await asyncio.sleep(0.05)
 
@@ -338,14 +347,16 @@ class RealCluster(Startable):
             await self._until_routed([server], brokers, deadline)
 
     async def _introduce(self, replicas: Sequence[Server]) -> None:
-        """Makes replicas register again: they learn their master's address at a registration, and may have registered first."""
+        """Makes replicas register again: they learn their master's address at a registration, and may have registered before it."""
         await asyncio.gather(*(hurry_registration(replica.address, self._access) for replica in replicas))
 
     async def _log_end(self, broker: Server, deadline: float) -> int:
         while (end := await commit_log_end(broker.address, self._access)) is None:
             broker.check_alive()
             if time.monotonic() >= deadline:
-                raise ClusterError(f"{broker.name} did not report the end of its commit log in time\n{broker.log_tail()}")
+                raise ClusterError(
+                    f"{broker.name} did not report the end of its commit log in time; give a longer timeout\n{broker.log_tail()}"
+                )
             await asyncio.sleep(0.05)
         return end
 
@@ -365,7 +376,8 @@ class RealCluster(Startable):
             now = time.monotonic()
             if now >= deadline:
                 tails = "\n".join(server.log_tail() for server in (*nameservers, *late))
-                raise ClusterError(f"not registered in time: {', '.join(broker.name for broker in late)}\n{tails}")
+                names = ", ".join(broker.name for broker in late)
+                raise ClusterError(f"not registered in time: {names}; give a longer timeout\n{tails}")
             if now >= hurry_at:
                 hurry_at = now + _HURRY_INTERVAL
                 await asyncio.gather(*(hurry_registration(broker.address, self._access) for broker in late))
@@ -392,5 +404,5 @@ def _check_disk(directory: Path) -> None:
     if share > DISK_LIMIT:
         raise ClusterError(
             f"the disk of {directory} is {share:.0%} full; above {DISK_LIMIT:.0%} no broker is started "
-            "(it would delete messages or refuse them)"
+            "(at 90 % it would refuse messages); free some space, or give another directory"
         )

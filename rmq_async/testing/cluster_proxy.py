@@ -5,8 +5,8 @@
         cluster.brokers["broker-a"].to_client.stall()
 
 Clients take the brokers' addresses from routes, so the proxies of name servers replace each broker's address in responses by
-that of its proxy; all other bytes stay the same. A proxy is made when an address is first seen. Offset message ids bypass the
-proxies, because they hold the broker's own address.
+that of its proxy; all other bytes stay the same. A proxy is made when an address is first seen. Look-ups by offset message id
+bypass the proxies, because such an id holds the broker's own address. The servers must run without TLS.
 """
 
 from __future__ import annotations
@@ -34,10 +34,11 @@ MAX_BROKERS: Final = 1000
 
 
 class ClusterProxy(Startable):
-    """Proxies of one cluster. ``namesrv``: its name servers, as clients take them. ``seed``: of the jitter.
+    """Proxies of one cluster. ``namesrv``: its name servers, as clients take them. ``seed``: that of the drawn jitter.
 
-    ``name_servers``: their proxies, in that order. ``brokers``: the proxies of the masters by broker name, filled at the start
-    and when a route names a new one. Raises ValueError for a ``namesrv`` without an address.
+    ``name_servers``: the proxies of the name servers, in the same order. ``brokers``: the proxies of the masters by broker name,
+    filled at the start and when a route names a new one. Raises ValueError for a ``namesrv`` without an address, and
+    RemoteProtocolError for an address that is not host:port.
     """
 
     def __init__(self, namesrv: str, *, seed: int | None = None) -> None:
@@ -67,7 +68,8 @@ class ClusterProxy(Startable):
         return self._by_address[address]
 
     async def start(self) -> None:
-        """Starts the proxies. Raises ClusterError, and stops them, when no name server responds; RuntimeError when they run."""
+        """Starts the proxies. Raises ClusterError, and stops them, when no name server responds within 2 s; RuntimeError when they
+        run already."""
         if self._open is not None:
             raise RuntimeError("this proxy runs already; stop() it first")
         async with AsyncExitStack() as stack:
@@ -78,7 +80,8 @@ class ClusterProxy(Startable):
             answers = [await ask(proxy.target, RequestCode.GET_BROKER_CLUSTER_INFO) for proxy in self.name_servers]
             bodies = [answer.body for answer in answers if answer is not None]
             if not bodies:
-                raise ClusterError(f"no response from name servers {', '.join(proxy.target for proxy in self.name_servers)}")
+                targets = ", ".join(proxy.target for proxy in self.name_servers)
+                raise ClusterError(f"no response from name servers {targets} within 2 s; start them, without TLS")
             for body in bodies:
                 await self.lead_through(body)
             self._open = stack.pop_all()
@@ -94,7 +97,10 @@ class ClusterProxy(Startable):
             proxy.clear()
 
     async def lead_through(self, body: bytes) -> bytes:
-        """Returns a name server's response body with the brokers' addresses replaced; any other body unchanged."""
+        """Returns a name server's response body with the brokers' addresses replaced; any other body unchanged.
+
+        Raises RemoteProtocolError for the address of a new broker when the proxies are stopped, or 1000 brokers have one.
+        """
         for broker in _brokers_in(body):
             for broker_id, address in broker.broker_addrs.items():
                 proxy = await self._proxy(address)

@@ -43,11 +43,11 @@ class FaultProxy(Startable):
 
     ``to_server`` and ``to_client`` hold the faults of each direction. ``target`` may be changed; it applies to new connections.
     ``buffer``: bytes queued per direction and connection before reading pauses; under latency a connection carries at most
-    buffer / latency. ``max_connections``: further ones are reset. ``seed``: of the jitter. ``accepted``: the number of
-    connections accepted so far.
+    buffer / latency bytes a second. ``max_connections``: further ones are reset. ``seed``: that of the drawn jitter. ``accepted``:
+    the number of connections accepted so far.
 
     All methods but ``start`` and ``stop`` are plain calls, to be made on the proxy's loop. Raises ValueError for a buffer or
-    ``max_connections`` below 1.
+    ``max_connections`` below 1, and RemoteProtocolError for a target that is not host:port.
     """
 
     def __init__(
@@ -89,7 +89,8 @@ class FaultProxy(Startable):
 
     @property
     def injected(self) -> Counter[str]:
-        """How often each fault took effect: those of both directions, "reset" and "close"."""
+        """How often each fault took effect: the sum of both directions, and the connections that ``reset`` ("reset") and ``close``
+        ("close") have ended."""
         return self.to_server.injected + self.to_client.injected + self._resets
 
     async def start(self) -> None:

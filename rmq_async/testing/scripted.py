@@ -51,7 +51,8 @@ MAX_WAITING: Final = 10_000
 
 
 class TranscriptError(AssertionError):
-    """Requests differ from the transcript or are missing; the text shows the steps and the difference."""
+    """The client has not followed the transcript: a request differs, is missing or comes too many, or a connection ended too early.
+    The text shows the steps and the difference."""
 
 
 class _Event(NamedTuple):
@@ -62,7 +63,8 @@ class _Event(NamedTuple):
 
 
 def routes_to(address: str, *, broker: str = "broker-a", queues: int = 1, cluster: str = "DefaultCluster") -> dict[int, Answer]:
-    """Returns the ``aside`` of a peer that acts as name server: every topic has ``queues`` queues on one broker at ``address``."""
+    """Returns the ``aside`` of a peer that acts as name server: every topic has ``queues`` queues on one broker at ``address``
+    ("host:port")."""
     data = BrokerData(broker, {MASTER_ID: address}, cluster)
     route = TopicRouteData((QueueData(broker, queues, queues, 6),), (data,))
     info = ClusterInfo({broker: data}, {cluster: (broker,)})
@@ -76,8 +78,9 @@ class ScriptedPeer(Startable):
     """A server on a free port of 127.0.0.1 that plays ``steps`` once.
 
     ``aside``: answers by request code, for any number of requests outside the transcript; by default heartbeats and
-    unregistrations succeed. ``patience``: seconds that the end of the ``async with`` block waits for remaining steps.
-    ``requests``: received requests of the transcript. ``answered_aside``: the number of other requests, by code.
+    unregistrations succeed. ``patience``: seconds that the end of the ``async with`` block waits for remaining steps; after them it
+    raises TranscriptError. ``requests``: received requests of the transcript. ``answered_aside``: the number of other requests, by
+    code.
     """
 
     def __init__(self, *steps: Step, aside: Mapping[int, Answer] = HEARTBEATS, patience: float = 1.0) -> None:
@@ -114,7 +117,10 @@ class ScriptedPeer(Startable):
         self._task = asyncio.create_task(self._play())
 
     async def done(self, timeout: float | None = None) -> None:
-        """Returns when every step has been played. Raises TranscriptError for a difference, or after ``timeout`` seconds."""
+        """Returns when every step has been played. Raises TranscriptError for a difference, or after ``timeout`` seconds.
+
+        None: without a limit of time.
+        """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout):
                 await self._end.wait()
@@ -124,7 +130,7 @@ class ScriptedPeer(Startable):
             raise self._failure
 
     async def stop(self) -> None:
-        """Ends the transcript and closes every connection; remaining steps are no error here."""
+        """Ends the transcript and resets every connection; remaining steps are no error here."""
         if self._server is None or self._task is None:
             return
         server, self._server = self._server, None
@@ -220,7 +226,7 @@ class ScriptedPeer(Startable):
         return True
 
     async def _connection(self) -> _Link:
-        """Returns the connection of the last request; when that is closed, waits for the next one."""
+        """Returns the connection of the last request; if there is none, or a step has ended it, waits for the next connection."""
         while self._link is None:
             event = await self._events.get()
             if event.what == "made":

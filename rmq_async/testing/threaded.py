@@ -30,8 +30,8 @@ T = TypeVar("T")
 class ThreadedRocketMQ(EmbeddedRocketMQ):
     """An EmbeddedRocketMQ, with its parameters, that runs in a separate thread.
 
-    ``with`` starts the thread and the servers, and ends both; outside of it every call raises RuntimeError. ``await stop()`` and
-    ``await start()`` inside restart the servers.
+    A ``with`` block starts the thread and the servers, and ends both. Outside of the block every call raises RuntimeError; inside,
+    ``await stop()`` and ``await start()`` restart the servers.
     """
 
     _loop: asyncio.AbstractEventLoop | None = None
@@ -56,14 +56,19 @@ class ThreadedRocketMQ(EmbeddedRocketMQ):
         self._join()
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Runs the coroutine on the server's loop and blocks until it ends; returns its result or raises its exception."""
+        """Runs the coroutine on the server's loop and blocks until it ends; returns its result or raises its exception.
+
+        Raises RuntimeError in the server's own thread, which would wait for itself.
+        """
         return self._submit(coroutine).result()
 
     def _submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
         loop = self._loop
         if loop is None or threading.current_thread() is self._thread:
             coroutine.close()
-            raise RuntimeError("call the server inside its `with` block and from another thread than its own")
+            raise RuntimeError(
+                "the server cannot be called here: call it inside its `with` block, and run() from another thread than its own"
+            )
         return asyncio.run_coroutine_threadsafe(coroutine, loop)
 
     def _run(self, ready: Future[None]) -> None:

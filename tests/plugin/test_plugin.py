@@ -156,11 +156,15 @@ def test_without_java_a_test_with_a_cluster_is_skipped_and_says_why(
     project.makepyfile(CLUSTER)
     result = project.runpytest_subprocess("-rs")
     result.assert_outcomes(passed=1, skipped=1)
-    result.stdout.fnmatch_lines(["*real RocketMQ 5.5.0: no Java: neither JAVA_HOME nor PATH has a java"])
+    result.stdout.fnmatch_lines(
+        ["*real RocketMQ 5.5.0: no Java: neither JAVA_HOME nor PATH has a java; install Java 11 or newer"]
+    )
     monkeypatch.setenv("RMQ_REQUIRE_CLUSTER", "1")
     result = project.runpytest_subprocess()
     result.assert_outcomes(passed=1, errors=1)
-    result.stdout.fnmatch_lines(["*RMQ_REQUIRE_CLUSTER=1, but no Java: neither JAVA_HOME nor PATH has a java"])
+    result.stdout.fnmatch_lines(
+        ["*RMQ_REQUIRE_CLUSTER=1, but no Java: neither JAVA_HOME nor PATH has a java; install Java 11 or newer"]
+    )
 
 
 def test_a_cluster_of_others_is_used_where_the_environment_names_one(
