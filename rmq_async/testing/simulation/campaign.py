@@ -21,9 +21,9 @@ RATE: Final = 8.0
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Outcome of one seed. ``seconds``: virtual time. ``cpu``: real seconds of the processor. ``met``: numbers of faults
-    that had an effect, by kind. ``unmet``: kinds that were drawn and had no effect. ``violation``: the violated
-    property; empty if there is none."""
+    """Outcome of one seed. ``operations``: number of calls of producers. ``seconds``: virtual time. ``cpu``: CPU seconds.
+    ``kinds``: kinds of faults that were drawn. ``met``: numbers of faults that had an effect, by kind. ``unmet``: drawn kinds
+    that had no effect. ``violation``: the error of the run or of its checks; empty if there is none."""
 
     scenario: str
     seed: int

@@ -1,6 +1,6 @@
 """Checks a history against the messages that the brokers have stored. Each function returns a line for each violation.
 
-They are pure: a run passes them its calls, the messages on the brokers' disks, and the excused ones.
+The functions are pure: a run passes them its calls, the messages on the brokers' disks, and the excused ones.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ __all__ = ["LATE", "Stored", "copies", "disorder", "late", "lost", "misplaced", 
 LATE: Final = 0.05
 """Virtual seconds by which a call may end after its budget: jobs of the executor and hops of the loop."""
 SLOWEST: Final = 1.03
-"""Seconds of the simulation in which a clock shows a second more, at most."""
+"""Seconds of the simulation that the slowest clock takes for one second."""
 HALF_TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"
 _TEMPORARY: Final = (HALF_TOPIC, "%RETRY%", "%DLQ%", "SCHEDULE_TOPIC_XXXX", "rmq_sys_wheel_timer")
 _TRANSACTION: Final = "send_in_transaction"
-"""Its budget ends where the local transaction begins."""
+"""A method whose budget ends where the local transaction begins."""
 
 
 class Stored(NamedTuple):
@@ -33,12 +33,12 @@ class Stored(NamedTuple):
     offset: int
     unique_id: str
     body: bytes
-    """Digest."""
+    """The digest of its body."""
 
 
 def lost(calls: Iterable[Call], stored: Sequence[Stored], excused: Collection[str]) -> list[str]:
-    """Returns acknowledged messages that no broker has. ``excused``: unique ids of messages that a power loss or a rollback
-    removed.
+    """Returns acknowledged messages that no broker has. ``excused``: unique ids of messages that a power loss, a new master or a
+    deletion removed.
 
     The half message of a transaction is not the committed message: consumers read the message in its own topic.
     """
@@ -56,12 +56,12 @@ def lost(calls: Iterable[Call], stored: Sequence[Stored], excused: Collection[st
 def copies(calls: Iterable[Call], stored: Sequence[Stored], heard: Mapping[str, int], *, restarts: bool) -> list[str]:
     """Returns messages that are stored more often than their call made attempts.
 
-    ``restarts``: True if a broker's process was killed. It may then deliver a delayed message again, and check a transaction
-    again that was committed, because brokers write only every few seconds the progress of delays
+    ``restarts``: whether a broker's process has ended, or a broker has lost messages. It may then deliver a delayed message again,
+    and check a transaction again that was committed, because brokers write only every few seconds the progress of delays
     (``flushDelayOffsetInterval``) and the ended transactions (``transactionOpBatchInterval``, from 5.0 on).
 
-    ``heard``: number of checks of a transaction that clients took, by unique id. Each check stores the half message anew. If one
-    does not arrive, the client ends the copy before, and is asked about the newer one later, as by real brokers.
+    ``heard``: number of checks of a transaction that clients took, by unique id. Each check stores the half message anew. If a
+    check does not arrive, the client ends the older copy and is asked about the newer one later; real brokers do the same.
     """
     number = Counter(each.unique_id for each in stored if not each.topic.startswith(_TEMPORARY))
     halves = Counter(each.unique_id for each in stored if each.topic == HALF_TOPIC)
@@ -80,7 +80,7 @@ def copies(calls: Iterable[Call], stored: Sequence[Stored], heard: Mapping[str, 
 
 
 def surprises(calls: Sequence[Call], stored: Sequence[Stored]) -> list[str]:
-    """Returns messages that are stored although the error of their call denied that.
+    """Returns messages that are stored although the error of their call is not ``maybe_stored``.
 
     Only calls with unique bodies are checked.
     """
@@ -98,8 +98,8 @@ def surprises(calls: Sequence[Call], stored: Sequence[Stored]) -> list[str]:
 def late(calls: Iterable[Call], stopped: Mapping[str, Sequence[tuple[float, float]]]) -> list[str]:
     """Returns calls that ended after their budget, by the clock of their machine.
 
-    ``stopped``: times at which the process of a machine did not run; a call that begins in the iteration in which it continues
-    may get the grace of requests that a blocked loop has written late.
+    ``stopped``: times between which the process of a machine was paused; calls at these times are left out. A call that begins in
+    the iteration in which the process continues may get the grace of requests that a blocked loop has written late.
     """
     return [
         f"late: {call.what}() of {call.machine} at {call.began:.6f} s, with {call.budget} s, ended at {call.ended:.6f} s"
@@ -110,7 +110,8 @@ def late(calls: Iterable[Call], stopped: Mapping[str, Sequence[tuple[float, floa
 
 
 def unfinished(calls: Iterable[Call], ends: Mapping[str, Sequence[float]], over: float) -> list[str]:
-    """Calls without an end long after their budget on a machine that went on. ``ends``: times at which a process ended."""
+    """Returns calls that have no end after their budget, though their process has not ended. ``ends``: times of ends of processes,
+    by machine. ``over``: time of the end of the run."""
     return [
         f"unfinished: {call.what}() of {call.machine} at {call.began:.6f} s has no end {over - call.began:.3f} s later"
         for call in calls
@@ -152,8 +153,8 @@ def disorder(calls: Iterable[Call], stored: Sequence[Stored]) -> list[str]:
 
 
 def misplaced(calls: Iterable[Call], stored: Iterable[Stored], reused: Collection[str]) -> list[str]:
-    """Results that name an offset at which another message is stored. ``reused``: brokers that gave offsets out again, as after a
-    power loss."""
+    """Returns results that name an offset at which another message is stored. ``reused``: brokers that assigned offsets again, as
+    after a power loss; they are left out."""
     places = {(each.broker, each.topic, each.queue_id, each.offset): each.unique_id for each in stored}
     return [
         f"misplaced: {call.what}() of {call.machine} at {call.began:.6f} s got offset {result.queue_offset} of {result.queue} for "
@@ -170,7 +171,7 @@ def misplaced(calls: Iterable[Call], stored: Iterable[Stored], reused: Collectio
 def renamed(calls: Iterable[Call], stored: Iterable[Stored]) -> list[str]:
     """Returns messages that are stored under several unique ids, so that no consumer can recognise them as copies.
 
-    Only bodies that a single message of one call has are checked.
+    Only bodies are checked that one message alone has.
     """
     uses = Counter(body for call in calls for body in call.bodies)
     ids: defaultdict[bytes, dict[str, None]] = defaultdict(dict)
@@ -183,8 +184,8 @@ def renamed(calls: Iterable[Call], stored: Iterable[Stored]) -> list[str]:
 def undone(calls: Iterable[Call], stored: Iterable[Stored], reused: Collection[str]) -> list[str]:
     """Returns messages that consumers can read although their transactions were rolled back.
 
-    ``reused``: brokers that assigned offsets again. There the end of a transaction whose half message was lost may end another
-    one at the same offsets, which are all that a broker compares.
+    ``reused``: brokers that assigned offsets again; they are left out. There the end of a transaction whose half message was lost
+    may end another one at the same offsets, because brokers compare only the offsets.
     """
     kept = {each.unique_id for each in stored if not each.topic.startswith(_TEMPORARY)}
     return [

@@ -28,7 +28,7 @@ class MonotonicClock:
         return self._base + (self._scheduler.now - self._since) * self._pace
 
     def seconds(self, at: int) -> float:
-        """Returns the time of the clock in seconds. ``at``: a time of the simulation in nanoseconds."""
+        """Returns what the clock shows, in seconds, at a time of the simulation in nanoseconds."""
         return self._base + (at - self._since) * self._pace
 
     def at(self, seconds: float) -> int:

@@ -1,4 +1,4 @@
-"""Counts the connects of client processes: a client with pauses never floods a server with connects."""
+"""Counts the connects of client machines: a client that pauses between its connects never floods a server."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from typing import Final
 __all__ = ["Connects"]
 
 MOST: Final = 12
-"""Connects of one process to one address within ``WINDOW``: pauses from 50 ms on that double make five."""
+"""Connects of one machine to one address within ``WINDOW`` that are no flood; pauses that double from 50 ms on allow five."""
 WINDOW: Final = 1.0
+"""Seconds."""
 
 
 class Connects:
-    """The counts of connects, by which a flood is found.
+    """Counts connects, and finds floods of them.
 
     ``now``: returns the seconds since the beginning of the simulation. ``found``: a line for each flood.
     """
@@ -25,7 +26,7 @@ class Connects:
         self._newest: dict[tuple[str, str], deque[float]] = {}
 
     def add(self, machine: str, address: str) -> None:
-        """Counts a connect that begins."""
+        """Counts a connect of a machine that begins."""
         newest = self._newest.setdefault((machine, address), deque(maxlen=MOST + 1))
         now = self._now()
         newest.append(now)

@@ -23,7 +23,7 @@ class DoubtfulRegistrations(Registrations):
         self.forgotten: dict[str, None] = {}
         self.more = 0
         self.differences = 0
-        """Number of answers that were not what brokers had registered."""
+        """Number of look-ups of a topic whose answer was not what brokers had registered."""
 
     def register(self, registration: Registration) -> None:
         if registration.broker_name not in self.forgotten:

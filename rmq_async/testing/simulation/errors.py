@@ -13,13 +13,13 @@ class SimulationError(RuntimeError):
 
 
 class CallbackError(asyncio.CancelledError):
-    """An error that callbacks of a scenario raise, and that the library reports. It is no ``Exception``: it represents
-    errors that end a program, and still the loop continues."""
+    """An error that callbacks of a scenario raise, and that the library reports. Like errors that end a program it is no
+    ``Exception``; as a CancelledError it does not end the loop."""
 
 
 class Frozen(BaseException):
     """The error that the watchdog raises inside a callback that does not end. It is no ``Exception``, so that code which
-    catches those does not continue."""
+    catches every Exception does not go on."""
 
 
 class DeadEnd(Exception):  # noqa: N818 - becomes a SimulationError that names the tasks

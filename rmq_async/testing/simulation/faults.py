@@ -30,12 +30,12 @@ KINDS: Final = (
 POP_KINDS: Final = (
     "pop-empty", "pop-late-revival", "pop-lost-acks", "pop-lost-answers", "pop-refused", "pop-repeated-revival",
 )  # fmt: skip
-"""Names of the kinds that meet only those who pop: seeds draw them where they are asked for."""
+"""Names of the kinds that affect only consumers that pop; ``Faults`` has them only if they are named."""
 MEAN_DURATION: Final = 2.0
 LONG_DURATION: Final = 40.0
 """Mean seconds of short and of long faults."""
 LONGEST_DURATION: Final = 90.0
-"""Seconds of a fault at most: a service that is paused at the end of a scenario has some time left to end."""
+"""Seconds of a fault at most, so that a service that is paused at the end of a scenario has some time left to end."""
 LONG_SHARE: Final = 0.1
 FEWEST: Final = 3
 """Kinds of faults that a seed draws at least."""
@@ -44,10 +44,10 @@ FEWEST: Final = 3
 @dataclass(frozen=True, slots=True)
 class Faults:
     """Faults of a run. ``kinds``: names out of ``KINDS`` and ``POP_KINDS``. ``rate``: faults per virtual minute, of all kinds
-    together, on average. ``start``, ``end``: seconds of the simulation between which faults begin. ``drawn``: each seed draws its
-    own subset of the kinds, at least three, and a rate of half to one and a half times the given one.
+    together, on average. ``start``, ``end``: seconds of the simulation between which faults begin. ``drawn``: whether each seed
+    draws its own subset of the kinds, at least three, and a rate of half to one and a half times the given one.
 
-    Raises SimulationError for an unknown kind and for numbers below 0.
+    Raises SimulationError for an unknown kind, for a rate below 0 or infinite, and unless 0 <= start <= end.
     """
 
     kinds: frozenset[str] = frozenset(KINDS)
@@ -71,12 +71,13 @@ class Faults:
             or not 0 <= self.start <= self.end
         ):
             raise SimulationError(
-                f"rate and times of faults are numbers from 0 on, not {self.rate!r}, {self.start!r} to {self.end!r}"
+                "faults need a finite rate from 0 on and 0 <= start <= end, not "
+                f"rate={self.rate!r}, start={self.start!r}, end={self.end!r}"
             )
 
     @classmethod
     def swarm(cls, *, rate: float = 4.0, start: float = 0.0, end: float = inf) -> Self:
-        """Returns all kinds, of which each seed draws a subset and a rate (swarm testing)."""
+        """Returns faults of all ``KINDS``, of which each seed draws a subset and a rate (swarm testing)."""
         return cls(rate=rate, start=start, end=end, drawn=True)
 
     @classmethod
@@ -85,7 +86,7 @@ class Faults:
         return cls(frozenset(), 0.0)
 
     def draw(self, chance: Random) -> Faults:
-        """Returns the faults of one seed."""
+        """Returns the faults that one seed draws from these; the same faults if they are not ``drawn``."""
         if not self.drawn:
             return self
         names = sorted(self.kinds)
@@ -111,7 +112,8 @@ class Effect(Protocol):
 
 
 Begin = Callable[[Random, float], Effect | None]
-"""Begins a fault of so many seconds and returns it; None where nothing can be done, such as a crash while all brokers are down."""
+"""A function that begins a fault of a duration in seconds and returns it, or None if there is nothing to strike, such as a broker
+that runs. It draws from the given generator."""
 
 
 class Injector:

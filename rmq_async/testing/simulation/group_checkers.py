@@ -1,7 +1,7 @@
 """Checks the behaviour of the members of a consumer group. Each function returns a line for each violation.
 
-They are pure. A fault has effects for a while after its end (``SHADOW``); properties that hold only without faults are checked
-outside of these times.
+The functions are pure. A fault has effects for a while after its end (``SHADOW``); properties that hold only without faults are
+checked outside of these times.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ __all__ = [
 RESUMED: Final = 30.0
 """Seconds after the last fault within which every queue with messages is read."""
 LISTED: Final = 15.0
-"""Seconds for which the name servers have listed a broker before each member has it in a route: members poll every 10 s."""
+"""Seconds for which the name servers must list a broker until each member has it in a route: members poll every 10 s."""
 NAMED: Final = 35.0
 """Seconds without a delivery of a queue with messages after which a member names a problem: a held pull is given up after 30 s."""
 LOOK: Final = 5.0
 """Seconds between two looks at the queues, and at the health of each member, at most."""
 HEALED: Final = 5.0
-"""Seconds after which a member has written its offset anew where a commit that it sent earlier has come later."""
+"""Seconds within which a member writes its offset again after one of its older commits has arrived late."""
 SEEN: Final = 35.0
-"""Seconds for which a queue has been in its topic before each member has seen it: they poll routes every 10 s, brokers register
-every 30 s where a name server has lost them."""
+"""Seconds for which a queue must be in its topic until each member has seen it: members poll routes every 10 s, and a broker that
+a name server has lost registers within 30 s."""
 MISSING: Final = re.compile(r"queues ([\d, ]+) of topic (\S+) on (\S+) left ")
-"""What ``queue_missing`` names."""
+"""The text of the problem ``queue_missing``, with queues, topic and broker."""
 SLACK: Final = 1.5
-"""Seconds from a message's end to the commit that covers it, besides the interval of commits."""
+"""Seconds from the end of a message's call to the commit that covers it, besides the interval of commits."""
 
 
 def group_violations(
@@ -94,7 +94,7 @@ def group_violations(
 
 
 def undelivered(calls: Iterable[Call], log: GroupLog, stored: Iterable[Stored], excused: Collection[str]) -> list[str]:
-    """Acknowledged messages that no handler has handled with success and that are no dead letters."""
+    """Returns acknowledged messages that no handler has handled with success and that are no dead letters."""
     handled = {each.unique_id for each in log.deliveries if each.how == "done"}
     handled |= {each.unique_id for each in stored if each.topic == DLQ_TOPIC_PREFIX + GROUP}
     return [
@@ -108,8 +108,8 @@ def undelivered(calls: Iterable[Call], log: GroupLog, stored: Iterable[Stored], 
 
 
 def repeated(log: GroupLog, troubles: Troubles) -> list[str]:
-    """Returns messages that were handled again although their member had no fault; and, after a kill, those that it had had
-    the time to commit."""
+    """Returns messages that were handled again although their member had met no fault, or, after a kill of the member, although it
+    had had the time to commit them."""
     settled = _settled(log)
     found: list[str] = []
     for first, second in _pairs(log.deliveries):
@@ -132,7 +132,7 @@ def repeated(log: GroupLog, troubles: Troubles) -> list[str]:
 
 
 def together(log: GroupLog, troubles: Troubles) -> list[str]:
-    """Returns messages that were handled twice at a time: one member must never do that, two members only during a fault."""
+    """Returns messages that two calls handled at the same time: one member must never do that, two members only during a fault."""
     return [
         f"together: {_named(second)} began at {second.began:.6f} s, while the call {second.began - first.began:.3f} s before ran "
         f"on {'the same member' if first.life == second.life else log.lives[first.life].member}"
@@ -148,12 +148,13 @@ def _taken_from_hand(log: GroupLog, first: Delivery, second: Delivery) -> bool:
 
 
 def backwards(commits: Sequence[Commit], troubles: Troubles, taken: Collection[MessageQueue]) -> list[str]:
-    """Returns commits below the broker's offset: without a fault, by any member; during a fault, by the member that has the
-    queue's lock and has written the higher offset itself, because a member that a fault has separated may continue beside
-    it. During a fault a commit on a blocked connection may arrive after a later one on a new connection: its member then
-    writes the offset again.
+    """Returns commits below the offset that the broker had.
 
-    ``taken``: queues that have lost messages, in which a group goes back to the end.
+    Without a fault no member may make one. During a fault only the member must not that has the queue's lock and has written the
+    higher offset itself: another one may be separated from the group and still commit. Then a commit on a blocked connection may
+    also arrive after a later one on a new connection; it is left out if the higher offset is written again soon.
+
+    ``taken``: queues that have lost messages; they are left out, because a group goes back to their end.
     """
     found: list[str] = []
     writers: dict[MessageQueue, Commit] = {}
@@ -174,7 +175,7 @@ def backwards(commits: Sequence[Commit], troubles: Troubles, taken: Collection[M
 
 
 def _healed(commit: Commit, commits: Sequence[Commit]) -> bool:
-    """Returns whether the offset that a commit has put back was reached again soon, by any member."""
+    """Returns whether any member has soon written again the offset that a commit has put back."""
     index = bisect_left(commits, commit.time, key=lambda each: each.time)
     soon = takewhile(lambda each: each.time <= commit.time + HEALED, commits[index:])
     return any(each.queue == commit.queue and each.offset >= commit.before for each in soon)
@@ -186,8 +187,8 @@ def stalled(log: GroupLog, troubles: Troubles) -> list[str]:
     A name server that has lost a broker recovers when the broker has registered again, up to 30 s later: no member finds it
     before.
 
-    While a broker still lists a member that has left, the others leave it its share: that fault ends when the broker no longer
-    lists it. A handler that never ends, at a message ``max_span`` before the next one, stops its member.
+    Times are left out in which a broker still lists a member that has left, because the others leave its share alone; so are queues
+    whose lock a client that has left still has, and those in which a call runs whose message is ``max_span`` before the next one.
     """
     begun = _begun(log.deliveries)
     return [
@@ -204,7 +205,7 @@ def stalled(log: GroupLog, troubles: Troubles) -> list[str]:
 
 
 def _spanned(log: GroupLog, troubles: Troubles, queue: MessageQueue, offset: int, first: float, last: float) -> bool:
-    """Returns whether a call of a queue runs, from the one time to the other, that keeps ``offset`` from being read."""
+    """Returns whether a call of a queue runs from ``first`` to ``last`` that, by ``max_span``, keeps ``offset`` from being read."""
     return any(
         each.queue == queue and each.began <= first and offset - each.offset >= log.max_span
         for each in log.deliveries
@@ -213,12 +214,12 @@ def _spanned(log: GroupLog, troubles: Troubles, queue: MessageQueue, offset: int
 
 
 def unnamed(log: GroupLog, troubles: Troubles) -> list[str]:
-    """Returns queues that were not read for long while no member's ``health()`` named a problem.
+    """Returns queues that were not read for ``NAMED`` seconds while no member's ``health()`` named a problem.
 
-    Times in which a member's process ended or was stopped are left out, and those in which a broker lists a member that has
-    left: the others cannot know that. So are messages that their broker lost or deleted before the end of the time: the broker
-    is the cause. So are those ``max_span`` behind a message that is handled meanwhile. A queue that is removed from its topic
-    during that time must have been in routes for ``SEEN`` seconds before: a member without such a route cannot know of it.
+    Left out are times in which a member's process ended or was stopped, and those in which a broker lists a member that has left,
+    because the others cannot know that; messages that their broker lost or deleted before the end of the time; and messages
+    ``max_span`` behind one that is handled meanwhile. A queue that is removed from its topic during that time must have been there
+    for ``SEEN`` seconds before: otherwise members may not know of it.
     """
     begun = _begun(log.deliveries)
     members = {life.member for life in log.lives}
@@ -271,8 +272,8 @@ def uncommitted(log: GroupLog, taken: Collection[MessageQueue]) -> list[str]:
 
 
 def sick(log: GroupLog) -> list[str]:
-    """Members that were not fine a minute after the last fault. Those that name unread queues which were taken away from their
-    topic, and not given back, are right."""
+    """Returns members whose ``health()`` was not fine a minute after the last fault. Problems are right that report an earlier
+    event, or name only queues with unread messages which were removed from their topic and did not come back."""
     return [
         f"sick: {log.lives[sample.life].member} at {sample.time:.6f} s: ready is {sample.ready}, {dict(sample.problems)}"
         for sample in log.samples
@@ -297,13 +298,13 @@ def _is_right(problem: tuple[str, str], backlogs: Sequence[Backlog], time: float
 
 
 def restarted(log: GroupLog) -> list[str]:
-    """Tasks inside of a consumer that have failed."""
+    """Returns members with a problem ``restarted``: a task inside of the consumer has failed."""
     texts = {text: sample for sample in reversed(log.samples) for code, text in sample.problems if code == "restarted"}
     return [f"restarted: {log.lives[sample.life].member} before {sample.time:.6f} s: {text}" for text, sample in texts.items()]
 
 
 def _pairs(deliveries: Iterable[Delivery]) -> list[tuple[Delivery, Delivery]]:
-    """Returns each two calls that followed one another for the same stored message."""
+    """Returns each pair of calls that followed one another for the same stored message."""
     places: defaultdict[object, list[Delivery]] = defaultdict(list)
     for each in deliveries:
         places[each.queue, each.offset, each.unique_id].append(each)
@@ -311,7 +312,7 @@ def _pairs(deliveries: Iterable[Delivery]) -> list[tuple[Delivery, Delivery]]:
 
 
 def _settled(log: GroupLog) -> dict[tuple[int, MessageQueue, int], float]:
-    """Returns when a life had settled a message of a queue and all before it."""
+    """Returns the time at which a life had settled a message of a queue and all before it, by life, queue and offset."""
     lines: defaultdict[tuple[int, MessageQueue], list[Delivery]] = defaultdict(list)
     for each in log.deliveries:
         lines[each.life, each.queue].append(each)
@@ -325,7 +326,7 @@ def _settled(log: GroupLog) -> dict[tuple[int, MessageQueue, int], float]:
 
 
 def _begun(deliveries: Iterable[Delivery]) -> dict[tuple[MessageQueue, int], float]:
-    """Returns when the first call for a place began."""
+    """Returns the time at which the first call for a place, a queue and offset, began."""
     found: dict[tuple[MessageQueue, int], float] = {}
     for each in deliveries:
         found.setdefault((each.queue, each.offset), each.began)
@@ -342,7 +343,7 @@ def _waiting(backlog: Backlog, begun: Mapping[tuple[MessageQueue, int], float]) 
 
 
 def _kept(queue: MessageQueue, offsets: list[int], backlogs: Sequence[Backlog], first: float, last: float) -> list[int]:
-    """Returns those of ``offsets`` that a queue went on to have, uncommitted, from the one time to the other."""
+    """Returns those of ``offsets`` that a queue had, uncommitted, all the time from ``first`` to ``last``."""
     at = bisect_left(backlogs, first, key=lambda backlog: backlog.time)
     for backlog in takewhile(lambda backlog: backlog.time <= last, backlogs[at:]):
         low, high = backlog.queues.get(queue, (0, inf))
@@ -351,8 +352,7 @@ def _kept(queue: MessageQueue, offsets: list[int], backlogs: Sequence[Backlog], 
 
 
 def _may_be_known(queue: MessageQueue, log: GroupLog, first: float, last: float) -> bool:
-    """Returns whether a queue was in its topic from the one time to the other, or long enough before for a member to have it in a
-    route."""
+    """Returns whether a queue was in its topic from ``first`` to ``last``, or so long before that a member knew it by a route."""
     at = bisect_left(log.backlogs, first - SEEN, key=lambda backlog: backlog.time)
     looks = [*takewhile(lambda backlog: backlog.time <= last, log.backlogs[at:])]
     if not any(queue in look.taken_away for look in looks):
@@ -361,8 +361,8 @@ def _may_be_known(queue: MessageQueue, log: GroupLog, first: float, last: float)
 
 
 def _may_be_found(queue: MessageQueue, log: GroupLog, first: float, last: float) -> bool:
-    """Returns whether the name servers listed the broker of a queue for long enough in the life of a member that lived from the
-    one time to the other. One that started while they did not cannot know of the queue, and name it."""
+    """Returns whether the name servers listed the broker of a queue for ``LISTED`` seconds in the life of a member that lived from
+    ``first`` to ``last``. A member that started while they did not list it cannot know of the queue, nor name it."""
     for life in _lives(log.samples, first, last):
         at = bisect_left(log.backlogs, log.lives[life].began, key=lambda backlog: backlog.time)
         looks = [*takewhile(lambda backlog: backlog.time <= last, log.backlogs[at:])]
@@ -393,12 +393,12 @@ def _locked(queue: MessageQueue, backlogs: Sequence[Backlog], first: float, last
 
 
 def _members(samples: Sequence[Sample], first: float, last: float) -> bool:
-    """Returns whether a member lived from the one time to the other."""
+    """Returns whether a member lived from ``first`` to ``last``."""
     return bool(_lives(samples, first, last))
 
 
 def _lives(samples: Sequence[Sample], first: float, last: float) -> set[int]:
-    """Returns the members that lived from the one time to the other."""
+    """Returns the lives of the members that lived from ``first`` to ``last``."""
     at = bisect_left(samples, first - LOOK, key=lambda sample: sample.time)
     lives = {sample.life for sample in samples[at:] if sample.time <= first + LOOK}
     at = bisect_left(samples, last - LOOK, key=lambda sample: sample.time)

@@ -33,10 +33,10 @@ class Life:
 
 @dataclass(slots=True)
 class Delivery:
-    """One call of a handler with one message. ``queue``, ``offset``: the place that was pulled, in the retry topic for a
-    message delivered again. ``how``: "done" if the handler returned, "failed" or "dead" if it raised; empty while it
-    runs, and if its process was killed. ``key``: the message's first key, empty without one. ``call``: the same for the
-    messages of one call."""
+    """One message in one call of a handler. ``queue``, ``offset``: the place that was pulled, in the retry topic for a message
+    delivered again. ``life``: index of its member in ``GroupLog.lives``. ``how``: "done" if the handler returned, "failed" or
+    "dead" if it raised; empty while it runs, and if its process was killed. ``key``: the message's first key, empty without one.
+    ``call``: the same for the messages of one call."""
 
     queue: MessageQueue
     offset: int
@@ -68,7 +68,7 @@ class Backlog(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """The ``health()`` of a member. ``problems``: code and text of each."""
+    """The ``health()`` of a member at a time. ``problems``: code and text of each."""
 
     time: float
     life: int
@@ -77,8 +77,8 @@ class Sample(NamedTuple):
 
 
 class Unread(NamedTuple):
-    """Messages that a group has not popped. ``queues``: unique ids by queue. ``in_flight``: those that it has popped and not
-    acknowledged. ``readable``: all queues."""
+    """Messages that a group has not popped. ``queues``: their unique ids by queue. ``in_flight``: unique ids of messages that it
+    has popped and not acknowledged. ``readable``: all queues that consumers may read."""
 
     time: float
     queues: Mapping[MessageQueue, Sequence[str]]
@@ -88,14 +88,14 @@ class Unread(NamedTuple):
 
 @dataclass(slots=True)
 class GroupLog:
-    """The record of a group's actions. ``now``: returns the seconds since the beginning; ``brokers``: the brokers of the
-    cluster; ``unlisted``: the names of those that a name server does not list.
+    """The record of a group's actions. ``now``: returns the seconds since the beginning. ``brokers``: returns the brokers of the
+    cluster. ``unlisted``: returns the names of those that a name server does not list.
 
     ``order``: that of all subscriptions; ``attempts``: maximum attempts of a message. ``client_ids``: ids of the running
     members, by machine. ``commit_interval``, ``max_span``: settings of all members. ``in_hand``: seconds for which a message
-    that is read by hand delays the release of its queue; then the next owner gets it too, because the body of an iteration
+    that is read by hand delays the release of its queue; after them the next owner gets it too, because the body of an iteration
     cannot be cancelled. ``lease``: seconds for which a popped message is invisible; None for members that pull. ``unread``:
-    numbers of messages that members that pop had not popped, by time. ``fine_from``: the time from which on no member may have
+    what members that pop had not popped, by time. ``fine_from``: the time from which on no member may have
     a problem. ``idle``: the backlog after the last member has stopped.
     """
 
@@ -146,7 +146,7 @@ class GroupLog:
         self.samples.append(Sample(self.now(), life, ready, tuple(problems)))
 
     def look(self, *, resting: bool = False) -> Backlog:
-        """Records the backlog of the group's queues now; brokers that do not run are left out."""
+        """Records the present backlog of the group's queues; brokers that do not serve are left out."""
         queues: dict[MessageQueue, tuple[int, int]] = {}
         taken_away: list[MessageQueue] = []
         locked: list[MessageQueue] = []
@@ -169,11 +169,11 @@ class GroupLog:
         return self.backlogs[-1]
 
     def delayed(self) -> int:
-        """Returns the number of messages that were given back and wait for the end of their delay, on brokers that run."""
+        """Returns the number of messages that were given back and wait for the end of their delay, on brokers that serve."""
         return sum(each.delayed(GROUP) for each in self.brokers() if each.serves)
 
     def look_for_pops(self) -> Unread:
-        """Records the number of messages that the group has not popped now, of running brokers."""
+        """Records which messages the group has not popped at present; brokers that do not serve are left out."""
         queues: dict[MessageQueue, Sequence[str]] = {}
         in_flight: list[str] = []
         readable: list[MessageQueue] = []
@@ -193,12 +193,12 @@ class GroupLog:
 
     @property
     def retry_topics(self) -> list[str]:
-        """Returns the topics of redelivered popped messages."""
+        """The topics of redelivered popped messages, in the old and the new form."""
         return [name(topic, GROUP) for topic in self.topics for name in (pop_retry_topic_v1, pop_retry_topic)]
 
     @property
     def commits(self) -> list[Commit]:
-        """Returns the commits of members by time."""
+        """The commits of members, in the order of their times."""
         found = [commit for broker in self.brokers() for commit in broker.commits if commit.group == GROUP]
         return sorted(found, key=lambda commit: commit.time)
 

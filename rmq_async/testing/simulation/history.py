@@ -1,4 +1,4 @@
-"""The history of a run: calls of all producers with their ends, and the faults of machines and links."""
+"""The history of a run: calls of all producers with their ends, and the events of machines."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ _CALLBACKS: Final = ((Producer, "send_async"), (Producer, "send_batch_async"))
 class Event:
     """One entry of the history.
 
-    ``time``: seconds since the beginning of the simulation. ``machine``: name of its machine or link. ``what``: a method of a
-    producer ("send"), or a fault of the machine ("crash"). ``details``: for a call its topic, the time it ended and its result
-    or error.
+    ``time``: seconds since the beginning of the simulation. ``machine``: name of its machine. ``what``: a method of a producer
+    ("send"), or an event of the machine ("crash", "restart"). ``details``: of a call "topic", "ended" (its time, None without an
+    end), "results" and "error"; of an event its arguments.
     """
 
     time: float
@@ -55,7 +55,7 @@ class Call:
     producer: int
     topic: str
     bodies: tuple[bytes, ...]
-    """Digests."""
+    """Digests of the messages' bodies."""
     budget: float
     """Seconds of the whole call."""
     delayed: bool = False
@@ -97,10 +97,10 @@ class Call:
 
 
 class History:
-    """The record of calls and faults.
+    """The record of calls, and of events of machines.
 
-    ``now``: returns the seconds since the beginning; ``clock``: returns those of the monotonic clock of the machine whose code
-    runs; ``current``: its name.
+    ``now``: returns the seconds since the beginning. ``clock``: returns the monotonic time, in seconds, of the machine whose code
+    runs. ``current``: returns the name of that machine.
     """
 
     def __init__(self, now: Callable[[], float], clock: Callable[[], float], current: Callable[[], str]) -> None:
@@ -109,7 +109,7 @@ class History:
         self.checks = Counter[str]()
         """Number of checks of transactions that clients took, by the unique id of the message."""
         self.open = True
-        """False while the coroutines of a dead process end: what they do in their last steps has not happened."""
+        """False while the coroutines of a dead process end: calls in their last steps are not recorded."""
         self._now = now
         self._clock = clock
         self._current = current
@@ -230,7 +230,7 @@ class Recording(AbstractContextManager["Recording"]):
 
 
 def _messages(args: tuple[Any, ...], options: Mapping[str, Any]) -> Any:
-    """Returns the first argument of a send, by place or by name; None if a call has none."""
+    """Returns the message or messages of a send, given by position or by name; None if a call has none."""
     return args[0] if args else options.get("message", options.get("messages"))
 
 

@@ -14,7 +14,7 @@ from ...producer.oneway import MAX_OPEN, OnewayPacing
 __all__ = ["Leaks"]
 
 SPACING: Final = 1.0
-"""Seconds between two looks at one producer, in which an entry whose receiver has its outcome leaves its table."""
+"""Seconds between two looks at one producer; within them an entry whose receiver has its outcome must leave its table."""
 
 
 class Leaks:
@@ -29,7 +29,7 @@ class Leaks:
         """Entries of requests that had ended at the last look: id of the table and opaque."""
 
     def look(self, producer: Producer, machine: str, what: str) -> None:
-        """Reads the state of a producer that makes a call. ``what``: the method."""
+        """Reads the state of a producer that makes a call. ``what``: the name of the called method."""
         now = self._now()
         _, began, looked = self._producers.setdefault(producer, (machine, now, -SPACING))
         if producer.state is not ProducerState.RUNNING:
@@ -51,7 +51,7 @@ class Leaks:
         self._ended[producer] = ended
 
     def found(self, ends: Mapping[str, Sequence[float]]) -> list[str]:
-        """Returns the leaks that were seen, and those of stopped producers. ``ends``: times at which processes ended."""
+        """Returns the leaks that were seen, and those of stopped producers. ``ends``: times of ends of processes, by machine."""
         for producer, (machine, began, _) in self._producers.items():
             if producer.state is not ProducerState.STOPPED or any(end >= began for end in ends.get(machine, ())):
                 continue

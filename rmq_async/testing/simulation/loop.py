@@ -49,7 +49,7 @@ class Network(Protocol):
     def listen(
         self, loop: SimulatedLoop, factory: Callable[[], asyncio.BaseProtocol], host: str | None, port: int
     ) -> asyncio.AbstractServer:
-        """Listens. Raises OSError for a port that is taken."""
+        """Listens. Raises OSError for a port that is taken, or an address that the machine does not have."""
 
     async def resolve(self, loop: SimulatedLoop, host: str, port: int) -> list[tuple[Any, ...]]:
         """Resolves a name as ``getaddrinfo`` does. Raises socket.gaierror for an unknown name."""
@@ -139,7 +139,10 @@ class SimulatedLoop(Refused, asyncio.AbstractEventLoop):
         self, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: Context | None = None
     ) -> asyncio.Handle:
         if threading.get_ident() != self._thread:
-            raise SimulationError(f"call_soon_threadsafe() from {threading.current_thread().name}: a simulation has one thread")
+            name = threading.current_thread().name
+            raise SimulationError(
+                f"call_soon_threadsafe() from thread {name}: a simulation has one thread; call it from that one"
+            )
         return self.call_soon(callback, *args, context=context)
 
     def call_at(
@@ -153,7 +156,7 @@ class SimulatedLoop(Refused, asyncio.AbstractEventLoop):
         return self.call_at(self.time() + delay, callback, *args, context=context)
 
     def _turn(self) -> int:
-        """Returns the time of the next turn, in which everything runs that is called soon before it, in that order."""
+        """Returns the time of the next turn, in which all calls run that ``call_soon`` has got before it, in their order."""
         now = self._scheduler.now
         if self._next_turn <= now:
             self._next_turn = 0
@@ -170,9 +173,10 @@ class SimulatedLoop(Refused, asyncio.AbstractEventLoop):
     def create_task(
         self, coro: Coroutine[Any, Any, T] | Generator[Any, None, T], *, name: str | None = None, **options: Any
     ) -> asyncio.Task[T]:
-        """Names a task without a name after the process, not after a count that other simulations share."""
+        """Creates a task. One without a name is named after the process and the loop's own count: other simulations share asyncio's
+        count, so names would differ between runs."""
         if self.dead:
-            coro.close()  # it would wait for its first step
+            coro.close()  # its first step will never come
         self._tasks += 1
         name = f"{self.name} task {self._tasks}" if name is None else name
         if self._factory is not None:
@@ -188,7 +192,7 @@ class SimulatedLoop(Refused, asyncio.AbstractEventLoop):
         return self._factory
 
     def run_in_executor(self, executor: Any, func: Callable[[Unpack[Ts]], T], *args: *Ts) -> asyncio.Future[T]:
-        """Runs ``func`` on the loop after a drawn delay; an executor of the user's own is not asked."""
+        """Runs ``func`` on the loop after a drawn delay; ``executor`` is ignored."""
         future: asyncio.Future[T] = self.create_future()
         self.jobs += 1
         self.call_later(self.job_delay(), self._job, future, func, args)
@@ -224,7 +228,7 @@ class SimulatedLoop(Refused, asyncio.AbstractEventLoop):
         if self._network is None:
             raise SimulationError(f"create_connection(): {self.name} has no network")
         if host is None or port is None:
-            raise SimulationError("create_connection() without host and port: sockets of the system are not simulated")
+            raise SimulationError("create_connection() needs host and port: sockets of the system are not simulated")
         self._connecting(host, port)
         return await self._network.connect(self, protocol_factory, host, port)
 
@@ -252,7 +256,7 @@ class SimulatedLoop(Refused, asyncio.AbstractEventLoop):
         """Refuses options that would need a real socket; options that only tune one have no effect."""
         for name in ("ssl", "sock", "local_addr"):
             if options.get(name):
-                raise SimulationError(f"{call}({name}=...) is not simulated")
+                raise SimulationError(f"{call}({name}=...) is not simulated; leave {name} out")
 
     # -- life
 
@@ -311,7 +315,7 @@ class SimulatedLoop(Refused, asyncio.AbstractEventLoop):
         logger.error("%s: %s", self.name, context.get("message"), exc_info=context.get("exception"))
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        """Errors of a process that has crashed are nowhere to be seen."""
+        """Reports an error to the handler; errors of a process that has ended are dropped."""
         if self.dead:
             return
         if self._handler is None:

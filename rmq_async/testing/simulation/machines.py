@@ -72,7 +72,7 @@ class World(Protocol):
         """Ends the run: an error has left the code of a machine."""
 
     def bury(self, machine: Machine, loop: SimulatedLoop, ended: Callable[[], None]) -> None:
-        """Ends the coroutines of a closed process and calls ``ended``, both in the clocks of the machine."""
+        """Ends the coroutines of a closed process and calls ``ended``, both with the clocks of the machine in place."""
 
     def loop_made(self, loop: SimulatedLoop) -> None:
         """Keeps the loop of a new process until the end of the run."""
@@ -103,7 +103,8 @@ class _Executor(Executor):
 class Machine:
     """One machine: its process, its clocks, and its faults.
 
-    ``crash``, ``restart`` and the other methods take effect after the running callback, at the same virtual time.
+    ``crash``, ``power_loss``, ``restart``, ``pause``, ``resume`` and ``move`` take effect after the running callback, at the same
+    virtual time; the other methods take effect at once.
     """
 
     def __init__(self, name: str, world: World, host: Host) -> None:
@@ -117,7 +118,7 @@ class Machine:
         self._usual_drift = world.usual_drift(name)
         self._clock = MonotonicClock(world.scheduler, booted=self._chance.random() * LONGEST_UPTIME, drift=self._usual_drift)
         self.monotonic = self._clock.time
-        """Returns seconds of a clock that is never set."""
+        """Returns the seconds of a clock that is never set, by which the machine's timers run."""
         self._skew = 0.0
         self._drift = 0.0
         self._drifts_since = 0.0
@@ -138,7 +139,7 @@ class Machine:
 
     @property
     def address(self) -> str:
-        """IPv4 address."""
+        """The present IPv4 address."""
         return self._host.address
 
     @property
@@ -164,14 +165,20 @@ class Machine:
         return FIRST_PROCESS_ID + self._processes
 
     def skew(self, seconds: float) -> None:
-        """Sets the machine's wall clock that much before (positive) or behind (negative) the time of the simulation."""
-        self._check_clock("skewed by a number of seconds", seconds)
+        """Sets the machine's wall clock ahead of the time of the simulation, or behind it for a negative number; ends a drift.
+
+        Raises SimulationError for anything but a finite number.
+        """
+        self._check_clock("skewed by a finite number of seconds", seconds)
         self._world.record(self.name, "skew", seconds=seconds)
         self._skew, self._drift = seconds, 0.0
 
     def drift(self, rate: float) -> None:
-        """Makes the machine's wall clock gain (or lose, below 0) so many seconds in each second, until the next ``skew``."""
-        self._check_clock("made to drift by a number", rate)
+        """Makes the machine's wall clock gain (or lose, below 0) so many seconds in each second, until the next ``skew``.
+
+        Raises SimulationError for anything but a finite number.
+        """
+        self._check_clock("made to drift by a finite number", rate)
         self._world.record(self.name, "drift", rate=rate)
         now = self._now()
         self._skew += self._drift * (now - self._drifts_since)
@@ -180,13 +187,13 @@ class Machine:
     def drift_monotonic(self, rate: float | None) -> None:
         """Makes the machine's monotonic clock, by which its timers run, gain (or lose, below 0) so many seconds in each second.
 
-        None: as many as usual, which each machine draws. Raises SimulationError for a rate beyond a half.
+        None: as many as without a fault, up to 200 µs, which each machine draws. Raises SimulationError for a rate beyond ±0.5.
         """
         drift = self._usual_drift if rate is None else rate
-        self._check_clock("made to drift by a number", drift)
+        self._check_clock("made to drift by a finite number", drift)
         if abs(drift) > LARGEST_DRIFT:
             raise SimulationError(
-                f"the monotonic clock of {self.name} gains at most {LARGEST_DRIFT} s in each second, not {drift!r}"
+                f"the monotonic clock of {self.name} gains or loses at most {LARGEST_DRIFT} s in each second, not {drift!r}"
             )
         self._world.record(self.name, "drift_monotonic", rate=rate)
         if self._loop is None:
@@ -201,14 +208,17 @@ class Machine:
     # -- processes
 
     def run(self, factory: Factory) -> asyncio.Future[Any]:
-        """Starts a coroutine function on the machine, and again after each restart.
+        """Starts a coroutine function on the machine, and again after each restart until a coroutine of it has returned.
 
-        Returns a future of the caller's loop with the result of the first coroutine that ends by itself. An error that leaves
-        the coroutine ends the simulation with that error.
+        Returns a future of the caller's loop with the result of that coroutine. An error that leaves a coroutine ends the run:
+        ``Simulation.run`` raises SimulationError with it as the cause. Raises SimulationError for an object that is not a function,
+        and outside of the simulation.
         """
         check_callable(factory, f"run() of {self.name} takes a coroutine function")
         if asyncio._get_running_loop() is None:
-            raise SimulationError(f"run() of {self.name} is called while the simulation runs, by a coroutine of it")
+            raise SimulationError(
+                f"run() of {self.name} was called outside of the simulation; call it in the function given to Simulation.run()"
+            )
         result: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._factories.append((factory, result))
         if self._loop is not None:
@@ -216,7 +226,7 @@ class Machine:
         return result
 
     def serve(self, factory: Factory) -> None:
-        """Starts a coroutine function of the simulation's own on the machine, and again after each restart."""
+        """Starts a coroutine function of a server on the machine, and again after each restart."""
         self._factories.append((factory, None))
         if self._loop is not None:
             self._begin(factory, None)
@@ -230,7 +240,7 @@ class Machine:
         self._soon(self._power_loss)
 
     def restart(self) -> None:
-        """Starts the process again; ends one that runs as ``crash`` does."""
+        """Starts the process again; a process that runs is ended before, as by ``crash``."""
         self._soon(self._restart)
 
     def pause(self) -> None:
@@ -244,17 +254,18 @@ class Machine:
     def slow(self, seconds: float) -> None:
         """Makes each iteration of the event loop take up to ``seconds``, during which data may arrive; 0 ends it.
 
-        A process that starts later is not slow. Raises SimulationError for a number below 0, and while no process runs.
+        A process that starts later is not slow. Raises SimulationError for a number that is negative or infinite, and while no
+        process runs.
         """
         if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < inf:
-            raise SimulationError(f"{self.name} is slowed by a number of seconds from 0 on, not {seconds!r}")
+            raise SimulationError(f"{self.name} is slowed by a finite number of seconds from 0 on, not {seconds!r}")
         self._world.record(self.name, "slow", seconds=seconds)
         self.loop.longest_turn = nanoseconds(seconds)
 
     def move(self, address: str) -> None:
         """Gives the machine another IPv4 address, to which its name resolves from now on; old connections fall silent.
 
-        Raises SimulationError for an address that is malformed or taken.
+        Raises SimulationError for an address that is malformed, local or taken.
         """
         self._soon(self._move, self._host.check_move(address))
 
@@ -276,7 +287,7 @@ class Machine:
         return [(began, ended) for began, ended in ([*pause, now][:2] for pause in self._pauses)]
 
     def shut(self) -> None:
-        """Closes the resources that the process holds outside of its loop. Called when the run is over and all loops are
+        """Closes the resources that a running process has outside of its loop. Called when the run is over and all loops are
         closed."""
         if self._loop is not None:
             self._loop = None
@@ -284,7 +295,7 @@ class Machine:
 
     @property
     def streams(self) -> int:
-        """Number of streams of the machine, those of former processes included that the kernel still keeps."""
+        """Number of streams that the machine's kernel keeps, also for former processes."""
         return self._host.streams
 
     def _now(self) -> float:
@@ -354,10 +365,10 @@ class Machine:
             self.power_lost()
 
     def process_ended(self) -> None:
-        """Runs after a process has ended, in its clocks."""
+        """Called after a process has ended, with the clocks of the machine in place."""
 
     def power_lost(self) -> None:
-        """Runs after a power loss: data that were not flushed are lost."""
+        """Called after a power loss: data that were not flushed are lost."""
 
     def _restart(self) -> None:
         self._crash()

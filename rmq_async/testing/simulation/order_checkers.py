@@ -1,6 +1,7 @@
 """Checks that members of a group handle the messages of a key, or of a queue, one after the other and in order.
 
-They are pure, and return a line for each violation. Order is promised by queue: messages of one key in two queues have none.
+The functions are pure, and return a line for each violation. Order is promised by queue: messages of one key in two queues have
+none.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ Line = tuple[MessageQueue, str]
 
 
 def is_ordered(log: GroupLog, queue: MessageQueue) -> bool:
-    """Returns whether calls of a queue are ordered: a message whose handler raises is handled again in its place."""
+    """Returns whether the group handles a queue in order: a message whose handler raises is handled again in its place."""
     return log.order is not None and queue.topic in log.topics
 
 
@@ -49,8 +50,8 @@ def overlapping(log: GroupLog, troubles: Troubles) -> list[str]:
 
 
 def disordered(log: GroupLog, troubles: Troubles) -> list[str]:
-    """Messages of one key, or one queue, that a member has begun after a later one, or instead of one that is to be handled
-    again."""
+    """Returns messages of one key, or one queue, that a member has begun after a later one, or before an earlier one that is to be
+    handled again."""
     settled = _settled(log)
     found: list[str] = []
     for (queue, key), line in _lines(log):
@@ -73,8 +74,8 @@ def disordered(log: GroupLog, troubles: Troubles) -> list[str]:
 
 
 def _is_repeat(log: GroupLog, first: Delivery, second: Delivery) -> bool:
-    """Returns whether the message of ``second`` was not settled by the call of ``first``, a batch, or was begun before it and is
-    repeated behind an open one."""
+    """Returns whether ``second`` may repeat an earlier offset: the call of ``first``, a batch, has not settled its message; or the
+    message was begun before, and is repeated because one before ``first`` is still open."""
     place = second.queue, second.offset
     if any(
         (each.queue, each.offset) == place and each.call == first.call and each.how not in SETTLED for each in log.deliveries
@@ -85,8 +86,8 @@ def _is_repeat(log: GroupLog, first: Delivery, second: Delivery) -> bool:
 
 
 def open_below(log: GroupLog, first: Delivery, time: float) -> bool:
-    """Returns whether a message before that of ``first`` in its queue was not settled at a time: settled messages behind it
-    are repeated when the queue moves to another member."""
+    """Returns whether a message before that of ``first`` in its queue was not settled at a time: settled messages behind such a
+    message are repeated when the queue moves to another member."""
     settled = _settled(log)
     return any(
         each.queue == first.queue and each.offset < first.offset and settled.get((each.queue, each.offset), inf) > time
@@ -95,7 +96,7 @@ def open_below(log: GroupLog, first: Delivery, time: float) -> bool:
 
 
 def _settled(log: GroupLog) -> dict[tuple[MessageQueue, int], float]:
-    """Returns when the message of a place was first settled."""
+    """Returns the time at which the message of a place, a queue and offset, was first settled."""
     found: dict[tuple[MessageQueue, int], float] = {}
     for each in log.deliveries:
         if each.how in SETTLED and each.ended is not None:
@@ -105,7 +106,7 @@ def _settled(log: GroupLog) -> dict[tuple[MessageQueue, int], float]:
 
 
 def _lines(log: GroupLog) -> Iterator[tuple[Line, list[Delivery]]]:
-    """Yields the calls of each ordered key, or queue, as they began."""
+    """Yields the calls of each ordered key, or queue, in the order in which they began."""
     lines: defaultdict[Line, list[Delivery]] = defaultdict(list)
     for each in log.deliveries:
         if is_ordered(log, each.queue) and (each.key or log.order == "queue"):

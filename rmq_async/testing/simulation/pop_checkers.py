@@ -45,8 +45,8 @@ def pop_violations(
 
 
 def popped_again(log: GroupLog, troubles: Troubles) -> list[str]:
-    """Messages that were handled again although they had been handled with success, and no fault, no kill and no lease that had
-    run out explains it."""
+    """Returns messages that were handled again although they had been handled with success, or still were, if neither a fault nor
+    a kill explains it."""
     found: list[str] = []
     for first, second in _pairs(log.deliveries):
         if first.how in ("failed", "dead", "cancelled") or _felt(log, troubles, first.began, second.began):
@@ -64,8 +64,8 @@ def popped_again(log: GroupLog, troubles: Troubles) -> list[str]:
 
 
 def early_deaths(log: GroupLog, stored: Iterable[Stored], troubles: Troubles) -> list[str]:
-    """Returns dead letters that no handler has given up and that had attempts left, and those that exist twice. Attempts
-    that ended with their member, or with a lost answer, count too."""
+    """Returns dead letters that no handler has given up and that had attempts left, and those that exist twice. Messages are left
+    out that met a fault, or one of whose calls did not end or was cancelled."""
     calls = _calls(log.deliveries)
     found: list[str] = []
     deaths = Counter(each.unique_id for each in stored if each.topic == DLQ_TOPIC_PREFIX + GROUP)
@@ -82,7 +82,7 @@ def early_deaths(log: GroupLog, stored: Iterable[Stored], troubles: Troubles) ->
 
 
 def undead(log: GroupLog, stored: Iterable[Stored], excused: Collection[str]) -> list[str]:
-    """Messages that their last handler has given up and that are no dead letters."""
+    """Returns messages that their last handler has given up and that are no dead letters."""
     dead = {each.unique_id for each in stored if each.topic == DLQ_TOPIC_PREFIX + GROUP}
     return [
         f"undead: {_named(made[-1])} was given up at {made[-1].began:.6f} s, and is no dead letter"
@@ -136,7 +136,7 @@ def awoken(requests: Iterable[PopRequest], log: GroupLog, troubles: Troubles) ->
 
 
 def unfinished(log: GroupLog, excused: Collection[str]) -> list[str]:
-    """Messages that the group has not popped, or not acknowledged, when all its members have stopped."""
+    """Returns messages that the group has not popped, or not acknowledged, when all its members have stopped."""
     if not log.unread:
         return []
     last = log.unread[-1]
@@ -157,7 +157,7 @@ def _felt(log: GroupLog, troubles: Troubles, first: float, last: float) -> bool:
 
 
 def _members(log: GroupLog, time: float) -> bool:
-    """Returns whether a member ran for as long as a check takes."""
+    """Returns whether one member ran from a time to ``RESUMED`` seconds later."""
     return any(
         sample.life == other.life
         for sample in log.samples
@@ -176,7 +176,7 @@ def _calls(deliveries: Iterable[Delivery]) -> dict[str, list[Delivery]]:
 
 
 def _pairs(deliveries: Iterable[Delivery]) -> list[tuple[Delivery, Delivery]]:
-    """Returns each two calls that followed one another for the same message."""
+    """Returns each pair of calls that followed one another for the same message."""
     return [pair for line in _calls(deliveries).values() if len(line) > 1 for pair in pairwise(line)]
 
 

@@ -17,8 +17,9 @@ __all__ = ["PopRequest", "watch_pops"]
 
 
 class PopRequest(NamedTuple):
-    """A request that a broker has served. ``topic``: as stored. ``start``, ``pop_time``: of the handle. ``suspended``: a change
-    after which coming back counts as no attempt."""
+    """One message of a request that a broker has served with success. ``topic``: that of its queue, a retry topic included.
+    ``start``, ``pop_time``: first offset and time of the pop, as in the handle. ``suspended``: whether the redelivery after a
+    change is not counted as an attempt."""
 
     time: float
     broker: str
@@ -38,7 +39,7 @@ class PopRequest(NamedTuple):
 
 
 def watch_pops(broker: Broker, now: Callable[[], float], requests: list[PopRequest]) -> None:
-    """Adds each message of the requests that a process serves to ``requests``."""
+    """Adds an entry to ``requests`` for each message that a request to the broker's process acknowledges or changes."""
 
     def watch(code: int, read: Callable[[RemotingCommand], list[PopRequest]]) -> None:
         serve = broker.handlers[code]

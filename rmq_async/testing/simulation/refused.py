@@ -10,17 +10,17 @@ from .errors import SimulationError
 __all__ = ["Refused"]
 
 _REASONS: Final = {
-    "sockets and files of the system are not simulated": (
+    "sockets and files of the system are not simulated; use the streams of asyncio": (
         "add_reader remove_reader add_writer remove_writer sock_recv sock_recv_into sock_recvfrom sock_recvfrom_into sock_sendall "
         "sock_sendto sock_connect sock_accept sock_sendfile connect_accepted_socket create_datagram_endpoint sendfile "
         "create_unix_connection create_unix_server connect_read_pipe connect_write_pipe getnameinfo"
     ),
-    "TLS is not simulated": "start_tls",
-    "a simulation has one process of the system": "subprocess_shell subprocess_exec",
+    "TLS is not simulated; use plain connections": "start_tls",
+    "a simulation has one process of the system; run code on a machine() instead": "subprocess_shell subprocess_exec",
     "signals of the system are not simulated; use crash() or pause() of the machine": (
         "add_signal_handler remove_signal_handler"
     ),
-    "a simulation has one thread": "set_default_executor",
+    "a simulation has one thread, and runs the jobs of all executors on its loop; leave this out": "set_default_executor",
     "the loops of a simulation are run by Simulation.run()": "run_forever run_until_complete stop",
 }
 
@@ -35,7 +35,7 @@ def _refusal(name: str, reason: str) -> Callable[..., Any]:
 
 
 class Refused:
-    """The methods that a simulated loop refuses. It precedes ``asyncio.AbstractEventLoop`` in the bases."""
+    """Base class with the methods that a simulated loop refuses; it precedes ``asyncio.AbstractEventLoop`` among the bases."""
 
 
 for _reason, _names in _REASONS.items():

@@ -1,7 +1,7 @@
 """Checks the errors of failed calls against the rules for retries in docs/sending.md. Each function returns a line for each
 violation.
 
-They are pure, and keep to the documented rules instead of asking the library, whose own functions may be at fault.
+The functions are pure, and keep to the documented rules instead of asking the library, whose own functions may be at fault.
 """
 
 from __future__ import annotations
@@ -27,17 +27,16 @@ __all__ = ["contradictory", "early", "returned"]
 RETRIED: Final = ("send", "send_async", "send_batch", "send_batch_async")
 """Methods whose calls make further attempts, unless they choose a queue."""
 SLACK: Final = 0.1
-"""Seconds before the end of its time from which a call may give up: a repeated attempt needs 20 ms."""
+"""Seconds before the end of its budget within which a call may give up: a repeated attempt needs 20 ms."""
 ROUTE_AGE: Final = 61.0
 """Seconds for which a client may use a route: two polls."""
 
 
 def early(calls: Iterable[Call]) -> list[str]:
-    """Returns calls that gave up with attempts and time left: each error allowed another attempt, and the time for one was
-    there.
+    """Returns calls that gave up with attempts and time left, though each error allowed another attempt.
 
-    An attempt that surely reached no broker does not count towards ``retries``; after an answer a repeated attempt needs twice
-    the time that the answer took.
+    An attempt that surely reached no broker does not count towards ``retries``. A call has no time left if less remains than twice
+    the time that it took, and ``SLACK``.
     """
     found: list[str] = []
     for call in calls:
@@ -68,10 +67,10 @@ def contradictory(calls: Iterable[Call]) -> list[str]:
 def returned(calls: Sequence[Call], ends: Mapping[str, Sequence[float]], events: Iterable[Event]) -> list[str]:
     """Returns attempts that went to the broker which had just answered with an error, while another one had answered, too.
 
-    ``ends``: times at which processes ended. ``events``: events of the machines. If a broker was away, did not have the topic
-    yet, or had not registered again with a name server that lost its memory, the route may have named one broker only. An
-    attempt that took its share of the time was still open when the next one began: its broker gets no second request during
-    that time, even if its late answer was an error.
+    ``ends``: times at which processes ended, by machine. ``events``: events of the machines. Calls are left out whose route may
+    have named one broker only, because a broker was away, did not have the topic yet, or had not registered again with a name
+    server that had forgotten it. So are calls in which an attempt took its share of the time: it was still open when the next
+    one began, and its broker gets no second request during that time, even if its late answer was an error.
     """
     away = [(end, end) for name, times in ends.items() if name.startswith(("broker-", "namesrv-")) for end in times]
     away += [(event.time, event.details.get("until", event.time)) for event in events if event.what == "forget"]
@@ -93,7 +92,7 @@ def returned(calls: Sequence[Call], ends: Mapping[str, Sequence[float]], events:
 
 
 def _first_results(calls: Iterable[Call]) -> dict[tuple[str, str], float]:
-    """Returns the time at which a broker had first stored a message of a topic, by both names."""
+    """Returns the time at which a broker had first stored a message of a topic, by the names of topic and broker."""
     first: dict[tuple[str, str], float] = {}
     for call in calls:
         for result in call.results:
@@ -103,7 +102,8 @@ def _first_results(calls: Iterable[Call]) -> dict[tuple[str, str], float]:
 
 
 def _repeated_broker(attempts: Sequence[Attempt], share: float) -> int | None:
-    """Returns the place of the first attempt at the broker of the one before, if another broker had no attempt open.
+    """Returns the index of the first attempt that went to the broker of the one before, though another broker had been tried and
+    no attempt was open; None if there is none.
 
     ``share``: seconds after which the next attempt begins without an answer.
     """

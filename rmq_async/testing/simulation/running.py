@@ -31,10 +31,10 @@ def run_task(
 ) -> T | None:
     """Runs the scheduler until ``task`` is done, then ends all processes; returns the task's result or raises its error.
 
-    ``loops``: returns all loops there were, closed ones included. ``limit``: real seconds of one callback. ``failed``: ends
-    the run before the task is done, which then returns None. ``afterwards``: called after a task without an error, while the
-    processes still have all they had; it may take long. Raises SimulationError with the seed when a callback does not end,
-    time does not move, or nothing is left to run.
+    ``loops``: returns the loops of all processes; closed ones may be among them. ``limit``: real seconds of one callback.
+    ``failed``: returns whether the run must end before the task is done; the result is None then. ``afterwards``: called after a
+    task without an error, while the processes still have all they had; it may take long. Raises SimulationError with the seed
+    when a callback does not end, time does not move, or nothing is left to run.
     """
     hooks, collecting = sys.get_asyncgen_hooks(), gc.isenabled()
     gc.collect()

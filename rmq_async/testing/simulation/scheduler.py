@@ -1,4 +1,4 @@
-"""Virtual time: the calls of all event loops and of the network, in one order that depends on nothing but what was scheduled.
+"""Virtual time: the calls of all event loops and of the network, in an order that depends only on how they were scheduled.
 
 Time is a whole number of nanoseconds. It stands still while calls are ready and jumps to the next timer when none is. Timers of one
 time run in the order in which they were set. An iteration is what is ready at its beginning, as in asyncio.
@@ -46,8 +46,8 @@ class Runner(Protocol):
 
 
 class Call:
-    """A call that is scheduled; the result of ``loop.call_soon`` and ``loop.call_at``. ``runner``: None for calls of the
-    network."""
+    """A call that is scheduled; the result of ``loop.call_soon`` and ``loop.call_at``. ``runner``: None for calls of the network
+    and of machines."""
 
     __slots__ = ("_scheduler", "args", "at", "callback", "context", "runner", "waits")
 
@@ -65,9 +65,9 @@ class Call:
         self.args = args
         self.context = context
         self.at = -1
-        """Time of the timer in nanoseconds; -1 for a call that is none."""
+        """Time of the timer in nanoseconds; -1 for a call that is no timer."""
         self.waits = False
-        """Whether it is in the heap of timers."""
+        """Whether the call is in the heap of timers."""
 
     def cancel(self) -> None:
         """Drops the call, unless it has run."""
@@ -88,13 +88,13 @@ class Call:
 
 
 class Scheduler:
-    """The order in which all that is to happen happens. ``now``: nanoseconds since the beginning of the simulation."""
+    """Orders and runs all calls of a simulation. ``now``: nanoseconds since its beginning."""
 
     def __init__(self) -> None:
         self.now = 0
         self.iterations = 0
         self.calls = 0
-        """Number of calls that ran."""
+        """Number of calls of event loops that ran."""
         self._ready: deque[Call] = deque()
         self._timers: list[tuple[int, int, Call]] = []
         self._set = 0
@@ -107,7 +107,7 @@ class Scheduler:
     def call_soon(
         self, runner: Runner | None, callback: Callable[..., object], args: tuple[Any, ...], context: Context | None = None
     ) -> Call:
-        """Calls in the next iteration."""
+        """Schedules a call for the next iteration."""
         call = Call(self, runner, callback, args, copy_context() if context is None else context)
         self._ready.append(call)
         return call
@@ -120,7 +120,7 @@ class Scheduler:
         args: tuple[Any, ...],
         context: Context | None = None,
     ) -> Call:
-        """Calls at a time in nanoseconds; in the next iteration where that has passed."""
+        """Schedules a call for a time in nanoseconds; for the next iteration if that time has come."""
         call = Call(self, runner, callback, args, copy_context() if context is None else context)
         call.at = at
         if at <= self.now:
@@ -132,7 +132,7 @@ class Scheduler:
         return call
 
     def after(self, delay: int, callback: Callable[..., object], *args: Any) -> Call:
-        """Calls ``delay`` nanoseconds from now, outside of any loop: an event of the network or of a machine."""
+        """Schedules a call outside of any loop, an event of the network or of a machine, ``delay`` nanoseconds from now."""
         return self.call_at(self.now + delay, None, callback, args, self._plain)
 
     def left(self) -> None:
@@ -140,7 +140,7 @@ class Scheduler:
         self._entered = None
 
     def forget(self, call: Call) -> None:
-        """Counts a cancelled timer; drops the cancelled timers when they are half of all."""
+        """Counts a cancelled timer; drops the cancelled timers when they are many and more than half of all."""
         self._cancelled += 1
         if self._cancelled > MIN_COMPACTED and 2 * self._cancelled > len(self._timers):
             self._timers = [entry for entry in self._timers if entry[2].callback is not None]

@@ -32,7 +32,7 @@ NAME_SERVER_PORT: Final = 9876
 REGISTER_EVERY: Final = 30.0
 """Seconds between two registrations of a broker (``registerNameServerPeriod``)."""
 REGISTER_TIMEOUT: Final = 3.0
-"""Seconds to connect to a name server, and to answer (a stock broker's ``registerBrokerTimeoutMills`` is 24 s)."""
+"""Seconds for a connect to a name server, and for its answer (a stock broker's ``registerBrokerTimeoutMills`` is 24 s)."""
 REGISTER_AGAIN: Final = 1.0
 """Seconds after which a broker tries again to reach a name server."""
 READ_SIZE: Final = 1 << 16
@@ -89,7 +89,7 @@ class _RegisteringNameServer(NameServer):
 
 
 class NameServerMachine(ServerMachine):
-    """A name server; a new process knows no broker."""
+    """The machine of a name server; a new process of it knows no broker."""
 
     def __init__(self, name: str, world: World, host: Host) -> None:
         super().__init__(name, world, host)
@@ -106,7 +106,7 @@ class NameServerMachine(ServerMachine):
         return self.server.registrations
 
     def lists(self, broker: BrokerMachine) -> bool:
-        """Returns whether it serves, and knows a broker under its present address."""
+        """Returns whether the name server serves, and knows a broker under the broker's present address."""
         serves = self.running and not self.paused and self.server.listener.running
         return serves and self.registrations.knows(broker.name, broker.broker.state.address)
 
@@ -123,7 +123,7 @@ class NameServerMachine(ServerMachine):
 
 
 class BrokerMachine(ServerMachine):
-    """A broker and its disk.
+    """The machine of a broker, and its disk.
 
     ``name_servers``: their names. ``lost``: unique ids of messages that power losses and new masters removed. ``deleted``:
     unique ids of messages that were deleted because of their age. ``taken``: by queue, the highest offset of its lost
@@ -166,14 +166,14 @@ class BrokerMachine(ServerMachine):
         ]
 
     def truncate(self, count: int) -> int:
-        """Removes the last ``count`` messages, as happens when a replica with a lag becomes the master; returns their
-        number."""
+        """Removes the last ``count`` messages, as happens when a replica with a lag becomes the master; returns how many there were
+        to remove."""
         self._lose(self.log.place_of_last(count, self.name))
         return self.broker.truncate(count)
 
     @property
     def serves(self) -> bool:
-        """Returns whether its process runs and has begun to serve."""
+        """Whether its process runs, is not paused, and has begun to serve."""
         return self.running and not self.paused and self.broker.listener.running
 
     def queues(self, topic: str) -> list[MessageQueue]:
@@ -213,7 +213,7 @@ class BrokerMachine(ServerMachine):
         return sum(message.queue_offset < 0 for message in self.broker.retries(group))
 
     def unique_ids(self, queue: MessageQueue, low: int, high: int) -> list[str]:
-        """Returns those of the messages from one offset of a queue to another, without those that were deleted."""
+        """Returns the unique ids of the messages from offset ``low`` of a queue to below ``high`` that were not deleted."""
         found = (self.held(queue, offset) for offset in range(low, high))
         return [message.msg_id for message in found if message is not None]
 
@@ -238,7 +238,7 @@ class BrokerMachine(ServerMachine):
         return len(gone)
 
     def resize(self, topic: str, queues: int) -> tuple[int, int]:
-        """Gives a topic another number of queues; returns the one before, and the new one."""
+        """Gives a topic another number of queues; returns the number before, and the new one. Ignores an unknown topic."""
         found = self.disk.topics.get(topic)
         if found is None:
             return queues, queues
@@ -331,7 +331,7 @@ class BrokerMachine(ServerMachine):
 
 
 async def _read_command(reader: asyncio.StreamReader, decoder: FrameDecoder) -> RemotingCommand:
-    """Raises EOFError where the peer closes the connection, RemoteProtocolError for a broken frame."""
+    """Returns the next command. Raises EOFError where the peer closes the connection, RemoteProtocolError for a broken frame."""
     while True:
         data = await reader.read(READ_SIZE)
         if not data:

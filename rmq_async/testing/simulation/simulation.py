@@ -99,7 +99,7 @@ class Simulation:
 
     @property
     def trace_hash(self) -> str:
-        """Digest of all frames that were delivered: times, links, codes, header fields, bodies. Equal for equal runs."""
+        """Digest (hex) of all delivered frames: times, links, codes, header fields, bodies. Equal for equal runs."""
         return self._trace.digest()
 
     @property
@@ -119,7 +119,7 @@ class Simulation:
 
     @property
     def history(self) -> Sequence[Event]:
-        """All calls of producers, and the faults of machines, in the order of their times."""
+        """All calls of producers, and the events of machines, in the order of their times."""
         return self._history.events()
 
     @property
@@ -140,8 +140,8 @@ class Simulation:
     def run(self, main: Callable[[Simulation], Awaitable[T]]) -> T:
         """Runs ``main(simulation)`` on a separate machine until it ends; returns its result or raises its error.
 
-        Can be called once, outside of any event loop. Raises SimulationError, which names the seed, if the run cannot continue
-        or an error leaves the code of another machine.
+        Raises SimulationError, which names the seed, if the run cannot continue or an error leaves the code of another machine;
+        also for a second call, and inside an event loop.
         """
         if self._ran:
             raise SimulationError("this simulation has run; make a new one")
@@ -176,19 +176,19 @@ class Simulation:
         return self._add(Machine(name, self, self.network.host(name)))
 
     def link(self, a: str, b: str) -> Link:
-        """Returns the link between two machines. Raises SimulationError outside of ``run`` and for unknown machines."""
+        """Returns the link between two machines. Raises SimulationError for machines that do not exist, as all before ``run``."""
         for name in (a, b):
             if not isinstance(name, str) or name not in self._machines:
                 raise SimulationError(f"there is no machine {name!r}; there are {', '.join(self._machines) or 'none yet'}")
         return self.network.link(a, b)
 
     def check(self) -> None:
-        """Raises SimulationError with all violations that the end of the run has found in the history and on the brokers' disks.
+        """Raises SimulationError with the violations (at most 20) that were found during the run, and by the checkers at its end.
 
         Also raises it if the run has not ended, because then nothing was checked.
         """
         if not self._ran or self._running:
-            raise SimulationError("check() is called after run()")
+            raise SimulationError("check() was called before the end of run(); call it afterwards")
         if not self._ended:
             raise SimulationError(f"seed {self.seed}: the run failed before its end, so nothing was checked; see its error")
         if self._violations:
@@ -245,7 +245,7 @@ class Simulation:
 
     @property
     def routed(self) -> bool:
-        """Returns whether all brokers serve, and each name server lists them: they register every 30 s."""
+        """Whether all brokers serve, and each name server lists them: they register every 30 s."""
         return all(each.serves and server.lists(each) for each in self.brokers for server in self.name_servers)
 
     def _unlisted(self) -> set[str]:
@@ -253,7 +253,7 @@ class Simulation:
         return {each.name for each in self.brokers if not all(server.lists(each) for server in self.name_servers)}
 
     def holders(self, topic: str) -> set[str]:
-        """Returns the names of the brokers that have a topic."""
+        """Returns the names of the running brokers that have a topic."""
         return {each.name for each in self.brokers if each.running and each.broker.state.topics.get(topic) is not None}
 
     def expire(self, topic: str, chance: Random) -> None:
@@ -262,7 +262,7 @@ class Simulation:
 
     @property
     def storms(self) -> Sequence[str]:
-        """A line for each time that a client machine connected to a server too often."""
+        """A line for each flood of connects from a client machine to a server."""
         return self._connects.found
 
     # -- as machines and faults use it
@@ -276,7 +276,7 @@ class Simulation:
         return seeded_generator(self.seed, name)
 
     def usual_drift(self, name: str) -> float:
-        """Returns 0 for the machine of ``run``'s function, which measures by the time of the simulation."""
+        """Returns the drift of a machine; 0 for that of ``run``'s function, which measures by the time of the simulation."""
         return 0.0 if name == MAIN else self.generator(f"clock of {name}").uniform(-USUAL_DRIFT, USUAL_DRIFT)
 
     def entered(self, machine: Machine) -> None:

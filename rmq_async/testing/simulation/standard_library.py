@@ -1,8 +1,8 @@
 """Clocks, random sources and refusals of the standard library while a simulation runs.
 
 Modules that have bound such a function or class under a name of their own (``from time import monotonic``) get the replacement
-too, except the standard library, whose threads wait for real time, and the test runner. After the run the originals are
-restored.
+too, except those of the standard library, whose threads wait for real time, and of the test runner. After the run the originals
+are restored.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ __all__ = ["Clocks", "StandardLibrary"]
 
 _LEFT_ALONE: Final = frozenset({"_pytest", "pytest", "pluggy", "xdist", "execnet", "hypothesis", "coverage", "pytest_timeout"})
 _NANO: Final = 1_000_000_000
+_STREAMS: Final = "use the streams of asyncio"
+_MACHINES: Final = "run code on a machine() instead"
 
 
 class Clocks(Protocol):
@@ -60,10 +62,14 @@ class StandardLibrary:
             (datetime, "date"): date,
             (datetime, "datetime"): moment,
             (time, "sleep"): _refusal("time.sleep", "it blocks the process; await asyncio.sleep"),
-            (threading.Thread, "start"): _refusal("Thread.start", "a simulation has one thread"),
-            (socket.socket, "__init__"): _refusal("socket.socket", "sockets of the system are not simulated"),
-            (subprocess.Popen, "__init__"): _refusal("subprocess.Popen", "a simulation has one process of the system"),
-            (os, "fork"): _refusal("os.fork", "a simulation has one process of the system"),
+            (threading.Thread, "start"): _refusal(
+                "Thread.start", "a simulation has one thread; use tasks, or asyncio.to_thread"
+            ),
+            (socket.socket, "__init__"): _refusal("socket.socket", f"sockets of the system are not simulated; {_STREAMS}"),
+            (subprocess.Popen, "__init__"): _refusal(
+                "subprocess.Popen", f"a simulation has one process of the system; {_MACHINES}"
+            ),
+            (os, "fork"): _refusal("os.fork", f"a simulation has one process of the system; {_MACHINES}"),
         }
         self._before: list[tuple[Any, str, Any]] = []
         self._zone: str | None = None
@@ -99,7 +105,7 @@ class StandardLibrary:
 
 
 def _modules() -> Iterator[ModuleType]:
-    """Returns the modules that are not left alone."""
+    """Yields the modules whose names are replaced: all but those of the standard library and of the test runner."""
     for full_name, module in list(sys.modules.items()):
         package = full_name.partition(".")[0]
         if isinstance(module, ModuleType) and package not in sys.stdlib_module_names and package not in _LEFT_ALONE:
@@ -136,7 +142,7 @@ def _random_functions(clocks: Clocks) -> dict[tuple[Any, str], Callable[..., Any
     seed = Random.seed
 
     def seeded(self: Random, a: Any = None, version: int = 2) -> None:
-        """An unseeded generator is seeded by the process that makes it."""
+        """Seeds a generator; without a seed, by the entropy of the process that makes it."""
         seed(self, clocks.entropy.getrandbits(128) if a is None else a, version)
 
     names = [name for name in random.__all__ if hasattr(random, name) and not isinstance(getattr(random, name), type)]
@@ -149,7 +155,7 @@ def _random_functions(clocks: Clocks) -> dict[tuple[Any, str], Callable[..., Any
 
 
 class _Standing(type):
-    """Metaclass of classes that replace another one: objects and subclasses of the replaced class count as theirs."""
+    """Metaclass of replacements of a class: objects and subclasses of the replaced class count as those of the replacement."""
 
     stands_for: type
 
@@ -161,8 +167,8 @@ class _Standing(type):
 
 
 def _datetime_classes(clocks: Clocks) -> tuple[type, type]:
-    """Returns the replacements of ``datetime.date`` and ``datetime.datetime``: the current time is that of the process, and
-    objects are ordinary ones."""
+    """Returns the replacements of ``datetime.date`` and ``datetime.datetime``. They take the current time from the process, and
+    make objects of the replaced classes."""
     real_date: Any = datetime.date
     real: Any = datetime.datetime
 

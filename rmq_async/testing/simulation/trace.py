@@ -24,12 +24,12 @@ _SIZE: Final = 16
 class Trace:
     """The digest of the frames that were delivered.
 
-    ``print_frames``: prints a line for each frame. What a stream needs is kept until its end.
+    ``print_frames``: prints a line for each frame. The state of a stream is kept until its end.
     """
 
     def __init__(self, *, print_frames: bool = False) -> None:
         self._streams: dict[str, tuple[Any, FrameDecoder]] = {}
-        """By name: the digest of its frames, and what cuts its bytes into frames."""
+        """By name of the stream: the digest of its frames, and the decoder of its bytes."""
         self._ended = hashlib.blake2b(digest_size=_SIZE)
         self._print = print_frames
 
@@ -38,8 +38,8 @@ class Trace:
         return len(self._streams)
 
     def add(self, stream: str, time: int, data: bytes) -> None:
-        """Adds bytes that one direction of a stream has delivered; none at its end. Bytes that are no frames are digested
-        unchanged."""
+        """Adds bytes that one direction of a stream has delivered at ``time`` (nanoseconds); no bytes at its end. Bytes that are no
+        frames are digested unchanged."""
         if not data:
             self._end(stream)
             return
@@ -64,7 +64,7 @@ class Trace:
         return whole.hexdigest()
 
     def _end(self, stream: str) -> None:
-        """Keeps the digest of a stream. Its ports may be given to another one, whose bytes begin with a frame."""
+        """Keeps the digest of a stream. A later stream with the same ports has the same name, and begins with a new frame."""
         found = self._streams.pop(stream, None)
         if found is not None:
             self._ended.update(stream.encode() + found[0].digest())

@@ -1,4 +1,4 @@
-"""Times at which faults were under way, or were felt, and at which processes were away."""
+"""Times at which faults were under way, or were felt, and at which processes had ended or stood still."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ SHADOW: Final = 65.0
 
 
 class Troubles:
-    """The times of faults, and those at which processes were away.
+    """The times of faults, and those at which processes had ended or stood still.
 
-    ``faults``: times between which one was under way. ``ends``: times at which processes ended, by machine. ``paused``: times
-    between which they stood still.
+    ``faults``: for each fault the times between which it was under way. ``ends``: times at which processes ended, by machine.
+    ``paused``: times between which processes stood still, by machine.
     """
 
     def __init__(
@@ -33,11 +33,12 @@ class Troubles:
         self._paused = paused
 
     def felt(self, first: float, last: float, shadow: float = SHADOW) -> bool:
-        """Returns whether a fault was under way, or could be felt, between two times. ``shadow``: seconds for which it is."""
+        """Returns whether a fault was under way or felt between two times. ``shadow``: seconds for which one is felt after its
+        end."""
         return any(began <= last and ended + shadow >= first for began, ended in self._faults)
 
     def killed(self, life: Life, since: float) -> float:
-        """Returns when the process of a life was killed, from a time of that life on; infinity if it was not."""
+        """Returns the first time at or after ``since`` at which the process of a life was killed; infinity if it was not."""
         ends = self._ends.get(life.member, ())
         index = bisect_left(ends, since)
         at = ends[index] if index < len(ends) else inf

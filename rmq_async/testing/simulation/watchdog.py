@@ -1,4 +1,5 @@
-"""Detects callbacks that do not end: a thread that compares counters of calls and times, and stops the thread that counts."""
+"""Detects callbacks that do not end: a thread watches counters of calls and of moves of the time, and raises an error in the
+thread of the simulation when they stand still."""
 
 from __future__ import annotations
 
@@ -16,21 +17,21 @@ from .errors import Frozen
 __all__ = ["LIMIT", "Watchdog"]
 
 LIMIT: Final = 5.0
-"""Real seconds of one callback."""
+"""Real seconds of one callback, at most."""
 STANDING: Final = 10.0
-"""Seconds of the processor without a move of the time: thousands of callers may go on at once, and none looks at the others."""
+"""CPU seconds without a move of the time, at most: thousands of tasks may continue at the same virtual time."""
 LOOKS: Final = 10
-"""Looks at the counter within the limit. They are counted, so that a process that was stopped meanwhile is not frozen."""
+"""Looks at the counter within the limit. They are counted, so that a process that the system has stopped does not seem frozen."""
 
-_start_thread = threading.Thread.start  # a simulation refuses it to everybody else
+_start_thread = threading.Thread.start  # a simulation refuses it to all other code
 
 
 class Watchdog:
     """Watches the thread that enters it. ``beats``: any value that each callback changes; ``moves``: a value that each move of
     time changes.
 
-    After ``limit`` seconds without a beat, or ``STANDING`` seconds of the processor without a move of the time, it keeps the stack
-    of the thread in ``stack`` and raises Frozen there.
+    After ``limit`` seconds without a beat, or ``STANDING`` CPU seconds without a move of the time, it keeps the stack of the thread
+    in ``stack`` and raises Frozen in that thread.
     """
 
     def __init__(self, limit: float = LIMIT) -> None:
@@ -39,7 +40,7 @@ class Watchdog:
         self.limit = limit
         self.why = f"a callback ran for more than {limit:g} real seconds"
         self.stack = ""
-        """Of the callback that was stopped; empty while none was."""
+        """The stack of the callback that was stopped; empty while none was."""
         self._over = threading.Event()
         self._watched = 0
         self._thread = threading.Thread(target=self._watch, name="rmq_async simulation watchdog", daemon=True)

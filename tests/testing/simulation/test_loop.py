@@ -189,7 +189,7 @@ def test_a_call_from_another_thread_is_refused() -> None:
         thread.join()
         return errors
 
-    assert "a thread of the user" in str(run(main)[0])
+    assert "from thread a thread of the user: a simulation has one thread; call it from that one" in str(run(main)[0])
 
 
 def test_each_process_has_its_own_clock_and_loop() -> None:

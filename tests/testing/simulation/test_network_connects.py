@@ -265,7 +265,7 @@ def test_a_paused_process_gets_connections_up_to_its_backlog() -> None:
 
 def test_wrong_use_of_the_network_is_refused() -> None:
     hosts = Hosts()
-    with pytest.raises(SimulationError, match="there is a machine 'client'"):
+    with pytest.raises(SimulationError, match="there is a machine 'client'; choose another name"):
         hosts.network.host("client")
     with pytest.raises(SimulationError, match="no machine 'elsewhere'; there are client, server"):
         hosts.network.link("client", "elsewhere")
@@ -273,7 +273,7 @@ def test_wrong_use_of_the_network_is_refused() -> None:
         hosts.link.cut(one_way="x")
     with pytest.raises(SimulationError, match="from 0 on, not -1"):
         hosts.link.slow(-1)
-    with pytest.raises(SimulationError, match="no IPv4 address"):
+    with pytest.raises(SimulationError, match="give an IPv4 address"):
         hosts["client"].move("over there")
     with pytest.raises(SimulationError, match="server has it"):
         hosts["client"].move("10.0.0.2")

@@ -23,12 +23,12 @@ def quiet(seed: int = 1, **options: Any) -> Simulation:
         (lambda: Simulation(1, name_servers=True), "name_servers must be a number from 1 to 8, not True"),
         (lambda: Simulation("1"), "seed must be an int, not '1'"),  # type: ignore[arg-type]
         (lambda: Faults(frozenset(["fire"])), "there is no kind of fault 'fire'"),
-        (lambda: Faults(rate=-1.0), "rate and times of faults are numbers from 0 on"),
-        (lambda: Faults(rate="8"), "numbers from 0 on, not '8', 0.0 to inf"),  # type: ignore[arg-type]
-        (lambda: Faults(rate=float("inf")), "numbers from 0 on, not inf"),
-        (lambda: Faults(start=True), "numbers from 0 on, not 4.0, True to inf"),
+        (lambda: Faults(rate=-1.0), "faults need a finite rate from 0 on and 0 <= start <= end, not rate=-1.0"),
+        (lambda: Faults(rate="8"), "0 <= start <= end, not rate='8', start=0.0, end=inf"),  # type: ignore[arg-type]
+        (lambda: Faults(rate=float("inf")), "a finite rate from 0 on and 0 <= start <= end, not rate=inf"),
+        (lambda: Faults(start=True), "0 <= start <= end, not rate=4.0, start=True, end=inf"),
         (lambda: quiet().run(None), "run\\(\\) takes a coroutine function"),  # type: ignore[arg-type]
-        (lambda: quiet().check(), "check\\(\\) is called after run"),
+        (lambda: quiet().check(), "check\\(\\) was called before the end of run\\(\\); call it afterwards"),
         (lambda: quiet().machine("broker-a"), "outside of run\\(\\)"),
         (lambda: quiet().link("main", "broker-a"), "there is no machine 'main'"),
         (lambda: run_seed("none", 1), "there is no scenario 'none'"),
@@ -54,14 +54,29 @@ def test_wrong_use_gets_one_sentence(use: Callable[[], object], text: str) -> No
         (lambda simulation: simulation.link("main", ["broker-a"]), r"there is no machine \['broker-a'\]"),
         (lambda simulation: simulation.machine("a").run(7), r"run\(\) of a takes a coroutine function, not 7"),
         (lambda simulation: simulation.machine("a").run(asyncio.sleep(1)), "not a coroutine: leave out its parentheses"),
-        (lambda simulation: simulation.machine("a").move("broker-b"), "a cannot move to 'broker-b': no IPv4 address"),
-        (lambda simulation: simulation.machine("a").move(7), "a cannot move to 7: no IPv4 address"),
-        (lambda simulation: simulation.machine("a").move("127.0.0.1"), "a cannot move to 127.0.0.1: no address of a network"),
-        (lambda simulation: simulation.machine("a").move("10.0.0.1"), "a cannot move to 10.0.0.1: main has it"),
-        (lambda simulation: simulation.link("main", "broker-a").slow("x"), "slowed by a number of seconds from 0 on, not 'x'"),
-        (lambda simulation: simulation.link("main", "broker-a").slow(-1), "slowed by a number of seconds from 0 on, not -1"),
-        (lambda simulation: simulation.machine("a").skew("1"), "the clock of a is skewed by a number of seconds, not '1'"),
-        (lambda simulation: simulation.machine("a").skew(float("nan")), "by a number of seconds, not nan"),
+        (
+            lambda simulation: simulation.machine("a").move("broker-b"),
+            "a cannot move to 'broker-b': give an IPv4 address, such",
+        ),
+        (lambda simulation: simulation.machine("a").move(7), "a cannot move to 7: give an IPv4 address, such"),
+        (
+            lambda simulation: simulation.machine("a").move("127.0.0.1"),
+            "127.0.0.1: give an address of the network",
+        ),
+        (lambda simulation: simulation.machine("a").move("10.0.0.1"), "a cannot move to 10.0.0.1: main has it; choose another"),
+        (
+            lambda simulation: simulation.link("main", "broker-a").slow("x"),
+            "a finite number of seconds from 0 on, not 'x'",
+        ),
+        (
+            lambda simulation: simulation.link("main", "broker-a").slow(-1),
+            "slowed by a finite number of seconds from 0 on, not -1",
+        ),
+        (
+            lambda simulation: simulation.machine("a").skew("1"),
+            "the clock of a is skewed by a finite number of seconds, not '1'",
+        ),
+        (lambda simulation: simulation.machine("a").skew(float("nan")), "by a finite number of seconds, not nan"),
     ],
 )
 def test_wrong_use_inside_a_run_gets_one_sentence_where_it_is_called(use: Callable[[Simulation], object], text: str) -> None:

@@ -34,14 +34,14 @@ def delay(chance: Random, machine: BrokerMachine) -> Effect:
 
 
 def disorder(chance: Random, machine: BrokerMachine) -> Effect:
-    """Requests that wait are served in any order."""
+    """Makes a broker serve waiting requests in any order."""
     before, listener = machine.requests, machine.broker.listener
     listener.shuffle(Random(chance.getrandbits(64)))
     return Done(lambda: listener.shuffle(None), lambda: machine.requests != before)
 
 
 def jitter(chance: Random, machine: BrokerMachine) -> Effect:
-    """Answers overtake each other."""
+    """Delays each answer by a drawn time, so that answers overtake each other."""
     before, gate = machine.requests, machine.broker.listener.gate
     gate.set_delay(0.0, chance.choice((0.01, 0.1, 1.0)), Random(chance.getrandbits(64)))
     return Done(lambda: gate.set_delay(0.0), lambda: machine.requests != before)
@@ -59,7 +59,7 @@ def slices(chance: Random, machine: BrokerMachine) -> Effect:
 
 
 def overload(chance: Random, machine: BrokerMachine) -> Effect:
-    """Sends beyond a rate are refused as busy."""
+    """Refuses sends beyond a rate as busy."""
     broker = machine.broker
     broker.throttle(chance.choice((0.5, 4.0, 20.0)))
     refused = 0
@@ -73,7 +73,7 @@ def overload(chance: Random, machine: BrokerMachine) -> Effect:
 
 
 def _refused(chance: Random, machine: BrokerMachine, code: int) -> Effect:
-    """The next requests of a kind are refused."""
+    """Refuses the next requests of a drawn kind with a response code."""
     request, failures = chance.choice(REQUESTS), machine.broker.failures
     asked = chance.randint(1, MOST_REFUSED)
     failure = failures.add(code, asked, request)

@@ -32,14 +32,14 @@ class Cluster(Protocol):
 
     @property
     def clients(self) -> Sequence[Machine]:
-        """Client machines that run, the main one excepted."""
+        """Client machines, the main one excepted; they may be down."""
 
     @property
     def links(self) -> Sequence[Link]:
         """Links over which something was sent."""
 
     def free_address(self) -> str:
-        """Returns an address that no machine has had."""
+        """Returns an address that no machine has and no earlier call has returned."""
 
     def record(self, machine: str, what: str, **details: object) -> None:
         """Adds an event to the history."""
@@ -65,7 +65,7 @@ def once(met: bool) -> Done:
 
 
 def on(machines: Callable[[], Sequence[M]], strike: Callable[[Random, M], Effect | None], *, paused: bool = True) -> Begin:
-    """Returns the beginning of a fault that strikes one of those ``machines`` that run. ``paused``: also one that is stopped."""
+    """Returns a function that begins a fault of one of those ``machines`` that run. ``paused``: whether it may be a paused one."""
 
     def begin(chance: Random, duration: float) -> Effect | None:
         machine = drawn(chance, [each for each in machines() if each.running and (paused or not each.paused)])
@@ -75,7 +75,7 @@ def on(machines: Callable[[], Sequence[M]], strike: Callable[[Random, M], Effect
 
 
 def on_some(machines: Callable[[], Sequence[M]], strike: Callable[[Random, M], Effect | None]) -> Begin:
-    """Returns the beginning of a fault that strikes one of those ``machines`` that run, or all of them in the same way."""
+    """Returns a function that begins a fault of one of those ``machines`` that run, or the same fault of all of them."""
 
     def begin(chance: Random, duration: float) -> Effect | None:
         together, seed = chance.random() < ALL_SHARE, chance.getrandbits(64)

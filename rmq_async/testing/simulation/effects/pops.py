@@ -42,7 +42,7 @@ def empty(chance: Random, machine: BrokerMachine) -> Effect:
 
 
 def lost_acks(chance: Random, machine: BrokerMachine) -> Effect:
-    """Acknowledgements are answered, and have no effect."""
+    """Makes acknowledgements have no effect, although they are answered."""
     faults = machine.broker.popping.faults
     faults.lost_acks = asked = chance.randint(1, MOST)
     left = asked
@@ -55,7 +55,7 @@ def lost_acks(chance: Random, machine: BrokerMachine) -> Effect:
 
 
 def lost_answers(chance: Random, machine: BrokerMachine) -> Effect:
-    """Requests of a kind are served, and the answers do not leave."""
+    """Makes a broker serve requests of a drawn kind without answering them."""
     failures, request = machine.broker.failures, chance.choice(REQUESTS)
     asked = chance.randint(1, MOST)
     failures.lose(asked, request)
@@ -93,7 +93,7 @@ def repeated_revival(chance: Random, machine: BrokerMachine) -> Effect:
 
 
 def refused(chance: Random, machine: BrokerMachine) -> Effect:
-    """Requests of a kind are answered with an error."""
+    """Answers requests of a drawn kind with an error."""
     failures = machine.broker.failures
     asked = chance.randint(1, MOST)
     failure = failures.add(chance.choice(ERRORS), asked, chance.choice(REFUSED))

@@ -65,8 +65,7 @@ def resize(cluster: Cluster, chance: Random, machine: BrokerMachine) -> Effect |
 
 
 def slow_disk(chance: Random, machine: BrokerMachine) -> Effect:
-    """Delays flushes, so that a power loss removes more messages; some sends are answered before their flush, with that
-    status."""
+    """Delays flushes, so that a power loss removes more messages; some sends are answered with FLUSH_DISK_TIMEOUT."""
     log, failures = machine.log, machine.broker.failures
     before = log.appended
     log.flush_interval = chance.choice(SLOW_FLUSHES)
@@ -92,7 +91,7 @@ def forget(cluster: Cluster, chance: Random, machine: NameServerMachine) -> Effe
 
 
 def disagree(cluster: Cluster, chance: Random, machine: NameServerMachine) -> Effect:
-    """Makes a name server report more queues of topics than exist, or fewer, as one does that has missed a change."""
+    """Makes a name server report more queues of topics than exist, or fewer, as if it had missed a change."""
     known = machine.registrations
     before = known.differences
     known.more = chance.choice((-3, -1, 1, 4))

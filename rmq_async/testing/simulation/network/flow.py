@@ -1,4 +1,4 @@
-"""One direction of a stream: TCP between two kernels, without a byte of its own on the wire.
+"""One direction of a stream: TCP between two kernels, whose headers and acknowledgements take no bandwidth.
 
 Bytes go from the sender's kernel to the receiver's in segments, each after its own latency; numbers keep them in order. Both
 kernels hold a bounded number of bytes. A segment that a cut link loses stays with its sender, which sends it again at growing
@@ -24,7 +24,7 @@ RECEIVE_WINDOW: Final = 256 * 1024
 LONGEST_INTERVAL: Final = 120_000_000_000
 """Nanoseconds between two repetitions of a segment, at most."""
 FIRST_QUESTION: Final = 200_000_000
-"""Nanoseconds without room at the receiver, after which a kernel asks for it; the next times after twice as long each."""
+"""Nanoseconds without room at the receiver after which a kernel asks for it; it asks again after twice as long each time."""
 GIVE_UP: Final = 924_600_000_000
 """Nanoseconds without an answer after which a kernel gives a stream up: Linux with ``tcp_retries2`` = 15."""
 
@@ -60,10 +60,10 @@ class Receiver(Protocol):
         """Takes a segment; they come in order."""
 
     def refuse(self) -> None:
-        """Answers a segment that has no stream any more."""
+        """Answers a segment whose stream is gone with a reset."""
 
     def unanswered(self) -> None:
-        """Runs when the reset that was to end it is lost."""
+        """Runs when the reset that should have ended the receiver's side is lost."""
 
 
 class Flow:
@@ -86,7 +86,7 @@ class Flow:
         self._sent = 0
         self._acknowledged = 0
         self._limit = RECEIVE_WINDOW
-        """Count of bytes up to which the receiver takes them."""
+        """The number of bytes of the stream up to which the receiver has room."""
         self._number = 0
         self._finishing = False
         self._end_sent = False
@@ -96,7 +96,7 @@ class Flow:
         self._gap = False
         """Whether a segment was lost that nothing will repeat."""
         self._stalled = -1
-        """Time since when answers are missing; -1 while none is."""
+        """Time from which on answers are missing; -1 while none is missing."""
         self._interval = 0
         self._repetition: Call | None = None
         self._expiry: Call | None = None
@@ -111,7 +111,7 @@ class Flow:
 
     @property
     def blocked(self) -> bool:
-        """Whether segments are lost."""
+        """Whether segments are lost now."""
         return self.way.cut or not self._sender.attached or not self._receiver.attached
 
     @property
@@ -310,7 +310,7 @@ class Flow:
 
     @property
     def _awaited(self) -> bool:
-        """Whether the sender waits for an answer, or its kernel acts on one."""
+        """Whether the sender waits for an answer, or would act on one."""
         return (
             self._abandoned
             or self._finishing

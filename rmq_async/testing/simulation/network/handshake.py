@@ -16,7 +16,7 @@ __all__ = ["Attempt", "Directory", "Target"]
 
 REPETITIONS: Final = (0, 1, 3, 7, 15, 31, 63)
 PATIENCE: Final = 127
-"""Seconds after the first request, of the others and of giving up: Linux with ``tcp_syn_retries`` = 6."""
+"""Seconds after the first request at which it is repeated, and at which the kernel gives up: Linux with ``tcp_syn_retries`` = 6."""
 SECOND: Final = 1_000_000_000
 
 
@@ -108,7 +108,7 @@ class Attempt:
 
     def _connect(self, target: Target, link: Link, accepted: Callable[[End], None]) -> None:
         self.end()
-        if self.future.done():  # the caller has gone, in this very moment
+        if self.future.done():  # the caller was cancelled in this iteration
             return
         directory = self._directory
         end, other = connect_ends(

@@ -45,7 +45,7 @@ class Names(Directory, Protocol):
 
 
 class Host(Network):
-    """One machine. ``name`` resolves to its ``address`` everywhere; ``localhost`` is the machine itself."""
+    """The kernel of one machine. ``name`` resolves to its ``address`` on all machines, ``localhost`` to the machine itself."""
 
     def __init__(self, name: str, address: str, names: Names, chance: Random) -> None:
         self.name = name
@@ -59,7 +59,7 @@ class Host(Network):
         self._chance = chance
         self._attempts: dict[Attempt, None] = {}
         self._dead: list[End] = []
-        """Ends that a loss of power has left to their peers."""
+        """Ends that a loss of power has destroyed, while their peers may still send to them."""
         self._next_port = FIRST_PORT
 
     def __repr__(self) -> str:
@@ -107,9 +107,10 @@ class Host(Network):
             self._attempts.pop(attempt, None)
 
     def listen(self, loop: SimulatedLoop, factory: Factory, host: str | None, port: int) -> asyncio.AbstractServer:
-        """Listens on one address, or on all for None; port 0 is a free one. Raises OSError.
+        """Listens on one address, or on all for None; port 0 is a free one.
 
-        A listener of one address is not reached by another one that the machine gets later.
+        A listener of one address is not reached by an address that the machine gets later. Raises OSError for an address that the
+        machine does not have and a port that is taken, OverflowError for a port above 65535.
         """
         address = ANY if host in (None, "", ANY) else self._own(str(host))
         if not 0 <= port <= 65535:
@@ -123,8 +124,10 @@ class Host(Network):
         return SimulatedServer(loop, factory, (address, port), self.wakes, self.ports)
 
     async def resolve(self, loop: SimulatedLoop, host: str, port: int) -> list[tuple[Any, ...]]:
-        """Resolves a name to one address, as ``getaddrinfo`` does. Raises socket.gaierror for an unknown name, after a
-        drawn delay."""
+        """Resolves a name to one address after a drawn delay, as ``getaddrinfo`` does; an address without a delay.
+
+        Raises socket.gaierror for an unknown name.
+        """
         try:
             ip = ipaddress.ip_address(host.partition("%")[0])
         except ValueError:
@@ -166,7 +169,7 @@ class Host(Network):
             self._dead.append(end)
 
     def power_on(self) -> None:
-        """Starts the kernel: it answers segments of earlier streams with a reset."""
+        """Starts the kernel, which answers segments of earlier streams with a reset."""
         self.off = False
         dead, self._dead = self._dead, []
         for end in dead:
@@ -174,7 +177,7 @@ class Host(Network):
             end.peer.heal()
 
     def pause(self) -> None:
-        """Stops the process. Its kernel completes handshakes and keeps bytes, as many of both as it has room for."""
+        """Stops the process. Its kernel still completes handshakes and keeps bytes, as many of both as it has room for."""
         self.wakes.pause()
 
     def resume(self) -> None:
@@ -183,20 +186,20 @@ class Host(Network):
         self.wakes.resume()
 
     def check_move(self, address: str) -> str:
-        """Returns the address as it is written. Raises SimulationError for one to which the machine cannot move."""
+        """Returns the address as a text. Raises SimulationError for one to which the machine cannot move."""
         try:
             address = str(ipaddress.IPv4Address(str(address)))
         except ValueError:
-            raise SimulationError(f"{self.name} cannot move to {address!r}: no IPv4 address") from None
+            raise SimulationError(f"{self.name} cannot move to {address!r}: give an IPv4 address, such as 10.1.0.1") from None
         if is_local(address) or address == ANY:
-            raise SimulationError(f"{self.name} cannot move to {address}: no address of a network")
+            raise SimulationError(f"{self.name} cannot move to {address}: give an address of the network, such as 10.1.0.1")
         self._names.check_free(self, address)
         return address
 
     def move(self, address: str) -> None:
         """Gives the machine another IPv4 address; streams of the old one are silent.
 
-        Raises SimulationError for one that is taken.
+        Raises SimulationError for an address to which it cannot move.
         """
         address = self.check_move(address)
         self._names.move(self, address)

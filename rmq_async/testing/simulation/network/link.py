@@ -19,14 +19,14 @@ SPREAD: Final = 400_000
 TAIL_SHARE: Final = 0.004
 TAIL: Final = 4_000_000
 LONGEST_TAIL: Final = 200_000_000
-"""Share of the segments that take longer, and the least and the most of their additional nanoseconds; the half of them takes twice
-the least, one of ten ten times as much. (No logarithm: its last bit depends on the system.)"""
+"""Share of the segments that take longer, and the least and the most of their additional nanoseconds: half of them take at least
+twice the least, one of ten at least ten times as much. (No logarithm: its last bit depends on the system.)"""
 LOCAL_SHARE: Final = 0.1
 """Latency of a machine to itself, as a share of that between two; it has no tail."""
 BYTE_TIME: Final = 8
 """Nanoseconds per byte: 1 Gbit/s."""
 ENDS: Final = 2
-"""Ends of one stream; the numbers of both, divided by this, are the same."""
+"""Ends of one stream; their numbers, divided by this and rounded down, are the number of the stream."""
 LARGEST_SEGMENT: Final = 64 * 1024
 CUT_SHARE: Final = 0.125
 """Share of the segments that end at a random place."""
@@ -54,7 +54,7 @@ class Way:
         """Nanoseconds of additional latency."""
         self.carried = 0
         self.held = 0
-        """Segments that were sent, and those that were held back by a cut."""
+        """Numbers of segments that were sent, and of those that did not arrive, because of a cut or the absence of a machine."""
         self._scheduler = scheduler
         self._chance = chance
         self._local = local
@@ -116,7 +116,7 @@ class Link:
 
     @property
     def held(self) -> int:
-        """Number of segments, in both directions, that a cut has held back."""
+        """Number of segments, in both directions, that did not arrive: a cut lost them, or a machine that was off or had moved."""
         return sum(way.held for way in self._ways.values())
 
     @property
@@ -128,7 +128,7 @@ class Link:
         """Returns the direction of a sender. Raises SimulationError for a machine that is not at this link."""
         way = self._ways.get(sender)
         if way is None:
-            raise SimulationError(f"{sender!r} is not at the link of {self.a!r} and {self.b!r}")
+            raise SimulationError(f"{sender!r} is not at the link of {self.a!r} and {self.b!r}; name one of these machines")
         return way
 
     def cut(self, *, one_way: str | None = None) -> None:
@@ -136,22 +136,26 @@ class Link:
         arrive.
 
         Kernels send lost segments again, until ``heal``; after about 924 s without an answer they give a stream up
-        (ETIMEDOUT). Connects give up after 127 s.
+        (ETIMEDOUT). Connects give up after 127 s. Raises SimulationError for a machine that is not at this link.
         """
         for way in self._ways.values() if one_way is None else (self.way(one_way),):
             way.cut = True
 
     def heal(self) -> None:
-        """Ends a cut. Lost segments arrive when the kernels send them again, at most as long after it as the cut lasted."""
+        """Ends a cut. Lost segments arrive when the kernels send them again: after the time that the cut lasted and 0.3 s at most,
+        and never after more than 120 s."""
         for way in self._ways.values():
             way.cut = False
         for end in list(self.ends.values()):
             end.heal()
 
     def slow(self, seconds: float) -> None:
-        """Adds latency to both directions; 0 removes it. Raises SimulationError for a number below 0."""
+        """Sets the additional latency of both directions in seconds; 0 removes it.
+
+        Raises SimulationError for a number that is negative or infinite.
+        """
         if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < float("inf"):
-            raise SimulationError(f"a link is slowed by a number of seconds from 0 on, not {seconds!r}")
+            raise SimulationError(f"a link is slowed by a finite number of seconds from 0 on, not {seconds!r}")
         for way in self._ways.values():
             way.extra = nanoseconds(seconds)
 

@@ -1,4 +1,4 @@
-"""Listening: the connections of a kernel that were not accepted yet, and the server that accepts them."""
+"""Listening: the connections of a kernel that its process has not accepted yet, and the server that accepts them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["BACKLOG", "Listener", "SimulatedServer"]
 BACKLOG: Final = 100
 """Connections that a kernel keeps for a process that does not accept them; more requests get no answer."""
 MOST_WAITING: Final = 4 * BACKLOG
-"""Connections that it keeps when many requests came at once; more are reset."""
+"""Connections that a kernel keeps when many requests came at once; more are reset."""
 Factory = Callable[[], asyncio.BaseProtocol]
 
 
@@ -37,11 +37,11 @@ class Listener:
         return len(self.waiting) >= BACKLOG
 
     def serves(self, address: str) -> bool:
-        """Returns whether it is bound to an address of the machine."""
+        """Returns whether the listener is bound to an address of the machine, or to all."""
         return self.place[0] in ("0.0.0.0", address)  # noqa: S104 - an address to compare with
 
     def accepted(self, end: End) -> None:
-        """Accepts an end whose handshake is complete."""
+        """Queues an end whose handshake is complete, for the process; resets it if too many wait."""
         if self.closed or len(self.waiting) >= MOST_WAITING:
             end.reset()
         else:
@@ -49,14 +49,14 @@ class Listener:
             self._wakes.wake(self._accept)
 
     def close(self) -> None:
-        """Resets the connections that were not accepted."""
+        """Resets the connections that wait for the process."""
         self.closed = True
         while self.waiting:
             self.waiting.popleft().reset()
 
 
 class SimulatedServer(asyncio.AbstractServer):
-    """The server that ``create_server`` returns. ``ports``: of the machine, in which it has its listener as long as it is open."""
+    """The server that ``create_server`` returns. ``ports``: the listeners of the machine, among them its own while it is open."""
 
     def __init__(self, loop: SimulatedLoop, factory: Factory, place: Place, wakes: Wakes, ports: dict[Place, Listener]) -> None:
         self._loop = loop
@@ -111,7 +111,7 @@ class SimulatedServer(asyncio.AbstractServer):
             transport.abort()
 
     async def wait_closed(self) -> None:
-        """Waits until it is closed and its connections are over, as asyncio's servers do from Python 3.12.1 on."""
+        """Waits until the server is closed and its connections are over, as asyncio's servers do from Python 3.12.1 on."""
         if not self._listener.closed or self._streams.transports:
             waiter: asyncio.Future[None] = self._loop.create_future()
             self._waiters.append(waiter)

@@ -22,8 +22,8 @@ FIRST_MOVED: Final = IPv4Address("10.1.0.1")
 
 
 class SimulatedNetwork:
-    """The network between the machines of a simulation. ``generator``: returns a new generator for a name, seeded with it; each
-    direction of a link and each machine has one.
+    """The network between the machines of a simulation. ``generator``: returns a new generator that is seeded with the seed of the
+    run and a name; each direction of a link and each machine has one.
 
     ``observe``: gets the bytes that arrive in each direction of each stream, and its end.
     """
@@ -44,12 +44,15 @@ class SimulatedNetwork:
         return tuple(self._links.values())
 
     def host(self, name: str) -> Host:
-        """Returns a new machine, with the next address from 10.0.0.1 on. Raises SimulationError for a name that is taken."""
+        """Returns a new machine, with the next address from 10.0.0.1 on.
+
+        Raises SimulationError for a name that is empty or taken ("localhost" always is), and for an address that a machine has.
+        """
         if not name or name in self._hosts or name == "localhost":
-            raise SimulationError(f"there is a machine {name!r}" if name else "a machine needs a name")
+            raise SimulationError(f"there is a machine {name!r}; choose another name" if name else "a machine needs a name")
         address = str(FIRST_ADDRESS + len(self._hosts))
         if address in self._addresses:
-            raise SimulationError(f"{name} has no address: another machine has moved to {address}")
+            raise SimulationError(f"{name} has no address: a machine has moved to {address}; move it to another one before")
         host = self._hosts[name] = self._addresses[address] = Host(name, address, self, self._generator(f"host {name}"))
         return host
 
@@ -65,7 +68,7 @@ class SimulatedNetwork:
         return link
 
     def free_address(self) -> str:
-        """Returns an address for a machine that moves; it returns each one once."""
+        """Returns an address for a machine that moves: one that no machine has and no earlier call has returned."""
         while True:
             address = str(FIRST_MOVED + self._moves)
             self._moves += 1
@@ -93,7 +96,7 @@ class SimulatedNetwork:
         """Raises SimulationError for an address that another machine has."""
         other = self._addresses.get(address)
         if other is not None and other is not host:
-            raise SimulationError(f"{host.name} cannot move to {address}: {other.name} has it")
+            raise SimulationError(f"{host.name} cannot move to {address}: {other.name} has it; choose another address")
 
     def move(self, host: Host, address: str) -> None:
         """Gives a machine another address. Raises SimulationError for one that is taken."""

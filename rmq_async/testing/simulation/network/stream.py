@@ -1,4 +1,4 @@
-"""Streams between the kernels of two machines: each has an end, which a process may own."""
+"""Streams between the kernels of two machines. Each kernel has one end of a stream, which a process may own."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Wakes:
 class End:
     """One end of a stream.
 
-    ``tables``: of the machine and of the link, each of which has the end under its number as long as the kernel keeps it.
+    ``tables``: those of the machine and of the link, which hold the end under its number as long as the kernel keeps it.
     """
 
     __slots__ = (
@@ -83,14 +83,14 @@ class End:
         self.remote = remote
         self.owner: Owner | None = None
         self.accepted: Callable[[End], None] | None = None
-        """Called when a handshake is over, on the side of the listener; None then."""
+        """On the side of the listener: called when the handshake is complete. None afterwards."""
         self.observed: Callable[[bytes], None] | None = None
         self.attached = True
         """Whether the machine is on, and has the address of this end."""
         self.closed = False
         """Whether the process has closed it."""
         self.gone = False
-        """Whether the kernel has dropped it: what still comes for it is answered with a reset."""
+        """Whether the kernel has dropped it: segments that still come for it are answered with a reset."""
         self.eof = False
         """Whether the other end has sent its last byte."""
         self.error: OSError | None = None
@@ -133,7 +133,7 @@ class End:
         return data
 
     def send(self, data: bytes | memoryview) -> int:
-        """Returns how many bytes the kernel has taken. Raises OSError when the stream has failed."""
+        """Gives bytes to the kernel; returns how many it has taken. Raises OSError when the stream has failed."""
         if self.error is not None:
             error, self.error = self.error, system_error(EPIPE)
             raise error
@@ -179,7 +179,7 @@ class End:
             self.writable()
 
     def expect(self, accepted: Callable[[End], None], scheduler: Scheduler) -> None:
-        """Waits for the end of the handshake, and then calls ``accepted``."""
+        """Waits for the end of the handshake, and then calls ``accepted``; drops the stream after ``HANDSHAKE``."""
         self.accepted = accepted
         self._handshake = scheduler.after(HANDSHAKE, self._drop)
 
@@ -280,7 +280,7 @@ class Side(Protocol):
 def connect_ends(
     scheduler: Scheduler, link: Link, stream: int, near: tuple[Side, Place], far: tuple[Side, Place], observe: Observer | None
 ) -> tuple[End, End]:
-    """Returns both ends of a new stream over ``link``: of the machine and place that connect, and of those that accept."""
+    """Returns both ends of a new stream over ``link``. ``near``: machine and place that connect; ``far``: those that accept."""
     (client, local), (server, remote) = near, far
     way, back = link.way(client.name), link.way(server.name)
     number = ENDS * stream

@@ -26,7 +26,7 @@ PATIENCE: Final = 120.0
 SERVICES: Final = MappingProxyType({**WORKLOADS, **HARDSHIPS, **GROUPS, **ARRANGED_GROUPS, **BROADCASTS, **POPPING_GROUPS})
 """By name, which is also that of the machine."""
 HARMLESS: Final = frozenset({"broker-disorder", "broker-slices", "clock-jump", "clock-rate"})
-"""Kinds of faults that fail no call."""
+"""Kinds of faults by which no call fails."""
 
 
 class Machine(Protocol):
@@ -47,8 +47,8 @@ class Simulated(Cluster, Protocol):
 class Scenario(NamedTuple):
     """A scenario of the library.
 
-    ``about``: one line. ``workloads``: names of services, each on a machine of its own. ``duration``: virtual seconds.
-    ``kinds``: of faults, of which each seed draws some.
+    ``about``: one line of description. ``workloads``: names of services, each on a machine of its own. ``duration``: virtual
+    seconds. ``kinds``: the kinds of faults of which each seed draws some.
     """
 
     about: str
@@ -59,7 +59,7 @@ class Scenario(NamedTuple):
     kinds: frozenset[str] = frozenset(KINDS)
 
     async def play(self, simulation: Simulated) -> None:
-        """Runs the services on their machines until their time is over."""
+        """Runs the services on their machines until their time is over, and adds violations for those that do not end."""
         until = simulation.now + self.duration
         services = {simulation.machine(name).run(_started(name, simulation, until)): name for name in self.workloads}
         await asyncio.wait(services, timeout=self.duration, return_when=asyncio.FIRST_EXCEPTION)
@@ -102,4 +102,4 @@ SCENARIOS: Final[Mapping[str, Scenario]] = MappingProxyType(
         "returning": Scenario("reads a topic whose queues come and go", ("resized", "returning")),
     }
 )
-"""By name."""
+"""The scenarios by name."""

@@ -23,12 +23,12 @@ __all__ = ["ARRANGED_GROUPS"]
 
 KEYS: Final = 8
 LONGEST_CALL: Final = 3.0
-"""Seconds of a handler call at most: with its attempts it holds a queue for less than a check allows for."""
+"""Seconds of a handler call at most: a message with all its attempts holds its queue for less time than the checks allow."""
 STYLES: Final = ("key", "queue", "queue in batches", "batches", "by hand")
 
 
 async def arranged(cluster: Staffed, until: float) -> None:
-    """Members of a group handle messages in order of keys or queues, in batches, or by hand."""
+    """Runs a group whose members handle messages in order of keys or queues, in batches, or by hand."""
     await _ArrangedCrew(cluster, until).run()
 
 
@@ -103,7 +103,7 @@ async def _handle(log: GroupLog, chance: Random, life: int, message: MessageExt)
 
 
 async def _handle_batch(log: GroupLog, chance: Random, life: int, batch: Batch) -> None:
-    """All of an ordered batch succeed or fail; others have marks of their own."""
+    """Handles a batch. All messages of an ordered one succeed or fail; each message of another one may have a mark of its own."""
     call = len(log.deliveries)
     deliveries = [log.begin(message, life, call) for message in batch]
     await _work(log, chance, deliveries)
@@ -121,7 +121,7 @@ async def _handle_batch(log: GroupLog, chance: Random, life: int, batch: Batch) 
 
 
 async def _read(log: GroupLog, chance: Random, life: int, consumer: Consumer) -> None:
-    """Reads until it is cancelled; a message that fails is given back, one that is left in hand goes back to the buffer."""
+    """Reads until it is cancelled. A message that fails is given back; one that is in hand at the end goes back to the buffer."""
     while True:
         with suppress(RocketMQError):
             async for message in consumer:

@@ -35,10 +35,10 @@ class Listening(Stocked, Staffed, Protocol):
 
 
 class _Listener:
-    """One member over all of its runs, and its store of positions.
+    """One member over all of its lives, and its store of positions.
 
-    ``handled``: by place and unique id, the messages that this run has handled with success; ``over``: places that a run has
-    settled.
+    ``_handled``: how often this life has handled a message with success, by place and unique id. ``_attempts``: how often this life
+    has tried it. ``_over``: the messages that any life has settled.
     """
 
     def __init__(self, cluster: Listening, name: str, until: float) -> None:
@@ -59,7 +59,7 @@ class _Listener:
         self._positions = dict(positions)
 
     async def run(self) -> None:
-        """Lives one life after the other; in the last one it handles all that is left."""
+        """Runs one consumer after the other, each a life of the member; the last one handles all that is left."""
         cluster, chance = self._cluster, self._chance
         order: Literal["queue"] | None = chance.choice((None, "queue"))
         options: dict[str, Any] = {
@@ -123,7 +123,7 @@ class _Listener:
 
 
 async def broadcast(cluster: Listening, until: float) -> None:
-    """Runs a broadcast: two members that stop and start again handle all messages of a topic, each of them."""
+    """Runs two broadcast members, which stop and start again; each of them handles all messages of a topic."""
     names = ("listener-1", "listener-2")
     await asyncio.gather(*(cluster.machine(name).run(_Listener(cluster, name, until).run) for name in names))
 

@@ -35,7 +35,7 @@ LONGEST_REGISTRATION: Final = 45.0
 FIRST_SENDS: Final = 1.5
 """Mean seconds between two turns of the sender."""
 LONGEST_DRAIN: Final = 60.0
-"""Seconds after the calm, and after the last member that was gone and listed, in which what is left is handled."""
+"""Seconds in which the rest is handled: after the calm, and after the last time at which a broker listed a member that had left."""
 LONGEST_CALL: Final = 40.0
 """Seconds of a handler call at most: after 60 s it counts as stuck."""
 FAREWELL: Final = 6.0
@@ -61,7 +61,7 @@ class Staffed(Cluster, Protocol):
 
 
 async def groups(cluster: Staffed, until: float) -> None:
-    """Runs a group: two to ten members of a group join, stop and are killed while messages are sent to them."""
+    """Runs a group of two to ten members: they join, stop and are killed while messages are sent to them."""
     await Crew(cluster, until).run()
 
 
@@ -202,7 +202,7 @@ class Crew:
             cluster.go_on()
 
     async def _routed(self) -> None:
-        """Waits until the name servers list all brokers again: no member can find a broker before."""
+        """Waits until the name servers list all brokers again, because no member can find a broker that is not listed."""
         end = self.cluster.now + LONGEST_REGISTRATION
         while not self.cluster.routed:
             if self.cluster.now >= end:
@@ -221,8 +221,8 @@ class Crew:
         self.log.look(resting=True)
 
     async def _drained(self) -> None:
-        """Waits until all messages are handled; it waits longer for a broker that lists a member that has left, because its
-        queues wait until then."""
+        """Waits until all messages are handled, for ``LONGEST_DRAIN`` at most. That time begins anew as long as a broker lists a
+        member that has left, because the queues of that member wait."""
         end = self.cluster.now + LONGEST_DRAIN
         while self.cluster.now < end:
             backlog = self.log.backlogs[-1]
@@ -245,12 +245,12 @@ class Crew:
         return consumer
 
     def working(self, consumer: Consumer, chance: Random, life: int) -> AbstractAsyncContextManager[None]:
-        """A context that is entered while a consumer runs."""
+        """Returns a context that is entered while a consumer runs."""
         return nullcontext()
 
 
 async def _live(crew: Crew, name: str) -> None:
-    """One member after the other in the same process, until the run is over."""
+    """Runs one consumer after the other in the same process, each a life of the member, until the run is over."""
     cluster, log = crew.cluster, crew.log
     chance = cluster.generator(f"{name} from {cluster.now}")
     while not crew.over:

@@ -33,11 +33,11 @@ SPACING: Final = 0.0003
 TURNS: Final = (0.0, 0.0002, 0.0006, 0.002)
 """Seconds of a turn of an event loop, at most."""
 SHORTEST: Final = 3.0
-"""Seconds within which a call ends well beside a broker that fails: the producer's own timeout."""
+"""Seconds within which a call must succeed beside a broker that fails: the producer's default timeout."""
 
 
 async def cancelled(cluster: Cluster, until: float) -> None:
-    """Cancels calls of all kinds at any moment, with few credits and a window of four; others go on as if nothing had been."""
+    """Cancels calls of all kinds at any moment, with few credits and a window of four; other calls must not be affected."""
     chance = cluster.generator("workload cancelled")
 
     async def asynchronous(producer: Producer, message: Message) -> None:
@@ -184,7 +184,7 @@ async def _disturb(cluster: Disturbed, chance: Random, victim: str, until: float
 
 
 async def cold(cluster: Disturbed, until: float) -> None:
-    """Makes many first sends at once, to brokers that may be unreachable; those that give up do not hold up the others."""
+    """Makes many first sends at once, to brokers that may be unreachable; those that give up must not delay the others."""
     chance = cluster.generator("workload cold")
     links = [cluster.link("cold", name) for name in ("broker-a", "broker-b")]
 
@@ -206,8 +206,7 @@ async def cold(cluster: Disturbed, until: float) -> None:
 
 
 async def closing(cluster: Disturbed, until: float) -> None:
-    """Makes calls without a pause to brokers that close the connections which they accept, from a loop whose turns take
-    time."""
+    """Makes calls from a slow event loop, without a pause, to brokers that close the connections which they accept."""
     chance = cluster.generator("workload closing")
     machine, links = cluster.machine("closing"), [cluster.link("closing", name) for name in ("broker-a", "broker-b")]
 
@@ -238,7 +237,7 @@ async def closing(cluster: Disturbed, until: float) -> None:
 
 
 async def deleting(cluster: Disturbed, until: float) -> None:
-    """Deletes the oldest messages of a topic while they are read; the reader names each offset that it did not get."""
+    """Deletes the oldest messages of a topic while they are read; the reader must raise an error for each gap."""
     chance = cluster.generator("workload deleting")
 
     async def write(producer: Producer) -> None:
@@ -279,8 +278,8 @@ async def _again(cluster: Cluster, until: float, read: Any, consumer: PullConsum
 
 
 def _step(cluster: Cluster, ends: dict[MessageQueue, int], queue: MessageQueue, offset: int) -> None:
-    """Compares the offset of a message with the one behind the message before. Queues that were added later may begin at
-    any offset."""
+    """Compares the offset of a message with that of the message before it, which it must follow. Queues that were added later may
+    begin at any offset."""
     if queue not in ends:
         return
     if offset > ends[queue]:

@@ -1,4 +1,4 @@
-"""Members of a group that pop, under the faults and kills of ``groups``, and those of brokers that are popped from."""
+"""Members of a group that pop, under the faults and kills of ``groups`` and the faults of pops."""
 
 from __future__ import annotations
 
@@ -22,12 +22,13 @@ __all__ = ["POPPING_GROUPS"]
 LONGEST_CALL: Final = 25.0
 """Seconds of a handler call at most: longer than some leases, which are renewed."""
 LONGEST_DRAIN: Final = 120.0
-"""Seconds after the calm in which what is left is popped and handled: a lease may have to run out, and a message be tried again."""
+"""Seconds after the calm, at most, in which the rest is popped and handled: a lease may have to run out before, or a message be
+tried again."""
 LOOK_EVERY: Final = 2.0
 
 
 async def pop(cluster: Staffed, until: float) -> None:
-    """Runs a group that pops: one to six members of a group pop, join, stop and are killed while messages are sent to them."""
+    """Runs a group of one to six members that pop: they join, stop and are killed while messages are sent to them."""
     await _PoppingCrew(cluster, until).run()
 
 

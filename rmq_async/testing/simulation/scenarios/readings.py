@@ -1,4 +1,4 @@
-"""Services that read a topic during sends, and compare the messages with those of the brokers at that moment."""
+"""Services that read a topic during sends, and compare each message with that of its broker."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TAG: Final = "a"
 LONGEST: Final = 60.0
 """Seconds of one reading, at most."""
 RESUMED: Final = 0.4
-"""Share of the readings that go on where the one before ended."""
+"""Share of the readings that continue where the one before ended."""
 
 
 class Stocked(Cluster, Protocol):
@@ -73,13 +73,13 @@ class Reading:
         self.next[queue], self._last[queue] = offset + 1, (offset, message.msg_id)
 
     def over(self, ends: Mapping[MessageQueue, int]) -> None:
-        """Compares a finished reading with the offsets that were acknowledged before its beginning."""
+        """Compares a finished reading with the ends that the queues had at its beginning."""
         for queue, end in ends.items():
             self._passed(queue, end)
 
     def _last_is_there(self, queue: MessageQueue, offset: int) -> None:
-        """Reports a message that was read and lost, and whose offset another message has, if the reader continued behind
-        it."""
+        """Reports a reader that continued behind a message which it had read, although the broker has lost that message and given
+        its offset to another one."""
         before, msg_id = self._last.get(queue, (0, ""))
         there = self._cluster.held(queue, before)
         if msg_id and there is not None and there.msg_id != msg_id:
@@ -100,12 +100,12 @@ class Reading:
 
 
 async def reading(cluster: Stocked, until: float) -> None:
-    """Reads a topic and follows it, each minute anew, from its beginning or where it was, with a tag or without."""
+    """Reads a topic and follows it, each minute anew, from the beginning or the last position, with a tag or without."""
     await _follow(cluster, until, "reading", "Plain")
 
 
 async def returning(cluster: Stocked, until: float) -> None:
-    """Follows a topic whose queues come and go, and go on where they were when they come back."""
+    """Follows a topic whose queues come and go; a queue that comes back continues at its offsets."""
     await _follow(cluster, until, "returning", "Resized")
 
 

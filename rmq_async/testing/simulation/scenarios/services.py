@@ -24,12 +24,12 @@ PAUSE: Final = 4.0
 CALM: Final = 65.0
 """Seconds without faults after which no call may fail: a broker is avoided for 30 s at most, and routes are polled every 30 s."""
 ROUND: Final = 16
-"""Sends in which each broker has its turn: topics have up to eight queues on each of two brokers."""
+"""Sends within which each broker must have its turn: topics have up to eight queues on each of two brokers."""
 LONGEST_AVOIDED: Final = 35.0
 """Seconds after which a broker that was avoided has its trial."""
 KEYS: Final = ("key-0", "key-1", "key-2")
 AGAIN: Final = 1.0
-"""Seconds before a client that could not start is made anew."""
+"""Seconds before a client is made anew after an error."""
 
 
 class Cluster(Protocol):
@@ -137,7 +137,7 @@ async def keeps_sending(
 
 
 async def turns(cluster: Cluster, chance: Random, until: float) -> AsyncIterator[int]:
-    """Returns a new number for each turn, with pauses between them, until the time is over."""
+    """Yields a new number for each turn, with pauses between the turns, until the time is over."""
     while cluster.now < until:
         yield cluster.number()
         await asyncio.sleep(exponential(chance, PAUSE))
@@ -151,5 +151,6 @@ async def every(calls: list[Any]) -> None:
 
 
 def new_body(chance: Random, number: int) -> bytes:
-    """Returns a body that no other message has. None is compressed: sizes, and so times, differ between versions of zlib."""
+    """Returns a body that no other message has, too short to be compressed: compressed sizes, and so times, differ between versions
+    of zlib."""
     return f"{number}-".encode() + b"x" * chance.choice((0, 10, 200, 3000))

@@ -32,9 +32,9 @@ LONG: Final = 60.0
 SPACING: Final = 0.0005
 """Mean seconds between two calls of a stream."""
 LAST_REQUESTS: Final = 60.0
-"""Seconds in which requests come after that."""
+"""Seconds after ``CALM`` in which requests still come."""
 REJOINED: Final = 10.0
-"""Seconds after which a client is known again to a broker that forgot it, minutes after its address had changed."""
+"""Seconds after which a broker knows a client again that it had forgotten because the client's address has changed."""
 
 
 async def plain(cluster: Cluster, until: float) -> None:
@@ -102,7 +102,7 @@ async def gathered(cluster: Cluster, until: float) -> None:
 
 
 async def bursts(cluster: Cluster, until: float) -> None:
-    """Sends large bursts that travel in batches, whose messages have times of their own."""
+    """Sends large bursts that travel in batches, whose messages have timeouts of their own."""
     chance = cluster.generator("workload bursts")
 
     async def work(producer: Producer) -> None:
@@ -152,7 +152,7 @@ async def asynchronous(cluster: Cluster, until: float) -> None:
 
 
 async def callbacks(cluster: Cluster, until: float) -> None:
-    """Sends bursts with callbacks, of which some end with an error that ends a program."""
+    """Sends bursts with callbacks, some of which raise an error that is no ``Exception``."""
     chance = cluster.generator("workload callbacks")
 
     async def work(producer: Producer) -> None:
@@ -273,7 +273,7 @@ async def requests(cluster: Cluster, until: float) -> None:
 
 
 async def replies(cluster: Cluster, until: float) -> None:
-    """Replies to the requests of another machine, also to those that come when all faults are over."""
+    """Replies to the requests of another machine, also to those that come after the last fault."""
     until += CALM + LAST_REQUESTS
 
     async def reply(producer: Producer) -> None:
