@@ -206,7 +206,7 @@ def broker_keys(name: str, port: int, namesrv: str, directory: Path) -> dict[str
 
 
 def replica_keys(number: int) -> dict[str, str]:
-    """Returns the keys, besides ``broker_keys``, that make a broker the replica ``number`` (from 1 on) of the one of the same name.
+    """Returns the keys, besides ``broker_keys``, that make a broker replica ``number`` (from 1 on) of the broker with its name.
 
     A replica learns its master's HA address at a registration; 5.5.0 ignores a configured ``haMasterAddress``.
     """

@@ -93,7 +93,7 @@ def require(version: str = DEFAULT_VERSION) -> None:
 class ExternalCluster:
     """A cluster that was started elsewhere; its servers cannot be controlled. ``namesrv``: addresses of its name servers.
 
-    As of a RealCluster there are ``nameservers``, ``brokers`` (the masters, from ``start`` on) and ``replicas``.
+    It has the lists ``nameservers``, ``brokers`` (the masters, filled by ``start``) and ``replicas`` of a RealCluster.
     """
 
     def __init__(self, namesrv: str) -> None:

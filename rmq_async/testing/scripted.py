@@ -51,7 +51,7 @@ MAX_WAITING: Final = 10_000
 
 
 class TranscriptError(AssertionError):
-    """The client has not followed the transcript: a request differs, is missing or comes too many, or a connection ended too early.
+    """The client has not followed the transcript: a request differs, is missing or was not expected, or a connection ended early.
     The text shows the steps and the difference."""
 
 

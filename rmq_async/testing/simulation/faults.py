@@ -112,8 +112,8 @@ class Effect(Protocol):
 
 
 Begin = Callable[[Random, float], Effect | None]
-"""A function that begins a fault of a duration in seconds and returns it, or None if there is nothing to strike, such as a broker
-that runs. It draws from the given generator."""
+"""A function that begins a fault of the given duration in seconds and returns it, or None if there is nothing to strike, for
+example because no broker runs. It draws from the given generator."""
 
 
 class Injector:

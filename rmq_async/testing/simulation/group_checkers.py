@@ -150,9 +150,10 @@ def _taken_from_hand(log: GroupLog, first: Delivery, second: Delivery) -> bool:
 def backwards(commits: Sequence[Commit], troubles: Troubles, taken: Collection[MessageQueue]) -> list[str]:
     """Returns commits below the offset that the broker had.
 
-    Without a fault no member may make one. During a fault only the member must not that has the queue's lock and has written the
-    higher offset itself: another one may be separated from the group and still commit. Then a commit on a blocked connection may
-    also arrive after a later one on a new connection; it is left out if the higher offset is written again soon.
+    Without a fault they are violations of any member. During a fault they are violations only of the member that has the queue's
+    lock and has written the higher offset itself, because another one may be separated from the group and still commit; and only
+    if the higher offset is not written again soon, because a commit on a blocked connection may arrive after a later one on a new
+    connection.
 
     ``taken``: queues that have lost messages; they are left out, because a group goes back to their end.
     """

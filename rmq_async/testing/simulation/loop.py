@@ -56,8 +56,8 @@ class Network(Protocol):
 
 
 class SimulatedLoop(Refused, asyncio.AbstractEventLoop):
-    """The event loop of a simulated process. ``name``: of the process, in errors. ``clock``: of its machine, by which its
-    timers run.
+    """The event loop of a simulated process. ``name``: that of the process, for errors. ``clock``: that of its machine, by
+    which its timers run.
 
     ``entered`` is called before calls of this loop run, when those of another one ran before; ``connecting`` when a connect to a
     host and port begins.

@@ -75,7 +75,7 @@ class World(Protocol):
         """Ends the coroutines of a closed process and calls ``ended``, both with the clocks of the machine in place."""
 
     def loop_made(self, loop: SimulatedLoop) -> None:
-        """Keeps the loop of a new process until the end of the run."""
+        """Keeps the loop of a new process, and drops those of processes that have ended."""
 
 
 class _Executor(Executor):

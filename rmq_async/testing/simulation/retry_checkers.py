@@ -65,7 +65,7 @@ def contradictory(calls: Iterable[Call]) -> list[str]:
 
 
 def returned(calls: Sequence[Call], ends: Mapping[str, Sequence[float]], events: Iterable[Event]) -> list[str]:
-    """Returns attempts that went to the broker which had just answered with an error, while another one had answered, too.
+    """Returns attempts that went to the broker which had just answered with an error, though the call knew another broker.
 
     ``ends``: times at which processes ended, by machine. ``events``: events of the machines. Calls are left out whose route may
     have named one broker only, because a broker was away, did not have the topic yet, or had not registered again with a name

@@ -23,7 +23,7 @@ MAX_STANDING: Final = 100_000
 COLLECT_EVERY: Final = 50_000
 """Iterations between two runs of the garbage collector, whose own choice of the moment would differ between runs."""
 MIN_COMPACTED: Final = 256
-"""Compact the heap only above this number of cancelled timers (compaction is O(n))."""
+"""Number of cancelled timers above which the heap is compacted (compaction is O(n))."""
 
 
 class Runner(Protocol):

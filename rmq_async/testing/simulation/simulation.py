@@ -50,7 +50,7 @@ _KEPT: Final = ("monotonic", "time", "random", "entropy", "process_id", "executo
 class Simulation:
     """A simulated cluster of 1-26 ``brokers`` ("broker-a", ...) and 1-8 ``name_servers`` ("namesrv-0", ...).
 
-    ``seed``: decides everything that is drawn. ``faults``: the faults of the cluster; None for none. ``trace``: print frames.
+    ``seed``: decides everything that is drawn. ``faults``: the faults of the cluster; None for none. ``trace``: prints frames.
     Raises SimulationError for arguments of another type or out of range.
     """
 
@@ -162,7 +162,7 @@ class Simulation:
     def machine(self, name: str) -> Machine:
         """Returns the machine of a name: a broker, a name server, or a client machine, which is made at the first request.
 
-        Raises SimulationError outside of ``run``, and for a server that the cluster does not have.
+        Raises SimulationError outside of ``run``, and for a name that is empty, "localhost", or of a server that does not exist.
         """
         if not self._running:
             raise SimulationError(f"machine({name!r}) outside of run(): machines exist while the simulation runs")

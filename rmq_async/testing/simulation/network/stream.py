@@ -33,7 +33,7 @@ class Owner(Protocol):
 
 
 class Wakes:
-    """Wakes the process of a machine; while it is stopped, each wake-up waits for it, once."""
+    """Wakes the process of a machine; while the process is paused, each wake-up is kept, once, until it continues."""
 
     def __init__(self) -> None:
         self._paused = False

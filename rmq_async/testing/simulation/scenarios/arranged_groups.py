@@ -33,7 +33,7 @@ async def arranged(cluster: Staffed, until: float) -> None:
 
 
 class _ArrangedCrew(Crew):
-    """All members of one seed have one style."""
+    """A crew whose members all handle messages in the style that the seed draws."""
 
     name = "arranged"
 
