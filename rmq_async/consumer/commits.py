@@ -69,9 +69,10 @@ class Commits:
             before = machine.monotonic()
             await asyncio.sleep(interval)
             now = machine.monotonic()
-            if now - before - interval > GAP:
+            late = now - before - interval
+            if late > GAP:
                 logger.warning(
-                    "the event loop was blocked for %.1f s; the locks of the queues are confirmed first", now - before
+                    "the event loop was blocked for %.1f s; the locks of the queues are confirmed before the next commit", late
                 )
                 await after_gap()
             full = now >= full_at
@@ -162,6 +163,6 @@ class Commits:
             except TimeoutError:
                 return False
             except RocketMQError as error:
-                logger.warning("the last offset of %s was not committed: %s", held.shown, printable(error, 500))
+                logger.warning("the last offset of %s was not committed; trying again: %s", held.shown, printable(error, 500))
                 await asyncio.sleep(min(0.1, max(deadline - machine.monotonic(), 0.0)))
         return True

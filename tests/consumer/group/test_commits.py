@@ -6,7 +6,9 @@ import asyncio
 
 import pytest
 
-from rmq_async import Consumer, MessageQueue, PullConsumer
+from rmq_async import ClientConfig, Consumer, MessageQueue, PullConsumer, machine
+from rmq_async.client import ClientInstance
+from rmq_async.consumer.commits import Commits
 from rmq_async.embedded import EmbeddedRocketMQ
 
 from .support import Seen, create, member, send, until
@@ -57,3 +59,25 @@ async def test_commit_without_an_answer_is_repeated_where_the_broker_gets_it_lat
             async with PullConsumer("g", namesrv=server.namesrv) as late:
                 await late.commit(Q0, 1)
             await until(lambda: server.progress("g")[Q0] == 3, 2.0)
+
+
+async def test_warning_of_a_blocked_loop_leaves_out_the_commit_interval(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    times = [0.0]
+
+    async def sleep(seconds: float) -> None:
+        times.append(times[-1] + seconds + 7.0)
+
+    async def confirm() -> None:
+        raise EOFError
+
+    async with EmbeddedRocketMQ() as server:
+        instance = await ClientInstance.acquire(ClientConfig(namesrv=server.namesrv))
+        with monkeypatch.context() as patched:
+            patched.setattr(machine, "monotonic", lambda: times[-1])
+            patched.setattr(asyncio, "sleep", sleep)
+            with pytest.raises(EOFError):
+                await Commits(instance, "g", list, lambda _: True).run(60.0, 300.0, confirm)
+        await instance.release()
+    assert "was blocked for 7.0 s" in caplog.text
