@@ -45,7 +45,7 @@ COMMIT_TIME: Final = 3.0
 RESET_TIME: Final = 10.0
 """Seconds for which a reset waits for running handlers; Java waits as long."""
 SETTLE_TIME: Final = 2.0
-"""Seconds for cancelled calls to end, and for giving messages back, when the time of a drain is over."""
+"""Seconds for cancelled calls to end, and for giving messages back, when the wait for handlers is over."""
 UNLOCK_TIME: Final = 3.0
 LOOK_EVERY: Final = 5.0
 GATHER_TIME: Final = 0.05
@@ -145,7 +145,7 @@ class Assignment:
         self._arriving.append(held)
 
     async def _announce(self) -> None:
-        """Calls ``on_assigned`` for the queues that are taken over at about the same time, and begins their pulls after it."""
+        """Calls ``on_assigned`` for queues that are taken over at about the same time, and begins their pulls afterwards."""
         try:
             with suppress(TimeoutError):
                 async with asyncio.timeout(GATHER_TIME):
@@ -181,7 +181,7 @@ class Assignment:
             self._add_drain(f"drain of {held.shown}", self._hand_over(held, deadline, revoked if held.announced else None))
 
     def callback_limit(self, kind: EventKind) -> float:
-        """Returns the monotonic time at which a stop ends calls of this kind; ``inf`` if none has begun."""
+        """Returns the monotonic time at which a stop ends calls of this kind; ``inf`` before a stop."""
         if self._aborted:
             return 0.0
         return self._drain_until if kind in ("on_assigned", "on_revoked") else self._end

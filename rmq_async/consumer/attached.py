@@ -16,8 +16,8 @@ __all__ = ["Attached"]
 
 
 class Attached:
-    """Registers one consumer: as the listener for requests of brokers, its topics as routes in use, its hooks, its tracer, and
-    the watch for functions that block the loop.
+    """Registers one consumer at its client instance and its event loop: its listener for requests of brokers, its routes in
+    use, its hooks, its tracer, and its watch for functions that block the loop.
 
     ``group``, ``topics``: on the wire. ``blocking``: returns the name of the user's function that a task calls.
     ``route_changed``: called with each route that has changed.

@@ -29,8 +29,8 @@ class Batch(Sequence[MessageExt]):
     """Messages of one topic that are handled together; a sequence that does not change.
 
     All of them share the outcome of the call: done where the handler returns, delivered again where it raises. ``mark_retry``
-    and ``mark_dead_letter`` give single messages another outcome, which replaces that of the call. In reading by hand, a step
-    to the next batch of ``batches()`` is what a handler's return is; a batch of ``receive()`` takes no marks.
+    and ``mark_dead_letter`` give single messages another outcome, which replaces that of the call. In reading by hand,
+    asking ``batches()`` for the next batch has the effect of a handler's return; a batch of ``receive()`` takes no marks.
     """
 
     __slots__ = ("_marks", "_messages", "_places")

@@ -72,8 +72,9 @@ class MemberRequests:
         """Held while the handler runs with a message of a tool: one at a time."""
 
     def serve(self, command: RemotingCommand) -> RemotingCommand | Awaitable[RemotingCommand | None] | None:
-        """Returns the answer to 221 or 307, an awaitable of that to 309, and None for 220, which expects none; SYSTEM_ERROR for
-        a body that cannot be read."""
+        """Returns the answer to GET_CONSUMER_STATUS_FROM_CLIENT (221) and GET_CONSUMER_RUNNING_INFO (307), an awaitable of the
+        answer to CONSUME_MESSAGE_DIRECTLY (309), and None for RESET_CONSUMER_CLIENT_OFFSET (220), which expects no answer.
+        Answers SYSTEM_ERROR to a body that cannot be read, REQUEST_CODE_NOT_SUPPORTED to other requests."""
         try:
             if command.code == RequestCode.GET_CONSUMER_RUNNING_INFO:
                 return _answer(command, encode_body(self._running_info(), standard=False))

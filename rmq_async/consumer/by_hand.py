@@ -103,7 +103,7 @@ class ByHand:
         self.running: dict[Delivery, InHand] = {}
         self._deadlines = CallDeadlines(self.running, self._expire)
         self.closing = False
-        """Whether the consumer stops: steps hand out what the buffer still has, which lies below settled messages, then end."""
+        """Whether the consumer stops: steps hand out the rest of the buffer (messages below settled ones), and then None."""
 
     # -- steps
 

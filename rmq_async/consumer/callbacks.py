@@ -1,4 +1,4 @@
-"""The user's functions for assigned, revoked and lost queues: ``on_assigned``, ``on_revoked``, ``on_released`` and
+"""The user's functions for assigned, revoked, released and lost queues: ``on_assigned``, ``on_revoked``, ``on_released`` and
 ``on_lost``.
 
 They are called one at a time, in the order of the events, so that the calls for one queue never overlap nor overtake each

@@ -178,7 +178,7 @@ class HandlerCalls:
             await asyncio.wait(tasks, timeout=timeout)
 
     def close(self) -> None:
-        """Closes the calls, when no call runs or the consumer no longer waits for any."""
+        """Cancels the timer and gives up the threads, when no call runs or the consumer no longer waits for any."""
         self._deadlines.close()
         if self._threads is not None:
             self._threads.shutdown(wait=False, cancel_futures=True)
@@ -381,8 +381,8 @@ def _never() -> bool:
 
 
 def _call_plain(handler: Handler, given: MessageExt | Batch) -> object:
-    """Calls a plain function in its thread. An exception that a future cannot hold, such as StopIteration, becomes a
-    RuntimeError."""
+    """Calls a plain function in its thread. StopIteration and GeneratorExit become a RuntimeError: futures and coroutines treat
+    them in their own way."""
     try:
         return handler(given)  # type: ignore[arg-type]
     except (StopIteration, GeneratorExit) as error:

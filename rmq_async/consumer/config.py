@@ -60,9 +60,9 @@ class Retry:
     the last one repeated, or a function of the attempt that failed, counted from 1; None: the broker's ladder, 10 s, 30 s,
     1 min ... 2 h. Brokers delay by levels: the next level at or above a delay is used; with ``mode="pop"`` the delay itself
     (2 h at most) and up to a tenth more. Ordered subscriptions and broadcast members repeat attempts in place, after exact
-    delays; None is 1, 2, 5, 10, 30, 30 ... s. ``max_hold``: maximum seconds for which attempts are repeated in place, while
-    the message blocks its key or queue, before it is dead-lettered; None for no limit. In broadcast, which has no dead letters,
-    the message is given up.
+    delays; None stands for 1, 2, 5, 10, 30, 30 ... s. ``max_hold``: maximum seconds for which attempts are repeated in place,
+    while the message blocks its key or queue, before it is dead-lettered; None for no limit. In broadcast, which has no dead
+    letters, the message is given up.
 
     Raises ConfigError for values out of range.
     """

@@ -55,9 +55,9 @@ class Consumer(Reader):
 
         rmq_async.run(consumer.run())
 
-    A handler that returns is done with its message; one that raises gets it again, after a delay. A handler raises RetryLater
-    or DeadLetter to choose another outcome. Handlers of one consumer run at the same time, in no order even for messages of
-    one queue, unless their subscription has ``order="key"`` or ``order="queue"``.
+    A handler that returns is done with its message; if it raises, the message is delivered again, after a delay. It raises
+    RetryLater or DeadLetter to choose another outcome. Handlers of one consumer run at the same time, in no order even for
+    messages of one queue, unless their subscription has ``order="key"`` or ``order="queue"``.
 
     All members of a group must subscribe to the same topics with the same tags or conditions. ``topics``: a topic,
     topics, or a mapping of topics to tags, to be read by hand (``async for message in consumer``) instead of by handlers.

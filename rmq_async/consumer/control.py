@@ -69,7 +69,7 @@ class Control(LifeCycle):
         assignment.apply_pauses()
 
     def resume(self, *topics_or_queues: str | MessageQueue) -> None:
-        """Ends the pauses of topics with all their queues, of queues, or, if none are given, all pauses.
+        """Ends the pauses of the given topics, with all their queues, and of the given queues; all pauses if none are given.
 
         Raises as ``pause`` does, and ClientStateError for a queue whose topic is paused as a whole, and for a topic or queue
         after a pause of all; with ``mode="pop"`` single topics may be resumed after a pause of all.

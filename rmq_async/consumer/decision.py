@@ -51,7 +51,8 @@ def level_of(delay: float) -> int:
 
 
 def _delay_of(error: BaseException, retry: Retry, attempt: int) -> float | None:
-    """Returns the seconds that a RetryLater says, else those of ``retry``. Raises TypeError or ValueError for what is no number."""
+    """Returns the delay of a RetryLater, else that of ``retry``, in seconds; None for the default. Raises TypeError or
+    ValueError for a value that is no number, and the errors of ``retry.delays``."""
     if not isinstance(error, RetryLater) or error.delay is None:
         return retry.delay_after(attempt)
     delay = float(error.delay)

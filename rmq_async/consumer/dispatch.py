@@ -49,9 +49,9 @@ class HeldLine(NamedTuple):
 
 
 class Dispatcher:
-    """The messages that wait, and the calls that may begin.
+    """Keeps the messages that wait, and begins the calls that may begin.
 
-    ``concurrency``: calls at a time. ``begin``: starts one call; ``ended`` is to be called after it.
+    ``concurrency``: maximum number of calls at a time. ``begin``: starts one call; ``ended`` is to be called after it.
     """
 
     def __init__(self, subscriptions: Iterable[Subscription], concurrency: int, begin: Begin) -> None:
@@ -357,5 +357,5 @@ def _key_of(subscription: Subscription, item: Waiting) -> Hashable | None:
 
 
 def _always(_: HeldQueue) -> bool:
-    """All queues may begin calls."""
+    """Returns True: calls of all queues may begin."""
     return True

@@ -23,7 +23,7 @@ MOST_CALLS: Final = 64
 LONGEST_RUN: Final = 0.005
 """Seconds after which a task begins no further call, so that a slow handler lets the loop go on."""
 PROBE_EVERY: Final = 16
-"""Of a handler whose calls wait, one task in so many makes the first step by hand, to see whether calls still wait."""
+"""Of a handler whose calls wait, one task in so many makes the first step itself, to see whether calls still wait."""
 
 Started = tuple[Coroutine[Any, Any, object], Any]
 """A coroutine that has waited once, and what it waits for."""

@@ -71,7 +71,7 @@ class HeldQueue:
         self.announced = True
         """False while no call of ``on_assigned`` has named it; no other callback names it then."""
         self.error: BaseException | None = None
-        """Of the last pull; None after one that succeeded."""
+        """The error of the last pull; None if it succeeded."""
         self.pulled_at = self.settled_at = machine.monotonic()
         self.paused = False
         """Whether this queue alone was paused, besides its topic."""
@@ -80,7 +80,7 @@ class HeldQueue:
         self.squeezed = False
         """Whether messages were dropped for lack of room: the next pull waits until no message that is left waits for a slot."""
         self.wakes_below = 0
-        """The next pull waits until fewer messages than these wait for a slot; 0 where it does not wait for that."""
+        """The next pull waits until fewer messages than this number wait for a slot; 0 if it does not wait for that."""
         self.changed = asyncio.Event()
         """Set at the end of each call, and when few messages wait for a slot. The pulls wait for it, for room in the span, and
         a drain, for the end of all calls."""

@@ -28,7 +28,7 @@ __all__ = ["Intake"]
 logger = logging.getLogger(__name__)
 
 CONFIRM_WITHIN: Final = 10.0
-"""Seconds in which the last commit of a moved queue is to be confirmed."""
+"""Maximum seconds for the commit of a queue that was moved."""
 
 
 class Intake:

@@ -30,12 +30,12 @@ logger = logging.getLogger(__name__)
 Apply = Callable[[dict[str, frozenset[MessageQueue]]], None]
 """Takes topic -> share after each round."""
 Open = Callable[[MessageQueue, int, int | None], None]
-"""Takes a queue that is this member's now, its start offset, and the position that is known of it."""
+"""Takes a queue that is this member's now, its start offset, and its stored position; None without one."""
 
 
 class Clustering:
     """The membership in a group that shares queues. ``group``: its name on the wire. ``subscriptions``: by topic on the wire.
-    ``owned``: the queues whose positions this member commits.
+    ``owned``: returns the queues whose positions this member commits.
 
     ``topics``: names on the wire of all topics that are read. ``retries_here``: whether this member itself handles all failed
     messages again, instead of giving back those without an order.

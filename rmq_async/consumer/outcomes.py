@@ -116,7 +116,8 @@ class Outcomes:
         return Outcome.ABANDONED
 
     async def _is_last(self, topic: str, message: MessageExt, decision: Decision) -> bool:
-        """Returns whether the broker makes a retry a dead letter, by the group's setting. ``topic``: on the wire."""
+        """Returns whether the broker stores a message that is given back for another attempt as a dead letter, by the group's
+        setting. ``topic``: on the wire."""
         if decision.outcome is not Outcome.RETRIED or decision.max_times is not None:
             return False
         limit = await self._limits.of(message.queue.broker_name, topic)

@@ -90,7 +90,7 @@ class PulledBody(NamedTuple):
 
 class PendingPull:
     """A pull that a template wrote. ``future``: resolves to a PullReply, or to a RemotingCommand for a response without messages.
-    ``since``: time of the request."""
+    ``since``: monotonic time of the request."""
 
     __slots__ = ("connection", "future", "opaque", "request", "since")
 

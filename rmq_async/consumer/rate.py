@@ -14,7 +14,7 @@ __all__ = ["Bucket"]
 BURST: Final = 0.1
 PACE: Final = 0.01
 _ONE: Final = 1.0 - 1e-6
-"""A token, less what sums of floats leave out."""
+"""One token, less the rounding errors of sums of floats."""
 
 
 class Bucket:

@@ -109,9 +109,9 @@ class Reader(Control):
     async def retry(self, message: MessageExt, delay: float | None = None) -> bool:
         """Gives a message in hand back, to be delivered again after ``delay`` seconds, as RetryLater says. It uses up an attempt.
 
-        ``delay``: None for the delay of the attempt. Returns True when its broker has taken it, for which the request is
-        repeated as long as the queue is this member's; False as ``done`` does. A call that is cancelled gives the message back
-        all the same. Raises ConfigError for a delay out of range, and as ``done`` does.
+        ``delay``: None for the delay of the attempt. Returns True when its broker has taken it; the request is repeated until
+        then, as long as the queue is this member's. Returns False as ``done`` does. A call that is cancelled gives the message
+        back all the same. Raises ConfigError for a delay out of range, and as ``done`` does.
         """
         if delay is not None:
             check_seconds("delay", delay, zero=True)

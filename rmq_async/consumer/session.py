@@ -1,5 +1,5 @@
-"""A member that pulls, between its start and its stop: builds and connects its parts, starts its tasks, and orders the steps of
-start and stop."""
+"""The session of a member that pulls, from its start to its stop: its parts and their connections, its tasks, and the order of
+the steps of start and stop."""
 
 from __future__ import annotations
 
@@ -345,7 +345,7 @@ class Session:
         self._progressed(item.held)
 
     def _progressed(self, held: HeldQueue) -> None:
-        """Runs when messages of a queue have their outcomes."""
+        """Notes that messages of a queue have their outcomes."""
         if held.squeezed and not self.dispatcher.has_ready(held):
             held.squeezed = False
         held.settled_at = machine.monotonic()

@@ -182,8 +182,8 @@ def _queue_problem(session: Session, held: HeldQueue) -> Problem | None:
 
 
 def _order_problems(session: Session) -> list[Problem]:
-    """Returns the problems of ordered subscriptions: messages that block their key or queue, and queues whose locks other
-    clients have."""
+    """Returns the problems of ordered subscriptions: messages that block their key or queue, queues whose locks other clients
+    have, and locks that were lost."""
     now, found = machine.monotonic(), list[Problem]()
     for line in session.dispatcher.held_lines():
         first, shown = line.first, line.held.shown
@@ -232,7 +232,8 @@ def _missing_problem(session: Session, missing: Missing) -> Problem:
 
 
 def _group_problems(session: Session) -> list[Problem]:
-    """Returns the problems of membership, commits, and messages that could not be given back."""
+    """Returns the problems of membership, locks, commits, messages that could not be given back or have no handler, conflicting
+    subscriptions, and restarted tasks."""
     found: list[Problem] = []
     if session.rebalance.problem is not None:
         found.append(Problem("group_unknown", session.rebalance.problem))
