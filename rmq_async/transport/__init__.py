@@ -1,4 +1,4 @@
-"""TCP connections for requests and responses, and a pool of them."""
+"""TCP connections to servers for requests and responses, and a pool of connections."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 """The addresses of a host: one look-up of its name, then staggered connects to all of them (RFC 8305, "happy eyeballs").
 
 Packets to the address of a removed machine are dropped, and that address alone would use up the whole timeout. So the next
-address is tried after a head start, or immediately when the last one failed, while the earlier attempts continue; the first
-connection is used. The loops try addresses one by one, and uvloop ignores ``happy_eyeballs_delay``.
+address is tried after a head start, or immediately when an attempt fails, while the earlier attempts continue; the first
+connection is used. Event loops try addresses one by one, and uvloop ignores ``happy_eyeballs_delay``.
 
-A resolver that hangs occupies a thread until it ends. So there is one look-up of a name at a time, which later connects join.
+A look-up that hangs occupies a thread until it ends. So there is one look-up of a name at a time, which later connects join.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from ..tracebacks import own_copy
 __all__ = ["Resolver", "first_of"]
 
 HEAD_START: Final = 0.25
-"""Seconds before the next address is tried; less where otherwise not all would be tried in time."""
+"""Seconds before the next address is tried; less if otherwise not all addresses would be tried in time."""
 MAX_ADDRESSES: Final = 16
-"""Addresses of one name that are tried: a foreign resolver decides how many there are."""
+"""Maximum number of addresses of one name that are tried: a foreign resolver decides how many there are."""
 
 T = TypeVar("T")
 
 
 class Resolver:
-    """Look-ups of names, on the running loop."""
+    """Looks up host names on the running loop, each name once at a time."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -53,7 +53,8 @@ class Resolver:
         return [*self._looking.close()]
 
     async def _look_up(self, host: str) -> list[str] | OSError | ValueError:
-        """Returns an error instead of raising it: without a connect that waits, it must not be reported."""
+        """Returns the addresses or the error. An error that were raised would be reported by the loop if no connect waits for the
+        look-up any more."""
         try:
             infos = await self._loop.getaddrinfo(host, None, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP)
         except (OSError, ValueError) as error:
@@ -71,8 +72,8 @@ async def first_of(
 ) -> T:
     """Returns the result of ``connect(address)`` for the first address that connects.
 
-    ``drop`` gets the results of other addresses. ``time``: the caller's timeout in seconds, from which the head start is derived.
-    Raises OSError with the errors of all addresses; any other exception of ``connect`` immediately.
+    ``drop`` is called with the results of other addresses. ``time``: the caller's timeout in seconds, from which the head start is
+    derived. Raises OSError with the errors of all addresses; any other exception of ``connect`` is raised immediately.
     """
     if len(addresses) == 1:
         return await connect(addresses[0])

@@ -1,4 +1,4 @@
-"""Hosts that a client may connect to, of those that routes name.
+"""Limits the hosts in routes to which a client may connect.
 
 A false name server can name any address as a broker's, and the client would connect there, with signatures if it has credentials.
 Hosts are compared as text, without a look-up: an allowed name may resolve to any address, and an allowed address does not allow

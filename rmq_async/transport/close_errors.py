@@ -11,13 +11,13 @@ __all__ = ["close_text", "late_error", "lost_error"]
 
 
 def close_text(reason: CloseReason | None, cause: BaseException | None) -> str:
-    """Returns why a connection takes no more requests; ``reason``: None while it is closing."""
+    """Returns why a connection takes no more requests. ``reason``: None while it waits for its last answers."""
     text = reason.value if reason is not None else "it is closing"
     return f"{text} ({tls_reason(cause)})" if cause is not None and str(cause) else text
 
 
 def lost_error(address: str, code: int | None, why: str, *, written: bool) -> ConnectionLostError:
-    """Returns the error of a connection that was lost. ``code``: of the pending request, if the error is for one."""
+    """Returns the error of a connection that was lost. ``code``: request code of the pending request; None if there is none."""
     what = f"{request_name(code)} to {address}" if code is not None else address
     return ConnectionLostError(f"{what}: connection lost, {why}", maybe_stored=written, address=address)
 

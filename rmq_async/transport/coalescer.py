@@ -1,10 +1,10 @@
 """Gathers frames and decides when to write them, so that one system call carries many.
 
-A frame is written immediately when no other request is pending. Otherwise frames gather and are written together at the end of
-the loop iteration, or as soon as 64 of them or 64 KiB of large ones are gathered. uvloop and asyncio write immediately, so without
-this each frame would be a system call (measured: 1.2 us per frame one by one, 0.04 us in a joined write of 64).
+A frame is written immediately if no other request is pending. Otherwise frames are gathered and written together at the end of the
+loop iteration, or as soon as there are 64 of them or 64 KiB of large ones. uvloop and asyncio write immediately, so without this
+each frame would be a system call (measured: 1.2 us per frame one by one, 0.04 us in a joined write of 64).
 
-With 64 sends in flight answers arrive one by one, and so would writes. While the peer still has to answer most of the sends, a few
+With many sends in flight answers arrive one by one, and so would writes. While at least 32 sends have no answer, fewer than 8
 frames therefore wait for the next answers; without answers they are written after 20 ms, by one timer that a busy connection
 sets at most fifty times a second.
 
@@ -26,7 +26,7 @@ BROKEN_WRITELINES: Final = (((3, 12), (3, 12, 9)), ((3, 13), (3, 13, 2)))
 WRITELINES_PAUSES: Final = not any(first <= tuple(sys.version_info) < fixed for first, fixed in BROKEN_WRITELINES)
 FLUSH_FRAMES: Final = 64
 FLUSH_AT: Final = 64 * 1024
-"""Number of frames, and bytes of large ones, that are written before the end of the iteration."""
+"""Number of gathered items (a large frame is two), and bytes of large frames, that are written before the end of the iteration."""
 GATHER: Final = 8
 GATHER_FROM: Final = 32
 GATHER_SECONDS: Final = 0.02
@@ -34,10 +34,10 @@ GATHER_SECONDS: Final = 0.02
 
 
 class WriteCoalescer:
-    """The frames that wait to be written together. ``before_write`` is called before each write; ``sends_in_flight()`` counts
-    the sends without an answer.
+    """The frames that wait to be written together. ``before_write`` is called before each write; ``sends_in_flight()`` returns the
+    number of sends without an answer.
 
-    The send path uses ``frames`` and ``room`` directly, and appends a frame where ``queue`` would only append it.
+    The send path reads ``room``, and appends a frame to ``frames`` itself if ``queue`` would do nothing else.
     """
 
     __slots__ = (
@@ -46,7 +46,7 @@ class WriteCoalescer:
     )  # fmt: skip
 
     _transport: asyncio.Transport
-    """Set by ``attach``; frames come later."""
+    """Set by ``attach``, before the first frame."""
 
     def __init__(self, before_write: Callable[[], None], sends_in_flight: Callable[[], int]) -> None:
         self._before_write = before_write
@@ -60,7 +60,7 @@ class WriteCoalescer:
         self.frames: list[bytes] = []
         """Gathered frames: small ones whole, large ones in parts."""
         self.room = 0
-        """Small frames may be appended while ``frames`` has fewer items than this: a check is scheduled."""
+        """Small frames may be appended to ``frames`` while it has fewer items than this, because a check is scheduled then."""
         self.paused = False
         """Whether the transport's buffer is not empty, because the peer does not read."""
         self.writes = 0
@@ -113,7 +113,7 @@ class WriteCoalescer:
     def push(self) -> None:
         """Writes the gathered frames, also to a peer that does not read; they then wait in the transport's buffer.
 
-        uvloop calls ``pause_writing`` some time after the write, so frames may have been gathered by then.
+        Frames may be gathered although the peer does not read: uvloop calls ``pause_writing`` some time after the write.
         """
         frames = self.frames
         if not frames:
@@ -140,7 +140,8 @@ class WriteCoalescer:
             self._loop.call_soon(self._end_of_iteration)
 
     def when_written(self, callback: Callable[[int], None], cost: int) -> None:
-        """Calls ``callback(cost)`` when the kernel has the last byte of the frames queued next, or when they are dropped."""
+        """Calls ``callback(cost)`` when the kernel has the last byte of all frames queued until the next write, or when they are
+        dropped."""
         self._written.append((callback, cost))
 
     def resume(self) -> None:

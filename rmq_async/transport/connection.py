@@ -39,7 +39,7 @@ __all__ = ["Connection", "ConnectionSettings", "RequestHandler"]
 logger = logging.getLogger("rmq_async.transport")
 
 RequestHandler = Callable[["Connection", RemotingCommand], RemotingCommand | Awaitable[RemotingCommand | None] | None]
-"""Makes the response to a server's request on its connection, now or when an awaitable is done; None: no response."""
+"""Called with a connection and a server's request; returns the response, an awaitable of it, or None for no response."""
 
 _GO_AWAY: Final = int(ResponseCode.GO_AWAY)
 _STORED: Final = frozenset(
@@ -58,10 +58,10 @@ MAX_UNREAD_ANSWERS: Final = 1024 * 1024
 
 
 class ConnectionSettings(NamedTuple):
-    """The settings of a connection. ``max_frame_size``: bytes of a received frame.
+    """The settings of a connection. ``max_frame_size``: maximum bytes of a received frame.
 
     ``dead_after``: seconds without any byte, counted from the first request written after the last byte came, after which the
-    connection is closed as dead.
+    connection is closed as dead; long polls do not count as requests.
     """
 
     max_frame_size: int
@@ -70,12 +70,11 @@ class ConnectionSettings(NamedTuple):
 
 
 class Connection(asyncio.Protocol):
-    """A connection to a server. ``address`` is the text "host:port" it was requested with. Made by ConnectionPool; usable once
-    connected.
+    """A connection to a server, made by ConnectionPool. ``address``: the text "host:port" with which it was requested.
 
     ``on_request`` answers the server's own requests; without a handler they get REQUEST_CODE_NOT_SUPPORTED. ``on_retired``:
-    called when the server sends its clients away (GO_AWAY); the connection then takes no new requests, and the callback closes
-    it when the pending ones have ended.
+    called when the server sends its clients away (GO_AWAY); the connection takes no new requests from then on, and the callback
+    has to close it after the pending ones.
     """
 
     # More attributes than instances of a class share a layout for (30): without slots each would be looked up in a dictionary.
@@ -103,13 +102,13 @@ class Connection(asyncio.Protocol):
         self.close_cause: BaseException | None = None
         self.local_ip = ""
         self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Resolved when the socket is gone."""
+        """Done when the socket is closed."""
         self.attributes: dict[type, Any] = {}
         """State of other packages that lives as long as the connection: one object of each type."""
         self.retired = False
         """Whether the server sent its clients away."""
         self.stored_at = -inf
-        """Time of the newest read whose last answer confirmed a stored message."""
+        """Time (monotonic) of the newest read of which the last answer confirmed a stored message."""
         self.strays = 0
         """Number of answers without a request."""
         self._loop = asyncio.get_running_loop()
@@ -154,12 +153,13 @@ class Connection(asyncio.Protocol):
         return () if self._answering is None else tuple(self._answering.tasks)
 
     def silent_for(self, now: float) -> float:
-        """Returns the seconds since the first request written after the last byte came; 0 while no answer is due."""
+        """Returns the seconds since the first request, long polls excepted, that was written after the last byte came; 0 without
+        one."""
         return max(0.0, now - self.requests.deadlines.silent_since)
 
     @property
     def buffered_bytes(self) -> int:
-        """Bytes that the kernel has not taken: gathered, in the transport, and of one-way frames that are held back."""
+        """Number of bytes that the kernel has not taken: of gathered frames, in the transport, and of held one-way frames."""
         return self.requests.buffered_bytes + (self._transport.get_write_buffer_size() if self._transport is not None else 0)
 
     def __repr__(self) -> str:
@@ -177,7 +177,8 @@ class Connection(asyncio.Protocol):
         """Sends ``command`` under an opaque of this connection and returns the answer, of any code.
 
         ``calls``: contains the future of the answer during the wait, so that other code can end it. Raises RequestTimeoutError
-        after ``timeout`` seconds and ConnectionLostError when the connection closes first.
+        after ``timeout`` seconds, ConnectionLostError if the connection is closed or closes first, and LocalProtocolError for a
+        command that cannot be encoded or signed.
         """
         hooked = None
         if self.hooks.active:
@@ -263,7 +264,8 @@ class Connection(asyncio.Protocol):
             requests.writer.look_again()
 
     def _general_frame(self, frame: Frame | RemoteProtocolError) -> None:
-        """Handles what ``data_received`` does not inline: any frame but a JSON answer to a send, and the error of a broken one."""
+        """Handles a frame that is not a JSON answer to a send, which ``data_received`` handles itself; raises the error of a broken
+        frame."""
         if isinstance(frame, RemoteProtocolError):
             raise frame
         requests = self.requests
@@ -363,7 +365,7 @@ class Connection(asyncio.Protocol):
             self.closed.set_result(None)
 
     def drain(self) -> None:
-        """Takes no new requests; pending ones may still be answered."""
+        """Ends the acceptance of new requests; pending ones may still be answered."""
         if self._state is ConnectionState.READY:
             self.requests.writer.flush()
             self._set_state(ConnectionState.DRAINING)
@@ -413,7 +415,7 @@ class Connection(asyncio.Protocol):
         return error
 
     def close_text(self) -> str:
-        """Returns why it takes no more requests, for errors."""
+        """Returns why the connection takes no more requests, for errors."""
         why = self.close_reason or (CloseReason.AWAY if self.retired else None)
         silent = not self.has_received and why in (CloseReason.PEER, CloseReason.RESET)
         return close_text(why, self.close_cause) + (silent_end(self._transport) if silent else "")

@@ -11,18 +11,19 @@ from rmq_protocol.constants import ONEWAY_FLAG
 
 from .connection import Connection
 from .loop_errors import report
+from .pending import request_name
 
 __all__ = ["MAX_UNREAD", "send_control"]
 
 MAX_UNREAD: Final = 1024 * 1024
-"""Bytes that the peer has not read, above which control requests are dropped."""
+"""Bytes that the kernel has not taken, because the peer does not read, above which control requests are dropped."""
 
 
 def send_control(connection: Connection, command: RemotingCommand) -> bool:
-    """Sends ``command`` one-way, through all hooks and signed like any request.
+    """Sends ``command`` one-way, through all hooks and signed like any request, and returns True.
 
-    Returns False, with nothing sent, where the connection is closed, its peer does not read, or the command cannot be written; an
-    error is reported to the loop's exception handler.
+    Returns False, with nothing sent, if the connection is closed, its peer does not read, or the command cannot be written; the
+    error of the last case is reported to the loop's exception handler.
     """
     if not connection.is_open or connection.buffered_bytes > MAX_UNREAD:
         return False
@@ -38,7 +39,7 @@ def send_control(connection: Connection, command: RemotingCommand) -> bool:
     except Exception as error:  # noqa: BLE001 - reported; the caller has no use for it
         if hooked is not None:
             hooked.finish(None, error)
-        report(f"request {command.code} to {connection.address} could not be sent", error)
+        report(f"{request_name(command.code)} to {connection.address} could not be sent", error)
         return False
     if hooked is not None:
         hooked.finish(None, None)
@@ -46,4 +47,4 @@ def send_control(connection: Connection, command: RemotingCommand) -> bool:
 
 
 def _ignore(cost: int) -> None:
-    """A control request holds no credit that its write would return."""
+    """Does nothing: senders of messages need the callback to count unwritten bytes, control requests do not."""

@@ -1,7 +1,8 @@
 """The deadline timer of a connection: one timer, set for the earliest deadline in the request table.
 
-The same timer detects a dead peer: no byte since the first request written after the last byte came. After a blocked loop no
-request times out immediately, because its answer may be in the socket: the bytes that wait there are read first (a grace).
+The same timer detects a dead peer: no byte came for ``dead_after`` seconds, counted from the first request written after the last
+byte. After a blocked loop no request times out immediately, because its answer may be in the socket: during a grace the loop first
+reads the bytes that are there.
 """
 
 from __future__ import annotations
@@ -17,21 +18,21 @@ from .. import machine
 __all__ = ["BLOCKED_AFTER", "GRACE_AFTER_WRITE", "Deadlines"]
 
 SCAN_GRAIN: Final = 0.02
-"""Seconds within which deadlines are judged together."""
+"""Minimum seconds between a scan and the next one that it schedules, which ends all requests that are late by then."""
 BLOCKED_AFTER: Final = 0.02
-"""Seconds by which a scan is late after a loop that was blocked."""
+"""Seconds: a scan that is later than this shows that the loop was blocked."""
 GRACE_STEP: Final = 0.01
 MAX_GRACE: Final = 0.5
-"""Seconds of one grace."""
+"""Maximum seconds of one grace."""
 FULL_FROM: Final = 32 * 1024
-"""Bytes in the socket from which its receive window may be full: then more answers wait in the peer's kernel.
+"""Bytes in the socket from which its receive window may be full, so that more answers may wait in the peer's kernel.
 
 Linux opens a window of 64 KiB, of which the kernel's own accounting takes a part, and widens it for a process that reads.
 """
 MAX_DELAY: Final = 1.0
-"""Seconds of graces in a row while the socket is empty: in some services each turn of the loop is a block."""
+"""Maximum seconds of consecutive graces while the socket is empty: in some services each iteration of the loop is a block."""
 MAX_GRACES: Final = 32
-"""Graces in a row while the socket has bytes: a turn of the loop reads 256 KiB, and the kernel keeps up to 8 MiB."""
+"""Maximum number of consecutive graces: an iteration of the loop reads 256 KiB, and the kernel keeps up to 8 MiB."""
 GRACE_AFTER_WRITE: Final = 0.1
 """Seconds for the answer to a frame that was written after its deadline, because the loop was blocked."""
 
@@ -42,7 +43,7 @@ class Deadlines:
     ``expire(now)`` ends the late requests and returns the earliest deadline of the others, infinity if there are none.
     ``unread()``: number of bytes in the socket.
 
-    The send path and the reading read and set the public attributes without a call.
+    Code that runs for each message or each read uses the public attributes directly, to save calls.
     """
 
     __slots__ = (
@@ -59,11 +60,11 @@ class Deadlines:
         unread: Callable[[], int],
     ) -> None:
         self.dead_after = dead_after
-        """Seconds of silence while an answer is due."""
+        """Seconds of silence after ``silent_since`` from which the peer counts as dead."""
         self.at = inf
         """Time of the next scan; a request with an earlier deadline calls ``arm``."""
         self.silent_since = inf
-        """Time of the first write of a request since data was last received; infinity if there was none."""
+        """Time of the first write of a request, long polls excepted, since data was last received; infinity without one."""
         self.received = 0
         """Number of bytes received."""
         self._flush = flush
@@ -73,9 +74,9 @@ class Deadlines:
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._grace: tuple[float, float, int] | None = None
-        """Start of the present grace, value of ``received`` at its end, and value at its last step."""
+        """Start of the present grace, value of ``received`` that ends it, and value of ``received`` at its last step."""
         self._graces = (0, inf)
-        """Number of graces since the last scan that ended requests, and the start of the first."""
+        """Number of graces since the last scan that judged deadlines, and the start of the first."""
         self._next_step = inf
         """Time of the next step of a grace."""
 

@@ -1,4 +1,4 @@
-"""Errors of users' callbacks and hooks, which must not interrupt the library's own work.
+"""Reports errors of users' callbacks and hooks, which must not interrupt the library's own work.
 
 A callback or a hook runs between the members of a batch, or between the frames of one read. An ordinary exception is passed to
 the loop's exception handler. KeyboardInterrupt and SystemExit leave the loop from a callback of their own, after that work.
@@ -13,7 +13,7 @@ __all__ = ["raise_soon", "report"]
 
 
 def report(text: str, error: BaseException) -> None:
-    """Passes ``error`` to the loop's exception handler; one that is no ``Exception`` leaves the loop instead."""
+    """Passes ``error`` to the loop's exception handler; KeyboardInterrupt, SystemExit and the like leave the loop instead."""
     if not isinstance(error, Exception | asyncio.CancelledError):
         raise_soon(error)
         return

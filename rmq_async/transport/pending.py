@@ -1,7 +1,7 @@
-"""Pending requests, and which of them are late: pure functions over the table.
+"""Pending requests, and a pure function that finds the late ones.
 
-Each entry has two deadlines. At the first the *attempt* has failed and its receiver gets the error. Until the second, the end of
-the *call*, the entry stays, because a late answer may still say "stored". Most entries have the same deadline twice.
+Each entry has two deadlines. At the first one the *attempt* has failed and its receiver gets the error. Until the second one, the
+end of the *call*, the entry stays, because a late answer may still say "stored". In most entries both are the same.
 
 The table is scanned when the earliest deadline is due, never per message: 1024 entries cost 20 us.
 """
@@ -39,9 +39,11 @@ class Sendable(Protocol):
 class Pending(msgspec.Struct):
     """A pending request.
 
-    ``typed``: the receiver gets a SendReply instead of a RemotingCommand. ``long_poll``: the peer may stay silent by design.
-    ``owner``: the object that may end all its requests together. ``sequence``: place in the order of writing, 0 while the frame
-    is held back. ``opaque``: set for sends. ``pull``: the receiver gets a PullReply where the answer brings messages.
+    ``deadline``, ``call_deadline``: end of the attempt and of the call (monotonic). ``typed``: the request is a send, and the
+    receiver gets a SendReply instead of a RemotingCommand. ``long_poll``: the peer may hold the request, so its silence does not
+    mean that it is dead. ``owner``: the object that may end all its requests together (``RequestTable.abandon``). ``sequence``:
+    number in the order of writing, 0 while the frame is held back. ``opaque``: set for sends. ``pull``: the receiver gets a
+    PullReply if the answer has messages.
     """
 
     receiver: Receiver
@@ -61,7 +63,7 @@ OnewayCallback = tuple[Callable[[int], None], int]
 
 
 class HeldFrame(NamedTuple):
-    """A frame that is held back: of the request ``pending``, or one-way with a callback ``oneway``."""
+    """A frame that is held back: that of the request ``pending``, or a one-way frame with the callback ``oneway``."""
 
     parts: bytes | list[bytes]
     pending: Pending | None
@@ -77,7 +79,7 @@ class HeldFrame(NamedTuple):
 
 
 def overdue(entries: Iterable[tuple[int, Pending]], now: float) -> tuple[list[tuple[int, Pending]], float]:
-    """Returns the entries whose next deadline has come, and the earliest deadline of the others (infinity if none)."""
+    """Returns the entries whose next deadline has come, and the earliest deadline of the others (infinity without others)."""
     late: list[tuple[int, Pending]] = []
     earliest = inf
     for opaque, entry in entries:

@@ -1,8 +1,8 @@
 """One connection per address, made at first use and shared by all callers.
 
-Any number of callers share one connect, which no caller's cancellation stops; each waits with its own deadline. After a failed
-connect the address backs off (``Backoff``, a pure class), for one second at most, so that a dead broker costs neither a storm of
-SYNs nor the whole budget of a send. One timer for the whole pool closes connections that were idle for ``idle_timeout``.
+All callers share one connect, which continues if a caller is cancelled; each waits until its own deadline. After a failed connect
+the address backs off (``Backoff``, a pure class) for one second at most, so that a dead broker costs neither a storm of SYNs nor
+the whole time of a send. One timer for the whole pool closes connections that were idle for ``idle_timeout``.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ logger = logging.getLogger("rmq_async.transport")
 FIRST_BACKOFF: Final = 0.05
 MAX_BACKOFF: Final = 1.0
 MAX_BACKOFFS: Final = 256
-"""Failed addresses that are kept; above this number only recent ones are."""
+"""Number of failed addresses that are kept; beyond it only those that failed recently are."""
 MAX_LOST: Final = 1024
-"""Addresses whose lost connections are kept."""
+"""Maximum number of addresses for which the reason of the last lost connection is kept."""
 MIN_DEAD_AFTER: Final = 10.0
 MAX_RETIRED: Final = 30.0
-"""Seconds for pending requests on a retired connection (GO_AWAY); most end sooner, by their own deadlines."""
+"""Maximum seconds for pending requests on a retired connection (GO_AWAY); most end earlier, by their own deadlines."""
 RETIRED_CHECK: Final = 0.1
 REPEATED_GO_AWAY: Final = 10.0
 """Seconds after a GO_AWAY in which a second one makes the address back off."""
@@ -57,7 +57,8 @@ class RequestOptions(TypedDict, total=False):
 
 
 class Backoff:
-    """Decides when to retry an address: after 50 ms, doubling up to one second. ``reason``: of the last failure."""
+    """Decides when an address is retried: 50 ms after the first failure, twice as long after each further one, up to one second.
+    ``reason``: text of the last failure."""
 
     __slots__ = ("_delay", "_until", "reason")
 
@@ -72,12 +73,13 @@ class Backoff:
         self._until = now + self._delay
 
     def remaining(self, now: float) -> float:
-        """Returns the seconds until the next attempt is allowed; 0 when it is."""
+        """Returns the seconds until the next attempt is allowed; 0 if it is allowed now."""
         return max(0.0, self._until - now)
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Splits "host:port" or "[v6]:port". Raises ConnectError for anything else: addresses come from routes."""
+    """Returns host and port of "host:port" or "[v6]:port". Raises a permanent ConnectError for other texts: addresses come from
+    routes."""
     found = host_and_port(address)
     if found is None:
         raise ConnectError(f"an address must be host:port, not {address[:200]!r}", permanent=True, address=address[:200])
@@ -85,10 +87,11 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 class ConnectionPool:
-    """Connections of one client instance; belongs to the loop that makes it.
+    """The connections of one client instance; it belongs to the loop that makes it.
 
-    ``on_connected`` and ``on_closed`` are plain functions called with the connection, the latter when it takes no more requests
-    (closed, or retired and still open for answers); ``on_request`` answers servers' requests. ``tls``: from ``client_context``.
+    ``on_connected`` and ``on_closed`` are plain functions that are called with the connection, the latter when it takes no more
+    requests (because it is closed, or retired and still open for answers). ``on_request`` answers servers' requests. ``tls``: the
+    result of ``client_context``.
     """
 
     def __init__(
@@ -127,7 +130,7 @@ class ConnectionPool:
         self._lost: dict[str, str] = {}
         """Why the last connection to an address was lost, unless this client closed it; only if the server had sent a byte."""
         self._stored_at = -inf
-        """The newest ``stored_at`` of closed connections."""
+        """The newest ``stored_at`` of connections that are closed or retired."""
         self._retired: dict[Connection, asyncio.TimerHandle] = {}
         """Retired connections (GO_AWAY), and the timers of the next check whether they can be closed."""
         self._sent_away: dict[str, float] = {}
@@ -148,7 +151,7 @@ class ConnectionPool:
         return self.open.get(address)
 
     def connecting(self, address: str) -> bool:
-        """Returns whether a connect runs."""
+        """Returns whether a connect to ``address`` is under way."""
         return address in self._connecting
 
     def backing_off(self, address: str) -> bool:
@@ -157,14 +160,15 @@ class ConnectionPool:
         return backoff is not None and backoff.remaining(machine.monotonic()) > 0
 
     def is_down(self, address: str) -> bool:
-        """Returns whether there is no connection, and the last connect failed or one runs."""
+        """Returns whether ``address`` has no connection, and the last connect failed or one is under way."""
         return address not in self.open and (address in self._backoffs or address in self._connecting)
 
     def refusal(self, address: str) -> ConnectError | None:
-        """Returns the error for callers that do not wait out the back-off, or None."""
+        """Returns the error for callers that do not wait until the back-off ends; None without a back-off."""
         if not self.backing_off(address):
             return None
-        return ConnectError(f"{address} is left alone for a moment: {self._backoffs[address].reason}", address=address)
+        text = f"no connect to {address} until its back-off ends, within {MAX_BACKOFF:.3g} s: {self._backoffs[address].reason}"
+        return ConnectError(text, address=address)
 
     def trouble(self, address: str) -> str | None:
         """Returns the known reason why ``address`` cannot be reached; None also before the first attempt.
@@ -178,15 +182,17 @@ class ConnectionPool:
         return backoff.reason if backoff is not None else self._lost.get(address)
 
     def last_stored(self) -> float | None:
-        """Returns when a server last confirmed a stored message (monotonic); None if none has."""
+        """Returns the time (monotonic) at which a server last confirmed a stored message; None if none has."""
         newest = max([self._stored_at, *[connection.stored_at for connection in self.open.copy().values()]])
         return None if newest == -inf else newest
 
     async def connect(self, address: str, timeout: float, wait: WaitFor[Connection] = Flight.wait) -> Connection:
         """Returns the connection to ``address``, made if necessary; several callers share one connect.
 
-        ``wait``: the function that waits for the connect. Raises ConnectError when it is refused or cannot be resolved, when TLS
-        fails, and for a host that is not allowed; RequestTimeoutError after ``timeout`` seconds, which include a back-off.
+        ``wait``: the function that waits for the connect. Raises ConnectError if the connect is refused, lasts longer than
+        ``connect_timeout`` or fails in TLS, if the name cannot be resolved, and for an address that is malformed or not allowed;
+        ConnectionLostError if the new connection is lost immediately; RequestTimeoutError after ``timeout`` seconds, which include
+        a back-off; ClientStateError if the client stops, ForkedError in a forked process.
         """
         deadline = machine.monotonic() + timeout
         check_not_forked(self._generation)
@@ -211,7 +217,8 @@ class ConnectionPool:
         return RequestTimeoutError(text, maybe_stored=False, address=address)
 
     def start_connecting(self, address: str) -> Flight[Connection]:
-        """Returns the connect to ``address`` that runs, or a new one. Raises as ``connect`` does, without waiting."""
+        """Returns the connect to ``address`` that is under way, or a new one. Raises ClientStateError if the client stops, and
+        ConnectError for an address that is malformed or not allowed."""
         if self._closing:
             raise ClientStateError("the client is stopping; start it again", address=address)
         if address not in self._connecting:
@@ -231,8 +238,8 @@ class ConnectionPool:
     ) -> RemotingCommand:
         """Connects if necessary, sends one request and returns its answer, of any code, within ``timeout`` seconds.
 
-        After GO_AWAY, with which the server has not processed the request, it is sent once more over a new connection.
-        ``sent_away``: a GO_AWAY of an earlier attempt, after which there is only one.
+        A server that answers GO_AWAY has not processed the request, so it is sent once more over a new connection; without one,
+        the GO_AWAY is returned. ``sent_away``: the GO_AWAY that answered an earlier attempt, after which there is one attempt more.
         Raises as ``connect`` and ``Connection.request`` do.
         """
         deadline = machine.monotonic() + timeout
@@ -255,7 +262,8 @@ class ConnectionPool:
         return response
 
     async def aclose(self, timeout: float = 0.0) -> None:
-        """Closes all connections, after waiting up to ``timeout`` seconds for pending requests. No socket and no task is left."""
+        """Closes all connections, after waiting up to ``timeout`` seconds for pending requests, and waits for the ends of sockets
+        and tasks. Raises ForkedError in a forked process."""
         self._closing = True
         check_not_forked(self._generation)
         if self._idle_timer is not None:
@@ -306,7 +314,8 @@ class ConnectionPool:
             raise ConnectError(f"cannot connect to {address}: {why}", address=address) from error
 
     async def _open_at(self, address: str, ip: str, host: str, port: int) -> Connection:
-        """Connects to one address of ``host``, for which the server's certificate is checked."""
+        """Connects to ``ip``, an address of ``host``. The server's certificate must be for ``server_hostname``, by default
+        ``host``."""
         connection = Connection(
             address,
             self._connection_settings,
@@ -349,7 +358,8 @@ class ConnectionPool:
         return connection
 
     def _retire(self, connection: Connection) -> None:
-        """Retires a connection after GO_AWAY. A new one may reach another server there, unless GO_AWAY was repeated."""
+        """Retires a connection after GO_AWAY. A new connection may reach another server at the address; after a repeated GO_AWAY
+        the address backs off."""
         address = connection.address
         if self.open.get(address) is not connection:
             return

@@ -1,7 +1,7 @@
 """Detects forks: a child must not use its parent's sockets.
 
-``generation()`` is a number that changes in a forked child. Comparing it costs a global read; ``os.getpid()`` would cost a system
-call per message.
+``generation()`` returns a number that changes in a forked child. Comparing it costs the read of a global; ``os.getpid()`` would
+cost a system call for each message.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def generation() -> int:
 
 
 def check_not_forked(since: int) -> None:
-    """Raises ForkedError when the process has forked since ``generation()`` returned ``since``."""
+    """Raises ForkedError in a process that was forked after ``generation()`` returned ``since``."""
     if since != _generation:
         raise ForkedError("this client was started before os.fork(); make and start a new one in the child process")
 

@@ -1,7 +1,8 @@
 """The steps that each request of a client goes through before it is written: namespace, users' hooks, signature.
 
-A signature covers all extFields and the body, so nothing may be added after it (``AclSigner``). Sends made from templates come
-here only where ``active`` is set; listeners in ``on_change`` are called when that changes.
+A signature covers all extFields and the body, so nothing may be added after it (``AclSigner``). Sends made from templates go
+through these steps only if ``active`` is True, or sign themselves if ``only_sign`` is True; functions in ``on_change`` are called
+when a hook is added or removed.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ __all__ = ["HookedRequest", "RequestHook", "RequestHooks", "call_hook", "cancel_
 
 
 class RequestHook(Protocol):
-    """The hooks of a client, around one request. ``before`` may add to the command's extFields. ``after`` gets the answer, the
-    error, or neither for a one-way request.
+    """A hook around each request of a client. ``before`` may change the command's ext_fields and nothing else. ``after`` gets the
+    answer, the error, or neither for a one-way request.
 
     Equal hooks count as one.
     """
@@ -44,7 +45,7 @@ class RequestHooks:
         self._namespace = namespace
         self._hooks: tuple[RequestHook, ...] = ()
         self._uses: dict[RequestHook, int] = {}
-        """Number of ``add`` calls per hook: producers of one client may share a hook, which sees each request once."""
+        """Number of ``add`` calls of each hook: producers of one client may share a hook, which is called once for a request."""
         self.active = credentials is not None or namespace is not None
         """Whether requests need ``hooked``. A plain attribute: it is read for every request."""
         self.only_sign = namespace is None
@@ -63,7 +64,8 @@ class RequestHooks:
         self._change()
 
     def hooked(self, address: str, command: RemotingCommand) -> HookedRequest:
-        """Returns the request as it is to be written; ``command`` itself is not changed."""
+        """Returns the request as it is to be written; ``command`` itself is not changed. Raises LocalProtocolError for a text that
+        cannot be signed."""
         ext: dict[str, str | None] = dict(command.ext_fields or {})
         if self._namespace is not None:
             ext["nsd"], ext["ns"] = "true", self._namespace
@@ -106,7 +108,7 @@ class HookedRequest(msgspec.Struct):
 
 
 class _HookedReceiver:
-    """A receiver that is not ``done`` before its hooks were called: they also get the answer after the caller was
+    """A receiver that is not ``done`` before its hooks were called, so that they get the answer also if the caller was
     cancelled."""
 
     __slots__ = ("_read", "_receiver", "_request")
@@ -130,7 +132,7 @@ class _HookedReceiver:
             self._receiver.set_exception(exception)
 
     def cancel(self) -> None:
-        """Calls the hooks, and not the receiver."""
+        """Calls the hooks with a CancelledError, and does not call the receiver."""
         self._request.finish(None, asyncio.CancelledError("the caller does not wait for the answer any more"))
 
 
@@ -141,15 +143,15 @@ def cancel_hooked(receiver: Receiver) -> None:
 
 
 def _undo(command: RemotingCommand, kept: RemotingCommand) -> str | None:
-    """Reverts changes that a hook may not make; returns a text about them, or None."""
+    """Reverts changes that a hook may not make; returns a text about them, None if there are none."""
     fault = None
     for name in command.__struct_fields__:
         if name != "ext_fields" and getattr(command, name) is not getattr(kept, name):
             setattr(command, name, getattr(kept, name))
-            fault = f"changed {name}, and may only add to ext_fields"
+            fault = f"changed {name}, and may only change ext_fields"
     if not _sound(command.ext_fields):
         command.ext_fields = kept.ext_fields
-        fault = "left ext_fields that are no texts"
+        fault = "left ext_fields that are not a dict of texts with a UTF-8 form"
     return fault
 
 

@@ -1,10 +1,10 @@
 """The sending half of a connection: requests by opaque, frames that are held back, and the deadline of each request.
 
-Cost decides the form. Per request there is one future and one table entry; no Task, no timer, no ``wait_for``. One timer per
-connection is set for the earliest deadline. This module knows no socket: frames go to the write coalescer.
+To be cheap, a request has one future and one table entry; no Task, no timer, no ``wait_for``. One timer per connection is set for
+the earliest deadline. This module has no socket: frames go to the write coalescer.
 
-Bounds: at most ``window`` sends are on the wire, further ones are held in order; while the peer does not read (the transport's
-buffer is not empty) every frame is held. A request that is held can time out or be cancelled, and its frame is then dropped.
+Bounds: at most ``window`` sends are on the wire, further ones are held in their order; while the peer does not read (the
+transport's buffer is not empty) every frame is held. The frame of a held request that times out or is cancelled is dropped.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ _SEND: Final = int(RequestCode.SEND_MESSAGE_V2)
 
 
 class Remainder(NamedTuple):
-    """The remaining entries of a closed table: requests without an answer, and callbacks of one-way frames that were held."""
+    """The entries that were left in a table when its connection closed: requests without an answer, and callbacks of one-way frames
+    that were held."""
 
     requests: list[Pending]
     oneways: list[OnewayCallback]
@@ -55,12 +56,12 @@ def _oldest_of(owner: object, table: Mapping[int, Pending | HeldFrame], since: i
 class RequestTable:
     """The requests of one connection. A request leaves the table with its answer, at its deadline, or when its caller cancels it.
 
-    ``lost(written, code)`` makes the error of a request on a connection that is not open. ``die``: called when the peer has not
-    sent a byte for ``dead_after`` seconds, counted from the first request written after the last byte came. ``unread()``: bytes
-    that the kernel has received and the loop has not read.
+    ``lost(written, code)`` returns the error of a request on a connection that is not open. ``die``: called when the peer has not
+    sent a byte for ``dead_after`` seconds, counted from the first request, long polls excepted, that was written after the last
+    byte came. ``unread()``: number of bytes that the kernel has received and the loop has not read.
 
-    The connection reads and sets ``entries``, ``writer``, ``deadlines``, ``is_open`` and ``last_used`` without a call: it does so
-    for each read, or for each answer.
+    The connection uses ``entries``, ``writer``, ``deadlines``, ``is_open`` and ``last_used`` directly, for each read or for each
+    answer, to save calls.
     """
 
     __slots__ = (
@@ -84,9 +85,10 @@ class RequestTable:
         self.entries: dict[int, Pending] = {}
         """Requests whose frames are written or gathered, by opaque."""
         self.opaques: Iterator[int] = iter(_OPAQUES[1:])
-        """Gives the next opaque for half of what a call of ``next_opaque`` costs, until that starts it anew."""
+        """The opaques that are left before they start again. ``next(opaques, 0)`` takes half the time of ``next_opaque``, which
+        replaces an iterator that is exhausted."""
         self.untyped = 0
-        """Number of ``entries`` that are no sends."""
+        """Number of ``entries`` that are not sends."""
         self.held: OrderedDict[int, HeldFrame] = OrderedDict()
         """Sends and one-way frames that are held back, in their order."""
         self.writer = WriteCoalescer(self._before_write, self._count_sends)
@@ -102,7 +104,8 @@ class RequestTable:
         self._window = 1 << 30
 
     def require_open(self) -> None:
-        """Raises ConnectionLostError unless the table takes requests. Called before a frame is signed: tracebacks show that."""
+        """Raises ConnectionLostError unless the table takes requests. Called before a frame is signed: a traceback that shows
+        variables would show the signature."""
         if not self.is_open:
             raise self._lost(False, None)
 
@@ -125,14 +128,14 @@ class RequestTable:
 
     @property
     def buffered_bytes(self) -> int:
-        """Bytes of gathered frames and of held one-way frames; senders count the held bytes of their requests themselves."""
+        """Number of bytes of gathered frames and of held one-way frames. Held requests are left out: their senders count them."""
         return self.writer.gathered_bytes + self._held_oneway_bytes
 
     def oldest_of(self, owner: object, since: int = 0) -> tuple[int, int]:
         """Returns the opaque of the owner's oldest request without an answer (0: none), and the newest opaque given out.
 
-        Opaques rise, so a caller that kept the newest one of an earlier call knows how old the oldest request is. ``since``: an
-        opaque before which the owner has no request; the search then starts there instead of with the oldest entry.
+        Opaques rise, so a caller that kept the newest one of an earlier call can see whether the oldest request is older than that
+        call. ``since``: an opaque before which the owner has no request, at which the search may begin.
         """
         newest = LAST_OPAQUE - length_hint(self.opaques)
         oldest = _oldest_of(owner, self.entries, since, newest) or _oldest_of(owner, self.held, since, newest)
@@ -148,9 +151,9 @@ class RequestTable:
         return opaque
 
     def start_request(self, opaque: int, parts: bytes | list[bytes], pending: Pending, *, alone: bool = False) -> None:
-        """Enters a request that is no send. It overtakes sends that are held for their window; a paused peer holds it, too.
+        """Enters a request that is not a send. It is not held for a window, only while the peer does not read.
 
-        ``alone``: it is written immediately unless other frames are gathered.
+        ``alone``: True writes it immediately unless other frames are gathered.
         """
         if not self.is_open:
             self.require_open()
@@ -177,9 +180,9 @@ class RequestTable:
     ) -> int:
         """Starts a pull from a template and returns its opaque. The receiver gets a PullReply, or a RemotingCommand.
 
-        Its frame is written immediately unless others are gathered: the caller is about to decode the previous answer, and the
-        peer should work meanwhile. ``gather``: it is written at the end of the iteration, with others, because the caller starts
-        several and decodes elsewhere.
+        The frame is written immediately unless others are gathered: the caller is about to decode the previous answer, and the
+        peer should work meanwhile. ``gather``: True writes it at the end of the iteration, together with others; for callers that
+        start several pulls.
         """
         opaque = self.next_opaque()
         pending = Pending(receiver, deadline, deadline, _PULL, typed=False, long_poll=template.held, pull=True)
@@ -196,9 +199,10 @@ class RequestTable:
         owner: object,
         window: int,
     ) -> Pending:
-        """Enters the send of one message and returns the entry: ``start_send`` in one piece, because it runs for each.
+        """Enters the send of one message and returns the entry. It does the work of ``start_send`` with fewer calls, because it
+        runs for each message.
 
-        The table must be open, and the caller has looked before it made the frame: see ``require_open``.
+        The caller must have called ``require_open``, or read ``is_open``, before it made the frame.
         """
         if deadline < self.deadlines.at:
             self.deadlines.arm(deadline)
@@ -221,7 +225,7 @@ class RequestTable:
         return pending
 
     def start_send(self, opaque: int, parts: bytes | list[bytes], pending: Pending, window: int) -> None:
-        """Enters any other send. ``parts``: its frame, made with ``opaque``, an opaque of this table."""
+        """Enters any other send. ``parts``: its frame. ``opaque``: the opaque of this table with which the frame was made."""
         if not self.is_open:
             self.require_open()
         if pending.deadline < self.deadlines.at:
@@ -242,7 +246,7 @@ class RequestTable:
     def submit_oneway(self, parts: bytes | list[bytes], written: Callable[[int], None], cost: int) -> None:
         """Queues a one-way frame. ``written(cost)`` is called when the kernel has its last byte, or when it will never be written.
 
-        It keeps its place among the sends, so it is held where they are.
+        The frame keeps its place in the order of the sends, so it is held while sends are held.
         """
         self.require_open()
         if self.writer.paused or self.held:
@@ -258,15 +262,14 @@ class RequestTable:
         return self.is_open and not self.writer.paused and not self.held
 
     def when_written(self, written: Callable[[int], None]) -> None:
-        """Calls ``written(0)`` when the kernel has the last byte of the frames queued until then, or when they are dropped."""
+        """Calls ``written(0)`` when the kernel has the last byte of the frames that are queued now, or when they are dropped."""
         self.writer.when_written(written, 0)
 
     def submit_single_oneway(
         self, template: SendTemplate, born_ms: bytes, unique_id: str, message: Sendable, properties: str | None = None
     ) -> None:
-        """Queues the one-way frame of one message; only while ``takes_oneways``. ``properties``: the text, or None where
-        ``unique_id``, of the length that ``template`` was made for, is the only property.
-        """
+        """Queues the one-way frame of one message, provided that ``takes_oneways`` returned True. ``properties``: the properties
+        text; None if the message has no properties but ``unique_id`` and WAIT=true."""
         opaque = next(self.opaques, 0) or self.next_opaque()
         if properties is None:
             parts = template.plain(opaque, born_ms, unique_id, message.body)
@@ -294,7 +297,7 @@ class RequestTable:
     # -- requests leave
 
     def take(self, opaque: int) -> Pending | None:
-        """Removes and returns an entry, if it is there."""
+        """Removes and returns an entry; returns None if there is none."""
         pending = self.entries.pop(opaque, None)
         if pending is not None and not pending.typed:
             self.untyped -= 1
@@ -312,7 +315,7 @@ class RequestTable:
         return opaque in self.entries or opaque in self.held or opaque in self._held_control
 
     def abandon(self, owner: object, error: Callable[[bool], BaseException]) -> None:
-        """Ends every request of ``owner`` with ``error(written)``, made for each request."""
+        """Ends every request of ``owner`` with an error of its own, the result of ``error(written)``."""
         self.writer.push()  # gathered frames leave in any case
         ended = [item for item in self.entries.items() if item[1].owner is owner]
         for held in (self.held, self._held_control):
@@ -330,7 +333,7 @@ class RequestTable:
         return 0 < pending.sequence <= self._flushed
 
     def take_all(self) -> Remainder:
-        """Empties the table, of a connection that is closed."""
+        """Empties the table when its connection closes, and returns the entries for ``end``."""
         frames = [*self.held.values(), *self._held_control.values()]
         held = [frame.pending for frame in frames if frame.pending is not None]
         unfinished = Remainder([*self.entries.values(), *held], [frame.oneway for frame in frames if frame.oneway is not None])
@@ -374,7 +377,8 @@ class RequestTable:
         return frame.pending if frame is not None else None
 
     def _count_sends(self) -> int:
-        """Pulls that wait at the peer and other control requests take no place in a window."""
+        """Returns the number of sends in ``entries``. Other requests, such as pulls that the peer holds, do not count for a
+        window."""
         return len(self.entries) - self.untyped
 
     # -- writing
@@ -395,10 +399,10 @@ class RequestTable:
     # -- deadlines
 
     def _extend(self, before: int, until: float) -> None:
-        """After a blocked loop: gives requests that are written now until ``until`` at least for their answers.
+        """Extends the deadlines of requests that are written now, after a blocked loop, to ``until`` at least.
 
-        ``before``: sequence of the newest request written before. The write may come from any of several timers that the block
-        delayed.
+        ``before``: sequence of the newest request that was written before. The write may come from any of several timers that the
+        block delayed.
         """
         leaving = self._flushed - before
         for pending in reversed(self.entries.values()):  # mostly the newest: each pull leaves alone, there may be thousands

@@ -1,7 +1,7 @@
 """Requests that a server sends to this client, and the responses to them.
 
-A handler returns its response, or an awaitable of it. Responses that are there at once cost no Task; an awaitable is awaited by a
-Task of its own, which ends with the connection.
+A handler returns a response or an awaitable of it. A response costs no Task; an awaitable is awaited by a Task of its own, which is
+cancelled when the connection closes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["MAX_ANSWERING", "Answering", "discard", "failed", "not_supported", "
 logger = logging.getLogger("rmq_async.transport")
 
 MAX_ANSWERING: Final = 32
-"""Requests of one connection whose awaitables run at a time."""
+"""Maximum number of requests of one connection whose awaitables run at a time."""
 
 
 class Answering:
@@ -39,7 +39,7 @@ class Answering:
         self._respond = respond
 
     def start(self, command: RemotingCommand, response: Awaitable[RemotingCommand | None]) -> None:
-        """Responds when the awaitable is done; beyond MAX_ANSWERING, with SYSTEM_BUSY now."""
+        """Responds when the awaitable is done; if MAX_ANSWERING others run, immediately with SYSTEM_BUSY."""
         if len(self.tasks) >= MAX_ANSWERING:
             discard(response)
             self._refuse(command)
@@ -70,13 +70,14 @@ class Answering:
         self.refused += 1
         if is_power_of_two(self.refused):
             name = request_name(command.code)
-            logger.warning("%s: %d requests are being answered, %s is refused", self._address, MAX_ANSWERING, name)
+            text = "%s: %d of its requests are being answered, %s gets SYSTEM_BUSY; check for handlers that hang"
+            logger.warning(text, self._address, MAX_ANSWERING, name)
         remark = f"[OVERLOAD]system busy, {MAX_ANSWERING} requests are being answered"
         self._respond(command, make_response(command, ResponseCode.SYSTEM_BUSY, remark))
 
 
 def discard(awaitable: Awaitable[object]) -> None:
-    """Ends an awaitable that is not awaited, so that Python does not warn of it."""
+    """Closes or cancels an awaitable that nothing awaits, so that Python does not warn about it."""
     if isinstance(awaitable, Coroutine):
         awaitable.close()
     elif isinstance(awaitable, asyncio.Future):

@@ -26,12 +26,12 @@ _LEGAL = {
 def next_state(now: ConnectionState, then: ConnectionState) -> ConnectionState:
     """Returns ``then``. Raises RuntimeError, which is a bug of this library, if that state cannot follow ``now``."""
     if then not in _LEGAL[now]:
-        raise RuntimeError(f"a connection cannot go from {now.value} to {then.value}")
+        raise RuntimeError(f"a connection cannot go from {now.value} to {then.value}; this is a bug of rmq_async")
     return then
 
 
 class CloseReason(Enum):
-    """The value is part of the errors of requests that were pending."""
+    """The reason why a connection was closed. Its value is a part of the errors of requests that were pending."""
 
     LOCAL = "this client closed it"
     IDLE = "it was idle"

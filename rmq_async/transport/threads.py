@@ -1,9 +1,9 @@
 """Threads for work that would block the loop: compressing and decompressing large bodies, reading the system's certificates.
 
 They are the library's own. The loop's default executor belongs to the service, whose blocking calls would delay this work for
-seconds. A process has one set of threads, as many as it has processors and at most ``MAX_THREADS``, made at first use and ended
-when the last client stops. Clients wait with a deadline: work that has not started by then never starts, and the result of work
-that has started is dropped.
+seconds. A process has one set of threads, as many as the machine has processors and at most ``MAX_THREADS``, made at first use and
+ended when the last client stops. Clients wait until a deadline: work that has not started by then never starts, and the result of
+work that has started is dropped.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ..errors import ClientStateError
 __all__ = ["MAX_THREADS", "Threads"]
 
 MAX_THREADS: Final = 4
-"""Threads of one process: compression keeps each of them busy, and more threads would take the loop's time."""
+"""Maximum number of threads of one process: compression keeps each one busy, and more would take the loop's time."""
 
 T = TypeVar("T")
 
@@ -37,7 +37,7 @@ class _Shared:
         self.reset()
 
     def reset(self) -> None:
-        """Starts with no threads and no clients; called in a forked child too, which has none of its parent's threads."""
+        """Sets the state without threads and clients; called also in a forked child, which has none of its parent's threads."""
         self._lock = Lock()
         self._users = 0
         self._executor: ThreadPoolExecutor | None = None
@@ -84,7 +84,7 @@ class Threads:
             _shared.join()
 
     def close(self) -> None:
-        """Ends the threads, when the client has stopped. A second call has no effect."""
+        """Ends this client's use of the threads, and with that of the last client the threads. A second call has no effect."""
         if not self._closed:
             self._closed = True
             _shared.leave()
@@ -92,7 +92,7 @@ class Threads:
     async def run(self, work: Callable[[], T], deadline: float, calls: OrderedSet[asyncio.Future[Any]] | None = None) -> T:
         """Runs ``work()`` in a thread; returns its result or raises its error. Raises TimeoutError at ``deadline`` (monotonic).
 
-        Raises ClientStateError where the last client stops before the work has started. ``calls``: contains a future during the
+        Raises ClientStateError if the last client stops before the work has started. ``calls``: contains a future during the
         wait, so that other code can end it with an exception.
         """
         future = self._waits.join(deadline)

@@ -38,9 +38,9 @@ _ENDED: Final = (
 
 
 async def client_context(config: ClientConfig, threads: Threads) -> ssl.SSLContext | None:
-    """Returns the context for ``config``; None without TLS. A thread reads the system's authorities, which takes 30 ms.
+    """Returns the context for ``config``; None without TLS. A thread reads the system's certificate authorities, which takes 30 ms.
 
-    Raises RequestTimeoutError when that takes longer than ``request_timeout``.
+    Raises RequestTimeoutError if that takes longer than ``request_timeout``.
     """
     if isinstance(config.tls, ssl.SSLContext):
         return config.tls
@@ -49,7 +49,9 @@ async def client_context(config: ClientConfig, threads: Threads) -> ssl.SSLConte
     try:
         return await threads.run(partial(_make_context, config.tls_verify), machine.monotonic() + config.request_timeout)
     except TimeoutError:
-        text = f"the system's certificate authorities were not read within request_timeout, {config.request_timeout:.3g} s"
+        text = (
+            f"the system's certificate authorities were not read within {config.request_timeout:.3g} s; raise request_timeout"
+        )
         raise RequestTimeoutError(text) from None
 
 
@@ -64,7 +66,8 @@ def _make_context(verify: bool) -> ssl.SSLContext:
 
 
 def system_text(error: BaseException) -> str:
-    """Returns the system's text for an errno, since event loops word a refused connect differently; the text of other errors."""
+    """Returns the system's text for the errno of an OSError, since event loops word a refused connect differently, and the error's
+    own text for other errors."""
     if not isinstance(error, OSError) or isinstance(error, ssl.SSLError | socket.gaierror) or not error.errno:
         return str(error)
     return f"[Errno {error.errno}] {os.strerror(error.errno)}"
@@ -87,14 +90,15 @@ def tls_reason(error: BaseException) -> str:
 
 
 def handshake_reason(error: BaseException) -> str:
-    """Returns ``tls_reason`` for an error of a connect."""
+    """Returns the cause of a failed connect with TLS as text for a user."""
     if isinstance(error, _ENDED):
         return "the server closed the connection during the TLS handshake; it may not speak TLS, or want another certificate"
     return tls_reason(error)
 
 
 def silent_end(transport: asyncio.BaseTransport | None) -> str:
-    """Returns a guess why a silent peer closed the connection: with TLS 1.3 it may reject the client after the handshake."""
+    """Returns a possible reason why a peer closed the connection without having sent a byte: with TLS 1.3 it may reject the
+    client's certificate after the handshake. Returns an empty text without TLS."""
     if transport is None or transport.get_extra_info("sslcontext") is None:
         return ""
     return ", right after the TLS handshake: the server may want a client's certificate"

@@ -65,7 +65,8 @@ async def test_a_refused_connect_is_reported_to_each_caller() -> None:
             assert error.retriable
             assert not error.maybe_stored
         assert pool.backing_off(address)
-        assert str(pool.refusal(address)).startswith(f"{address} is left alone for a moment: cannot connect to {address}: ")
+        text = f"no connect to {address} until its back-off ends, within 1 s: cannot connect to {address}: "
+        assert str(pool.refusal(address)).startswith(text)
         assert pool.get(address) is None
 
 
@@ -212,7 +213,8 @@ async def test_a_server_that_sends_its_clients_away_is_left_alone_from_the_secon
 
         assert [await sent_away(peer), await sent_away(other)] == [False, False]
         assert await sent_away(peer)
-        assert str(pool.refusal(peer.address)) == f"{peer.address} is left alone for a moment: it sends its clients away"
+        text = f"no connect to {peer.address} until its back-off ends, within 1 s: it sends its clients away"
+        assert str(pool.refusal(peer.address)) == text
         monkeypatch.setattr(pool_module, "REPEATED_GO_AWAY", 0.0)
         assert not await sent_away(peer), "it has been a while, and the next connect may find another server"
         assert set(pool._sent_away) == {peer.address}, "only what is recent is remembered"

@@ -27,7 +27,7 @@ async def test_a_command_that_cannot_be_written_is_reported_and_not_sent(
         assert not control.send_control(connection, RemotingCommand(code=END, ext_fields={"msgId": "\ud800"}))
         assert control.send_control(connection, RemotingCommand(code=END, ext_fields={"msgId": "id"}))
     (reported,) = loop_errors
-    assert reported["message"] == f"request 37 to {cluster.a.address} could not be sent"
+    assert reported["message"] == f"END_TRANSACTION to {cluster.a.address} could not be sent"
     loop_errors.clear()
 
 
