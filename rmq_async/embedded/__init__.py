@@ -219,7 +219,7 @@ class EmbeddedRocketMQ(PopSwitches):
 
     @property
     def namesrv(self) -> str:
-        """ "ip:port" of the name server. Raises RuntimeError before the first start."""
+        """Address ("ip:port") of the name server. Raises RuntimeError before the first start."""
         if not self._name_server.listener.port:
             raise RuntimeError("this server was not started; await start() first")
         return self._name_server.listener.address()
@@ -340,7 +340,7 @@ class EmbeddedRocketMQ(PopSwitches):
         self._failures.lose(n, request)
 
     def delay(self, seconds: float, *, broker: str | None = None, jitter: float = 0.0, seed: int = 0) -> None:
-        """Holds back each frame that the broker (None: each broker) sends for ``seconds``; 0 ends it.
+        """Delays each frame that the broker (None: each broker) sends by ``seconds``; 0 ends it.
 
         ``jitter``: maximum of a random delay in seconds that each frame gets in addition, so that later frames overtake
         earlier ones; ``seed`` makes these delays repeatable.
@@ -368,7 +368,7 @@ class EmbeddedRocketMQ(PopSwitches):
             listener.set_stalled(False)
 
     def shuffle(self, seed: int | None, *, broker: str | None = None) -> None:
-        """Makes the broker (None: all brokers) serve concurrent requests of one connection in any order.
+        """Makes the broker (None: all brokers) serve concurrent requests of one connection in random order.
 
         Real brokers serve requests in several threads: two concurrent sends may be stored in either order, and some of the
         concurrent first commits of a group are lost. ``seed`` makes the order repeatable; None ends it.

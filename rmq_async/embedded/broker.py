@@ -109,7 +109,7 @@ class BrokerSettings(NamedTuple):
 
 
 class Broker(BaseService):
-    """A broker on its disk. One alone, with a name server that it registers with::
+    """A broker on its disk. The use of one, with a name server at which it is registered::
 
         log = DiskLog(64 * 1024 * 1024, SystemClock().now_ms)
         disk = BrokerDisk("broker-a", log)
@@ -125,8 +125,8 @@ class Broker(BaseService):
         broker = Broker(disk)  # and so on
 
     ``disk``: no other broker object may use it at the same time. ``failures``: the script of requests that fail; by default a
-    new one. ``topics_changed`` is called each time a topic was made, changed or deleted, before the request that did it is
-    answered.
+    new one. ``topics_changed`` is called each time a topic was made, changed or deleted; if a request did that, before its
+    answer.
     """
 
     def __init__(self, disk: BrokerDisk, settings: BrokerSettings | None = None, failures: FailureScript | None = None) -> None:

@@ -14,7 +14,8 @@ from .topics import CLUSTER
 __all__ = ["EXPIRY", "BrokerDirectory", "Holder", "Registration", "Registrations"]
 
 EXPIRY: Final = 120.0
-"""Seconds without a registration after which a name server forgets a broker (``brokerHeartbeatTimeoutMillis``)."""
+"""Seconds without a registration after which a name server removes a broker
+(``RouteInfoManager.DEFAULT_BROKER_CHANNEL_EXPIRED_TIME``)."""
 
 
 class Registration(NamedTuple):

@@ -77,7 +77,8 @@ class SubscriptionGroups:
             raise Refused(ResponseCode.SYSTEM_ERROR, f"this broker has {MAX_GROUPS} groups, it takes no more")
         grown = sum(size - self._sizes.get(config.group_name, 0) for config, size in checked)
         if grown > 0 and self._size + grown > MAX_GROUP_BYTES:
-            raise Refused(ResponseCode.SYSTEM_ERROR, f"settings of groups take more than the {MAX_GROUP_BYTES} bytes kept here")
+            remark = f"settings of groups take more than the {MAX_GROUP_BYTES} bytes this broker keeps"
+            raise Refused(ResponseCode.SYSTEM_ERROR, remark)
         for config, size in checked:
             self._put(config, size)
 

@@ -17,7 +17,7 @@ from .service import Handler, Refused
 __all__ = ["LockProcessor", "QueueLocks"]
 
 LOCK_LIFE: Final = 60.0
-"""Seconds."""
+"""Seconds that a lock lasts without renewal (``RebalanceLockManager``)."""
 MAX_LOCKS: Final = 100_000
 SEARCH_INTERVAL: Final = 1.0
 """Least seconds between two searches of a full table for ended locks: one takes 10 ms, and locks may end one by one."""

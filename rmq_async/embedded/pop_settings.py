@@ -15,7 +15,7 @@ LOG_DELAY: Final = 2.0
 KV_DELAY: Final = 0.5
 """The same with the key-value store, which a real broker searches at this interval (``PopConsumerService``)."""
 MAX_DELAY: Final = 10 * 365 * 24 * 3600
-"""Seconds."""
+"""Largest ``pop_revive_delay``, in seconds."""
 NO_POPS: Final = "4.9.7"
 """The version of ``EmbeddedRocketMQ`` whose brokers have no pops."""
 

@@ -75,7 +75,8 @@ class StatisticsProcessor:
         topics = [topic for name in self._topics_to_show(header) if (topic := self._state.topics.get(name)) is not None]
         count = sum(topic.config.read_queue_nums for topic in topics)
         if count > MAX_QUEUES_SHOWN:
-            raise Refused(ResponseCode.SYSTEM_ERROR, f"the group's topics have {count} queues, {MAX_QUEUES_SHOWN} can be shown")
+            remark = f"the group's topics have {count} queues, {MAX_QUEUES_SHOWN} can be shown at once; ask for one topic"
+            raise Refused(ResponseCode.SYSTEM_ERROR, remark)
         table = {
             MessageQueue(topic.config.topic_name, self._state.name, queue_id): self._progress(
                 header.consumerGroup, topic, queue_id

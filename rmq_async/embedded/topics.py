@@ -295,7 +295,8 @@ def _attributes(old: dict[str, str], text: str, *, is_new: bool) -> dict[str, st
         if not equals:
             attributes.pop(key, None)
         elif value not in _ATTRIBUTES[key]:
-            raise Refused(ResponseCode.SYSTEM_ERROR, f"value {value[:60]} of {key} is not supported")
+            known = ", ".join(sorted(_ATTRIBUTES[key]))
+            raise Refused(ResponseCode.SYSTEM_ERROR, f"value {value[:60]} of {key} is not supported, only {known}")
         else:
             attributes[key] = value
     return attributes

@@ -149,7 +149,7 @@ class Transactions:
             if passed > self._immunity(draft):
                 raise Refused(
                     ResponseCode.ILLEGAL_OPERATION,
-                    f"the transaction ended after {passed} ms, {_IMMUNITY} is {draft.properties[_IMMUNITY]}",
+                    f"the end came {passed} ms after the message, {_IMMUNITY} allows {self._immunity(draft)} ms",
                 )
         if draft.properties.get("PGROUP") != header.producerGroup:
             raise Refused(ResponseCode.SYSTEM_ERROR, "The producer group wrong")

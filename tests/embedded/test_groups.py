@@ -105,7 +105,7 @@ async def test_groups_and_their_size_are_bounded(broker: RawClient, monkeypatch:
         "subscription group [C] does not exist, this broker has 2 groups, it takes no more",
     )
     large = await broker.ask(PUT, None, msgspec.json.encode({"groupName": "A", "attributes": {"x": "y" * 5000}}))
-    assert (large.code, large.remark) == (1, "settings of groups take more than the 5000 bytes kept here")
+    assert (large.code, large.remark) == (1, "settings of groups take more than the 5000 bytes this broker keeps")
     assert (await broker.ask(DELETE, {"groupName": "A"})).code == 0
     await put(broker, "C")
 

@@ -30,7 +30,7 @@ class Shape(Enum):
     CONSTANT = "a string or a number"
     TRUTH = "TRUE, FALSE or NULL"
     CONDITION = "a condition"
-    NEGATIVE = "a negative"
+    NEGATIVE = "a value with a minus sign"
 
 
 class Node(NamedTuple):
@@ -125,7 +125,7 @@ def minus(node: Node) -> Node:
 def equality(left: Node, right: Node) -> Node:
     for each in (left, right):
         if each.is_constant and each.value is None:
-            raise ConditionError("NULL cannot be compared: IS NULL asks for it")
+            raise ConditionError("NULL cannot be compared; use IS NULL or IS NOT NULL")
     if left.shape is Shape.TRUTH and right.shape is Shape.CONSTANT:
         raise ConditionError(f"{left.value} cannot be compared with {right.value!r}")
     return _equal(left, right)
