@@ -52,7 +52,7 @@ _inherited_names: Final[set[str]] = set()
 
 
 def _process_instance_name() -> str:
-    """Returns ``<pid>#<8 hex digits>``, drawn once per process: clients of one process share a name, those of two never do."""
+    """Returns ``<pid>#<8 hex digits>``, drawn once per process: clients of one process share the name, those of two do not."""
     if not machine.instance_name:
         machine.instance_name = f"{machine.process_id()}#{machine.entropy.getrandbits(32):08x}"
     return machine.instance_name
@@ -150,7 +150,7 @@ class ClientConfig:
         if self.server_hostname is not None:
             _check_text("server_hostname", self.server_hostname)
             if self.tls is False:
-                raise ConfigError(f"server_hostname {shown(self.server_hostname)} needs tls")
+                raise ConfigError(f"server_hostname {shown(self.server_hostname)} needs tls=True or an SSLContext")
         hosts = self.allowed_broker_hosts
         if hosts is None:
             return

@@ -91,7 +91,7 @@ class InvalidGroupError(ConfigError, InvalidMessageError):
 
 
 class SelectorError(RocketMQError):
-    """A selector raised, cannot use the key, or returned none of the queues it was given; or ``queue`` is of another topic."""
+    """A selector raised, cannot use the key, or did not return one of the queues given to it; or ``queue`` is of another topic."""
 
 
 class ForbiddenError(RocketMQError):
@@ -174,7 +174,7 @@ class ConnectionLostError(_UnansweredError):
 
 
 class RequestTimeoutError(_UnansweredError, TimeoutError):
-    """No answer came in time (10002). ``maybe_stored``: True if the broker may have handled the request."""
+    """No answer came in time, or the time was over before the request (10002). ``maybe_stored``: the broker may have handled it."""
 
     code = 10002
 

@@ -35,7 +35,7 @@ class SendContext(msgspec.Struct, eq=False, kw_only=True):
     seconds of this attempt, connect included; 0.0 before it. ``result`` and ``error``: None before the attempt; afterwards one
     of them is set, except for a one-way send that was queued. ``mode``: "sync", "async" or "oneway". ``msg_ids``: the unique
     ids, one per message; ``msg_id``: the first of them. ``queue``: the queue of this attempt; ``broker``: its broker's name;
-    ``address``: that broker's "host:port". ``group``: the producer group. ``message_type``: a
+    ``address``: "host:port" that the attempt goes to. ``group``: the producer group. ``message_type``: a
     ``rmq_protocol.trace.MessageType``, NORMAL for a batch. ``namespace``: namespace of the client's settings, "" for none.
     ``born_host``: the client's own address; ``name_servers``: those of its settings, as "host:port"; ``unit_mode``: the client
     setting of that name.

@@ -35,8 +35,8 @@ class SendResult(msgspec.Struct, frozen=True, gc=False):
     ``msg_id``: the unique id (UNIQ_KEY), the same for every attempt of the call. ``offset_msg_id``: the broker's id, made of its
     address and the offset in its commit log. ``queue_offset``: offset in the queue. ``attempts``: number of attempts of the call.
 
-    ``transaction_id``, ``region_id``, ``trace_on`` (False: the broker wants no message traces) and ``recall_handle`` (of a
-    message that is delivered later, for ``recall``) are those of the response; None where it has none.
+    ``transaction_id``, ``region_id`` and ``recall_handle`` (of a message that is delivered later, for ``recall``) are those of the
+    response, None where it has none. ``trace_on``: False if the broker wants no message traces.
     """
 
     status: SendStatus
@@ -104,8 +104,8 @@ class BatchSendResult(msgspec.Struct, frozen=True):
 
 
 class PullStatus(Enum):
-    """The outcome of one pull. FOUND: messages; NO_NEW: there is none from the offset on yet; NO_MATCH: the messages passed over
-    have none of the tags; OFFSET_ILLEGAL: the offset is outside the queue."""
+    """The outcome of one pull. FOUND: there are messages; NO_NEW: there is none from the offset on yet; NO_MATCH: the broker has
+    passed over offsets, and found no message with one of the tags so far; OFFSET_ILLEGAL: the offset is outside the queue."""
 
     FOUND = "FOUND"
     NO_NEW = "NO_NEW"

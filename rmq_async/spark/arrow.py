@@ -59,7 +59,7 @@ _OF_PROPERTIES: Final = frozenset({"msgId", "tags", "keys", "properties"})
 
 
 class Rows:
-    """The rows of one record batch while it is filled: records are added to ``stored``, then ``came`` says of which queue.
+    """The rows of one record batch while it is filled: records are added to ``stored``, then ``came`` notes their queue.
 
     ``shown``: returns the name of a topic without its namespace. ``runs``: queues, each with the row before which its rows end.
     """
@@ -82,7 +82,7 @@ class Rows:
         return len(stored) >= ROWS or stored.size + (PROPERTIES_WEIGHT - 1) * len(stored.properties) >= BYTES
 
     def came(self, queue: MessageQueue) -> None:
-        """Says that the rows added to ``stored`` since the last call are of ``queue``."""
+        """Notes that the rows added to ``stored`` since the last call are of ``queue``."""
         if self.runs and self.runs[-1][0] == queue:
             self.runs[-1] = (queue, len(self.stored))
         else:
@@ -218,8 +218,8 @@ def _maps(joined: bytes, sizes: Sequence[int]) -> Any:
 
 
 def _split(raw: Any, joined: bytes) -> Any:
-    """Returns the maps of the texts; None if one of them needs the decoder because it is not ``name 1 value 2 name 1 value 2
-    ...``, where the last separator may be missing. ``joined``: all texts.
+    """Returns the maps of the texts; None if one of them needs the decoder, because it does not consist of a name, byte 1, a value
+    and byte 2 for each property (the last byte 2 may be missing). ``joined``: all texts.
 
     Names and values are cut by one separator: a second cut costs half as much again.
     """

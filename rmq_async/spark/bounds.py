@@ -17,7 +17,7 @@ Offsets = Mapping[MessageQueue, int]
 
 
 class OffsetLookup(Protocol):
-    """The requests to the cluster that a bound needs which is a moment (milliseconds since 1970)."""
+    """The requests to the cluster for bounds that are moments (milliseconds since 1970)."""
 
     def stored_at(self, moments: Offsets) -> dict[MessageQueue, int]: ...
 

@@ -104,7 +104,7 @@ def _credentials(options: AccessOptions) -> tuple[str | None, str | None, str | 
     access_key = options.access_key or os.environ.get("RMQ_ACCESS_KEY") or None
     if not access_key:
         if options.secret_key or options.security_token:
-            raise ConfigError("options secretKey and securityToken need accessKey")
+            raise ConfigError("options secretKey and securityToken need accessKey; give it too")
         return None, None, None
     secret_key = options.secret_key or os.environ.get("RMQ_SECRET_KEY") or None
     if not secret_key:
@@ -133,9 +133,9 @@ def _check_tls(options: AccessOptions) -> None:
     if options.tls or any(options.tls_files):
         return
     if not options.tls_verify:
-        raise ConfigError("option tlsVerify needs tls")
+        raise ConfigError("option tlsVerify needs tls=true; give both, or leave it out")
     if options.server_name:
-        raise ConfigError("option tlsServerName needs tls")
+        raise ConfigError("option tlsServerName needs tls=true; give both, or leave it out")
 
 
 def client_config(access: Access, *, with_files: bool = True) -> ClientConfig:

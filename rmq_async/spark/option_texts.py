@@ -128,7 +128,7 @@ _BY_NAME: Final = {name.lower(): option for option in OPTIONS for name in (optio
 _SPARKS_OWN: Final = frozenset({"checkpointlocation", "queryname", "outputmode", "triggerinterval"})
 """Options that Spark itself reads."""
 STREAM_ONLY: Final = frozenset(option.name.lower() for option in OPTIONS if option.uses == _STREAM) | _SPARKS_OWN
-"""Options, in lower case, by which a query is known as a streaming read."""
+"""Options, in lower case, that only a streaming read has."""
 
 
 class OptionTexts:

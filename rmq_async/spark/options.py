@@ -140,12 +140,14 @@ def _check_companions(given: OptionTexts) -> None:
         raise ConfigError("option commitOffsets needs consumerGroup: whose offsets to commit")
     given.only_one(("consumerGroup", "consumerGroupPrefix"))
     if "maxTriggerDelay" in given and "minOffsetsPerTrigger" not in given:
-        raise ConfigError("option maxTriggerDelay needs minOffsetsPerTrigger")
+        raise ConfigError("option maxTriggerDelay needs minOffsetsPerTrigger; give both, or leave it out")
     given.only_one(("minPartitions", "maxPartitions"))
     given.only_one(("maxRecordsPerPartition", "maxPartitions"))
     by_time = "startingTimestamp" in given or "startingOffsetsByTimestamp" in given
     if "startingOffsetsByTimestampStrategy" in given and not by_time:
-        raise ConfigError("option startingOffsetsByTimestampStrategy needs startingTimestamp or startingOffsetsByTimestamp")
+        raise ConfigError(
+            "option startingOffsetsByTimestampStrategy needs startingTimestamp or startingOffsetsByTimestamp; give one of them"
+        )
 
 
 def _offsets_per_trigger(given: OptionTexts) -> tuple[int | None, int | None]:

@@ -313,7 +313,7 @@ class _Watch:
             if not self._absent[queue]:
                 self._absent[queue] = monotonic()
                 unread = f"offsets {at} to {seen} are not read yet" if seen > at else "all that was seen of it is read"
-                logger.warning("%s is not among what is read now; %s. It keeps its place, %d", key_of(queue), unread, at)
+                logger.warning("queue %s is in no route now; %s. It keeps its offset, %d", key_of(queue), unread, at)
             elif self._fails and seen > at and monotonic() - self._absent[queue] > self._patience:
                 raise_losses([Loss(queue, "the queue is gone", (at, seen), None)])
 

@@ -223,12 +223,12 @@ class _Reading:
     def _bodies(self) -> list[bytes]:
         column = self._columns["body"]
         if column.null_count:
-            self._refuse(self._null(column), "has no body: column body is NULL")
+            self._refuse(self._null(column), "has no body: column body is NULL; give a value, or leave the row out")
         if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
             column = column.cast(pa.large_binary() if pa.types.is_large_string(column.type) else pa.binary())
         bodies: list[bytes] = column.to_pylist()
         if not all(bodies):
-            self._refuse(_first(bodies, lambda body: not body), "has an empty body, which brokers do not store")
+            self._refuse(_first(bodies, lambda body: not body), "has an empty body; give at least one byte")
         return bodies
 
     def _topics(self) -> str | list[str]:
@@ -238,7 +238,9 @@ class _Reading:
         topics: list[str | None] = column.to_pylist()
         for topic in set(topics):
             if not topic:
-                self._refuse(_first(topics, lambda topic: not topic), "has no topic: column topic is NULL or empty")
+                self._refuse(
+                    _first(topics, lambda topic: not topic), "has no topic: column topic is NULL or empty; give a name"
+                )
             try:
                 check_message(topic, b"-")
             except InvalidMessageError as error:
@@ -315,7 +317,7 @@ class _Reading:
                     if texts[row]:
                         self._refuse(row, "has both a delayLevel and a deliverTimestamp; one of them must be NULL")
                     if moment < 0:
-                        self._refuse(row, f"has a deliverTimestamp before 1970: {moment} ms")
+                        self._refuse(row, f"has a deliverTimestamp before 1970: {moment} ms; give a later one")
                     texts[row] = f"TIMER_DELIVER_MS\x01{moment}\x02"
         if not any(texts):
             return None
@@ -331,7 +333,7 @@ class _Reading:
             return
         values: list[str | None] = self._columns[name].to_pylist()
         if not all(values):
-            self._refuse(_first(values, lambda value: not value), f"has no id: column {name} is NULL or empty")
+            self._refuse(_first(values, lambda value: not value), f"has no id: column {name} is NULL or empty; give a text")
         self._check_text(values, f"column {name}")
         self._add(ID_PROPERTY, values)
 
@@ -378,7 +380,8 @@ class _Reading:
         if column is not None:
             row = next(row for row, end in enumerate(column.offsets.to_pylist()[1:]) if place < end)
         self._refuse(
-            row, f"holds a control character 0, 1 or 2 in {what}, {(values[place] or '')[:80]!r}: they separate properties"
+            row,
+            f"holds a control character 0, 1 or 2 in {what}, {(values[place] or '')[:80]!r}; remove it: they separate properties",
         )
 
     def _check_sizes(self, block: Block) -> None:

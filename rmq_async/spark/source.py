@@ -42,7 +42,7 @@ class RocketMQDataSource(DataSource):
     """The Spark data source ``rocketmq``, which reads and writes topics as DataFrames. docs/spark.md lists its options.
 
     Spark makes it and calls its methods. They raise ConfigError for an invalid option, which the error names, for a schema with
-    other columns than the source's or the sink's, and for a pyspark before 4.2.
+    other columns than the source's or the sink's, and for a pyspark before 4.2; and the errors of requests to the cluster.
     """
 
     @short_errors

@@ -66,10 +66,10 @@ class TestAccess:
         ("given", "expected"),
         [
             ({"access_key": "k"}, "option accessKey needs secretKey, or RMQ_SECRET_KEY in the environment"),
-            ({"secret_key": "s"}, "options secretKey and securityToken need accessKey"),
+            ({"secret_key": "s"}, "options secretKey and securityToken need accessKey; give it too"),
             ({"tls_files": (None, None, "key")}, "option tlsKeyFile is the key of tlsCertFile, which is missing"),
-            ({"tls_verify": False}, "option tlsVerify needs tls"),
-            ({"server_name": "x"}, "option tlsServerName needs tls"),
+            ({"tls_verify": False}, "option tlsVerify needs tls=true; give both, or leave it out"),
+            ({"server_name": "x"}, "option tlsServerName needs tls=true; give both, or leave it out"),
             (
                 {"tls_verify": False, "tls_files": ("ca", None, None)},
                 "option tlsCaFile verifies servers, tlsVerify=false",

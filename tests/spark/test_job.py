@@ -201,7 +201,7 @@ def server() -> Iterator[ThreadedRocketMQ]:
             ["--topic", "gone", "--table", "t", "--secret-option", "a=NO_SUCH"],
             "there is no environment variable NO_SUCH",
         ),
-        (dlq_replay, ["gone"], "group gone has no dead letters: there is no topic %DLQ%gone"),
+        (dlq_replay, ["gone"], "group gone has no dead letters: there is no topic %DLQ%gone; check the name"),
         (
             archive,
             ["--topic", "gone", "--path", "s3a://b/a", "--compact"],
@@ -303,7 +303,7 @@ def test_pairs_that_go_on(content: Any, written: Sequence[int], read: Sequence[i
         (["topic=a"], [0, 1, 2], [0, 1], [0], "its checkpoint c knows 2"),
         (None, [], [0, 1], [0], "checkpoint c says that 1 micro-batches are archived, but p holds none of them"),
         (["topic=a"], [0], [0, 1, 2], [0, 1], "says that 2 micro-batches are archived, but p holds 1"),
-        (["a.parquet"], [], [], [], "p is no archive and not empty"),
+        (["a.parquet"], [], [], [], "p is no archive and not empty; give another path"),
     ],
 )
 def test_pairs_that_do_not(content: Any, written: Any, read: Any, done: Any, sentence: str) -> None:
@@ -358,7 +358,7 @@ def test_tasks_share_messages_and_not_queues() -> None:
 
 
 def test_exact_queues_that_are_not_there() -> None:
-    with pytest.raises(ConfigError, match="topic x has no queue b/2 to write to, only b/0, b/1"):
+    with pytest.raises(ConfigError, match="topic x has no queue b/2 to write to, only b/0, b/1; add it"):
         replay.routes([archived(2)], {"x": queues("x", 2)}, "x", 1, exact=True)
     with pytest.raises(job.PipelineError, match="topic x has no queue that can be written to"):
         replay.routes([archived(0)], {"x": ()}, "x", 1, exact=False)

@@ -35,7 +35,7 @@ COLUMNS = (
     "topic, brokerName, queueId, offset, msgId, offsetMsgId, tags, keys, body, properties, bornTimestamp, storeTimestamp, "
     "bornHost, storeHost, reconsumeTimes, flag, sysFlag"
 )
-NO_BODY = r"row 0 of partition \d has no body: column body is NULL"
+NO_BODY = r"row 0 of partition \d has no body: column body is NULL; give a value, or leave the row out"
 SINK_COLUMNS = (
     "body, topic, tags, keys, properties, shardingKey, brokerName, queueId, delayLevel, deliverTimestamp, flag, bornTimestamp"
 )

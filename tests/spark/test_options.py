@@ -127,7 +127,7 @@ class TestValues:
     def test_commits_need_a_group_and_delays_a_number(self) -> None:
         with pytest.raises(ConfigError, match="option commitOffsets needs consumerGroup"):
             reading(True, commitOffsets="true")
-        with pytest.raises(ConfigError, match="option maxTriggerDelay needs minOffsetsPerTrigger"):
+        with pytest.raises(ConfigError, match="option maxTriggerDelay needs minOffsetsPerTrigger; give both, or leave it out"):
             reading(True, maxTriggerDelay="1s")
         assert reading(True, commitOffsets="true", consumerGroup="g").commit
 

@@ -149,9 +149,9 @@ def test_what_clients_and_brokers_write_into_properties_is_not_taken_over() -> N
 @pytest.mark.parametrize(
     ("columns", "text"),
     [
-        ({"body": [b"x", None]}, "row 11 of partition 3 has no body: column body is NULL"),
-        ({"body": [b"x", b""]}, "row 11 of partition 3 has an empty body, which brokers do not store"),
-        ({"topic": ["t", None]}, "row 11 of partition 3 has no topic: column topic is NULL or empty"),
+        ({"body": [b"x", None]}, "row 11 of partition 3 has no body: column body is NULL; give a value"),
+        ({"body": [b"x", b""]}, "row 11 of partition 3 has an empty body; give at least one byte"),
+        ({"topic": ["t", None]}, "row 11 of partition 3 has no topic: column topic is NULL or empty; give a name"),
         ({"topic": ["t", "a b"]}, "row 11 of partition 3 cannot be sent: topic 'a b' holds a character that is not allowed: "),
         ({"topic": ["t", "SCHEDULE_TOPIC_XXXX"]}, "row 11 of partition 3 cannot be sent: topic SCHEDULE_TOPIC_XXXX belongs to"),
         ({"tags": ["a", "b\x01c"]}, "row 11 of partition 3 holds a control character 0, 1 or 2 in column tags, 'b\\x01c'"),
@@ -197,7 +197,7 @@ def test_the_largest_body_is_sent_alone() -> None:
 def test_an_id_column_is_the_id_and_needs_a_value() -> None:
     block = block_of(batch(["a", "b"], id=["x-1", "x-2"]), idColumn="id")
     assert [decode_properties(text) for text in block.texts] == [{"RMQ_SPARK_ID": "x-1"}, {"RMQ_SPARK_ID": "x-2"}]
-    with pytest.raises(InvalidMessageError, match="row 1 of partition 3 has no id: column id is NULL or empty"):
+    with pytest.raises(InvalidMessageError, match="row 1 of partition 3 has no id: column id is NULL or empty; give a text"):
         block_of(batch(["a", "b"], id=["x-1", None]), idColumn="id")
     shared = block_of(batch(["a"], keys=["k"]), idColumn="keys")
     assert decode_properties(shared.texts[0]) == {"RMQ_SPARK_ID": "k", "KEYS": "k"}

@@ -247,7 +247,7 @@ def check_pair(
             "give the path it was used with, or begin anew with another checkpoint"
         )
     if not written and not read and any(not name.startswith(("_", ".")) for name in content or ()):
-        raise ConfigError(f"{path} is no archive and not empty; what is there would not be seen beside an archive")
+        raise ConfigError(f"{path} is no archive and not empty; give another path: readers of an archive see no other files")
 
 
 def check_topics(checkpoint: str, known: Iterable[str], topics: Sequence[str], pattern: str | None) -> None:
@@ -268,7 +268,9 @@ def known_offsets(text: str, checkpoint: str) -> dict[str, int]:
         offsets = json.loads(text.splitlines()[-1])["q"]
         return {str(key): int(offset) for key, offset in offsets.items()}
     except (ValueError, LookupError, TypeError, AttributeError):
-        raise ConfigError(f"checkpoint {checkpoint} is not of an archive of topics: its offsets are {text[-100:]!r}") from None
+        raise ConfigError(
+            f"checkpoint {checkpoint} is not of an archive of topics: its offsets are {text[-100:]!r}; give the archive's own"
+        ) from None
 
 
 def _numbers(names: Sequence[str] | None) -> list[int]:

@@ -1,10 +1,10 @@
 """Rewrites small files of an archive into large ones, while no query writes to it.
 
-Each micro-batch of an archive adds a file for each topic, date and task. Spark's file sink lists the files of all
-micro-batches up to one in a ``.compact`` file of its log, every tenth time, and readers follow that list. So new files are
-written without a list that names them, and one rename replaces the list: readers see the old files before it and the new ones
-after it, never both, even if this process ends at any point. Old files stay for running readers; a later run deletes files
-that no list names (``KEPT``).
+Each micro-batch of an archive adds a file for each topic, date and task. With every tenth micro-batch, Spark's file sink adds a
+``.compact`` file to its log, which lists the files of all micro-batches up to that one, and readers follow that list. So new
+files are written without a list that names them, and one rename replaces the list: readers see the old files before it and the
+new ones after it, never both, even if this process ends at any point. Old files stay for running readers; a later run deletes
+files that no list names (``KEPT``).
 
 It needs a file system that renames atomically over an existing file: HDFS and local ones do; object stores need a committer of
 their own and are refused by their scheme.
@@ -43,11 +43,11 @@ SMALL: Final = 32 * 1024 * 1024
 LARGE: Final = 128 * 1024 * 1024
 """Bytes, about, of a file that is made of small ones."""
 KEPT: Final = 24 * 3600.0
-"""Seconds that files stay which no list names: a reader may have begun with them, or a micro-batch may be about to list them."""
+"""Seconds for which files stay that no list names: a reader may have begun with them, or a micro-batch be about to list them."""
 STAGING: Final = "_compacting"
 VERSION: Final = "v1"
 _WRITTEN: Final = re.compile(r"/topic=[^/]+/date=[^/]+/(part|compacted)-[^/]+\.parquet\Z")
-"""The end of the path of a file that an archive or a compaction has written; no other file below the path is touched."""
+"""The end of the path of a file that an archive or a compaction has written; no other files are deleted."""
 _ATOMIC: Final = frozenset({"", "file", "hdfs", "viewfs"})
 _OTHER_SPARK: Final = "this release cannot compact archives of that Spark; use a newer one, or archive without compacting"
 
@@ -77,7 +77,8 @@ class Compacted:
 def compact(spark: SparkSession, path: str, ddl: str) -> Compacted:
     """Rewrites the small files of the archive at ``path``. ``ddl``: its columns without those of partitions.
 
-    Raises ConfigError for a store without atomic renames, and PipelineError where the rewritten files hold other rows.
+    Raises ConfigError for a store without atomic renames and for a log of an unknown form, and PipelineError if the rewritten
+    files hold another number of rows.
     """
     files = Files(spark)
     check_store(path, files.scheme(path))

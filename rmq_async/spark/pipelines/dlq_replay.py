@@ -41,7 +41,7 @@ ORIGIN_PROPERTY: Final = "RMQ_DLQ_ORIGIN_ID"
 """The id of the message when it was first sent."""
 
 MOST_TOPICS: Final = 1000
-"""Targets that are reported one by one; more of them would be a mistake."""
+"""Number of target topics at most: each is looked up and reported, and more would be a mistake."""
 CLOCKS: Final = timedelta(minutes=5)
 """By how much the clocks of two brokers may differ."""
 
@@ -140,7 +140,7 @@ def _source(group: str, topic: str | None, max_replays: int, options: Mapping[st
 
 def _check_there(options: Mapping[str, str], group: str, source: str) -> None:
     if not _exists(options, source):
-        raise TopicNotFoundError(f"group {group} has no dead letters: there is no topic {source}")
+        raise TopicNotFoundError(f"group {group} has no dead letters: there is no topic {source}; check the name of the group")
 
 
 def _checked(group: str, topic: str | None, max_replays: int) -> str:

@@ -1,7 +1,7 @@
 """Counts latencies by bucket: bounded for any number of them, and merged by addition.
 
-A bucket is a number of microseconds up to 128; above there are 64 buckets for each doubling. A percentile is reported as the
-upper bound of its bucket, which is less than 1.6 % above the measured value.
+Below 128 microseconds, each number of microseconds is a bucket; above there are 64 buckets for each doubling. A percentile is
+reported as the upper bound of its bucket, which is less than 1.6 % above the measured value.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """One task of a load: sends by a clock, in one mode, and counts the outcome of every message.
 
-The clock does not wait for responses (an open loop): message n of a task is due at n / rate, and its latency counts from then,
-so that a pause of a broker for a second affects the latency of all messages of that second, not only in those in flight.
+The clock does not wait for responses (an open loop): message n of a task is due n / r seconds after the start, where r is the
+task's share of the rate, and its latency counts from then, so that a pause of a broker for a second affects the latency of all
+messages of that second, not only of those in flight.
 Spark's thread is the clock, because event loops keep time to a millisecond only. A message that was due and not begun at the
 end is not sent and counts as missed, which bounds a task's time: ``seconds`` and the time of one send.
 

@@ -162,7 +162,7 @@ def read_table(
     options: Mapping[str, str] | None = None,
 ) -> DataFrame:  # fmt: skip
     """Returns a table of the catalogue, or the files (or another source) of a format. Raises ConfigError unless exactly one of
-    ``table`` and ``format`` is given."""
+    ``table`` and ``format`` is given, and for a ``path`` with a ``table``."""
     _check_table(format, path, table)
     if table is not None:
         return spark.read.options(**dict(options or {})).table(table)

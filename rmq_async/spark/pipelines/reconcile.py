@@ -7,9 +7,9 @@ One full outer join of two aggregates by identity: rows of the table, messages o
 disk; bodies are not built into columns, and the driver gets only figures and a few examples. The table is read before the ends
 of the queues are requested, so that a row that is acknowledged during the run is never called missing.
 
-Findings: ``missing``, acknowledged but not in the topic; ``unacknowledged``, in the topic although not (or not yet) sent by
-the table; ``unknown``, in the topic but not in the table; ``duplicate``, more often in the topic than in the table. One
-identity may have two findings.
+Findings: ``missing``, acknowledged but not in the topic; ``unacknowledged``, in the topic although no row of the table says (or
+says yet) that it was sent; ``unknown``, in the topic but not in the table; ``duplicate``, more often in the topic than in the
+table. One identity may have two findings.
 """
 
 from __future__ import annotations

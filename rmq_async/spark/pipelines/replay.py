@@ -220,7 +220,10 @@ def routes(
         if queue not in queues:
             if exact:
                 there = ", ".join(f"{queue.broker_name}/{queue.queue_id}" for queue in queues)
-                raise ConfigError(f"topic {target} has no queue {source.broker}/{source.queue_id} to write to, only {there}")
+                raise ConfigError(
+                    f"topic {target} has no queue {source.broker}/{source.queue_id} to write to, only {there}; add it, or replay "
+                    "without exact_queues (--exact-queues)"
+                )
             if not queues:
                 raise PipelineError(f"topic {target} has no queue that can be written to; give it write permission")
             queue = queues[(crc32(f"{source.topic}/{source.broker}".encode()) + source.queue_id) % len(queues)]
