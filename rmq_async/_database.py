@@ -1,7 +1,7 @@
 """Helpers for tables in a service's database: names, times of the database's clock, and the kinds of databases.
 
-Columns are of SQLAlchemy's own types: Alembic writes the class of a column into its migrations, without an import for a class from
-elsewhere. ``UtcDateTime`` is the type of the values in statements instead.
+Columns have SQLAlchemy's own types, because Alembic writes the name of a column's type into its migrations, and no import for a
+type of another package. ``UtcDateTime`` is the type of times in statements instead.
 """
 
 from __future__ import annotations
@@ -31,41 +31,41 @@ __all__ = [
 
 DIALECTS: Final = ("postgresql", "sqlite")
 _LONGEST_NAME: Final = 40
-"""PostgreSQL cuts names at 63 bytes, and those of indexes are longer than the table's."""
+"""Bytes. PostgreSQL cuts names at 63 bytes, and the name of an index is the table's with a prefix and a suffix."""
 
 
 def split_table_name(name: str) -> tuple[str | None, str]:
-    """Returns the schema and the table of "schema.name" or "name". Raises ConfigError for a name that cannot be a table's."""
+    """Returns the schema and the table of "schema.name" or "name". Raises ConfigError for another name."""
     if not isinstance(name, str) or not name or not name.isprintable():
-        raise ConfigError(f"table must be the name of a table, not {shown(name)}")
+        raise ConfigError(f'table must be the name of a table, "name" or "schema.name", not {shown(name)}')
     schema, _, table = name.rpartition(".")
     if not table or len(table.encode()) > _LONGEST_NAME:
-        raise ConfigError(f"table must have 1 to {_LONGEST_NAME} characters, not {shown(name)}")
+        raise ConfigError(f"table must have 1 to {_LONGEST_NAME} bytes in UTF-8, not {shown(name)}")
     return schema or None, table
 
 
 def check_engine(engine: AsyncEngine, owner: str) -> None:
-    """Checks an engine. Raises ConfigError for an object that is not an AsyncEngine, and as ``check_dialect`` does."""
+    """Raises ConfigError for an object that is not an AsyncEngine, and as ``check_dialect`` does."""
     if not isinstance(engine, AsyncEngine):
         raise ConfigError(f"engine must be an AsyncEngine (sqlalchemy.ext.asyncio), not {type(engine).__name__}")
     check_dialect(engine.dialect.name, owner)
 
 
 def check_dialect(name: str, owner: str) -> None:
-    """Raises ConfigError for a kind of database that is not supported. ``owner``: "an outbox", for the error."""
+    """Raises ConfigError for a kind of database that is not supported. ``owner``: for the error's text, such as "an outbox"."""
     if name not in DIALECTS:
         raise ConfigError(f"{owner} needs PostgreSQL or SQLite, not {shown(name)}")
 
 
 def check_transactional(session: AsyncSession | AsyncConnection, owner: str) -> None:
-    """Checks that statements of the session are committed together. Raises ConfigError for the isolation level AUTOCOMMIT of its
-    engine or connection: each statement would be committed by itself, and stay after a rollback.
+    """Raises ConfigError if the isolation level of the session's engine or connection is AUTOCOMMIT: each statement would be
+    committed by itself, and stay after a rollback.
 
     A level that a session gives to one transaction, ``session.connection(execution_options=...)``, is not seen.
     """
     bind = session.get_bind() if isinstance(session, AsyncSession) else session.sync_connection
-    if bind is None:  # of a connection that is not started, which raises at its first statement
-        return
+    if bind is None:
+        return  # a connection that is not started: its first statement raises
     level = bind.get_execution_options().get("isolation_level")
     if level is None:
         # create_engine(isolation_level=...): SQLAlchemy shows it nowhere else without a query
@@ -77,7 +77,7 @@ def check_transactional(session: AsyncSession | AsyncConnection, owner: str) -> 
 
 
 class UtcDateTime(TypeDecorator[datetime]):
-    """Aware datetimes, also in SQLite, which stores no time zone."""
+    """The SQL type of aware datetimes. SQLite stores no time zone: there values are written and read as UTC."""
 
     impl = DateTime(timezone=True)
     cache_ok = True
@@ -117,7 +117,7 @@ def _later_sqlite(element: seconds_from_now, compiler: Any, **options: Any) -> s
 
 
 class seconds_since(FunctionElement[float]):  # noqa: N801
-    """Seconds from a time in the table until now."""
+    """The SQL expression for the seconds from a time in the table until the database's current time."""
 
     type = Float()
     inherit_cache = True

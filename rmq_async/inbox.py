@@ -1,4 +1,4 @@
-"""Inbox: a table of handled messages in the database that the handlers write to, so that each message takes effect once.
+"""An inbox: a table of handled messages in the database that the handlers write to, so that each message takes effect once.
 
     inbox = Inbox(group="payments")
 
@@ -57,13 +57,14 @@ Session = AsyncSession | async_scoped_session[Any] | AsyncConnection
 class Inbox:
     """Keeps the keys of the messages whose effect is committed.
 
-    ``group``: group of the consumer; groups that share a table have separate rows. ``table``: its name, of at most 40
-    characters, or "schema.name". ``key(message)``: returns the identity of a message, a text of 1 to 255 characters. The
+    ``group``: group of the consumer; groups that share a table have separate rows. ``table``: name of the table, at most 40
+    bytes in UTF-8, or "schema.name". ``key(message)``: returns the identity of a message, a text of 1 to 255 characters. The
     default is the message's unique id, which all attempts of one send and all deliveries share; for a message without one, the
     offset id of its first copy at a broker. A key of the business, such as an order number, also finds messages that were sent
     by two calls.
 
-    Raises ConfigError for an invalid table name or ``key``, InvalidGroupError for an invalid group name.
+    Raises ConfigError for an invalid table name or ``key``, InvalidGroupError for an invalid group name. The methods also pass
+    on the errors of the database: SQLAlchemyError, and OSError or an error of the driver if it cannot be reached.
     """
 
     def __init__(self, *, group: str, table: str = "rmq_inbox", key: Callable[[MessageExt], str] | None = None) -> None:
@@ -84,7 +85,7 @@ class Inbox:
     async def create_table(self, engine: AsyncEngine) -> None:
         """Creates the table and its index if there is no table of that name.
 
-        Raises ConfigError for an engine of another database, and the errors of the database.
+        Raises ConfigError for an object that is not an AsyncEngine, and for another database than PostgreSQL or SQLite.
         """
         check_engine(engine, "an inbox")
         async with engine.begin() as connection:
@@ -93,14 +94,14 @@ class Inbox:
     async def first(self, session: Session, message: MessageExt) -> bool:
         """Adds the message to the session's transaction; returns whether it was new to the group.
 
-        False: a transaction that handled it is committed. Two transactions with one key do not run side by side: in PostgreSQL
-        the second one waits here for the end of the first one, in SQLite for its turn to write. A rollback removes the row.
-        The session's pending changes are flushed first.
+        False: its key was added before, by a transaction that is committed or by this one. Two transactions with one key do not
+        run side by side: in PostgreSQL the second one waits here for the end of the first one, in SQLite for its turn to write.
+        A rollback removes the row. The pending changes of an AsyncSession are flushed first, unless its ``autoflush`` is off.
 
-        Raises InvalidMessageError for a key that is empty, longer than 255 characters, or not a text; the errors of ``key``;
-        ConfigError for a session of another database or at the isolation level AUTOCOMMIT; and the errors of the database,
-        among them those of serialization at isolation levels above READ COMMITTED: let them leave the handler, and the message
-        is delivered again.
+        Raises InvalidMessageError for a key that is empty, longer than 255 characters, not a text, or has a NUL; the errors of
+        ``key``; ConfigError for a session of another database than PostgreSQL or SQLite, or at the isolation level AUTOCOMMIT;
+        and TypeError for another object than a session, a connection or a MessageExt. Isolation levels above READ COMMITTED
+        also raise serialization errors: let them leave the handler, and the message is delivered again.
         """
         target, dialect = _target(session)
         statement = self._first.get(dialect)
@@ -115,10 +116,12 @@ class Inbox:
         """Deletes the group's rows that are older than ``older_than`` seconds, in the session's transaction; returns their
         number.
 
-        A message that is delivered again after that counts as new. Brokers keep messages for 72 hours unless configured
-        otherwise, and those that wait for a retry as long again: choose more than both.
+        A message that is delivered again after that counts as new. Brokers keep a message for 72 hours unless configured
+        otherwise (``fileReservedTime``), and a copy that waits for a retry for another 72 hours: choose more than the sum, 144
+        hours.
 
-        Raises ConfigError for a negative time and for a session of another database, and the errors of the database.
+        Raises ConfigError for a negative time, one that is not a number of seconds, and a session of another database than
+        PostgreSQL or SQLite; TypeError for another object than a session or a connection.
         """
         check_seconds("older_than", older_than, zero=True)
         target, dialect = _target(session)
@@ -139,7 +142,7 @@ class Inbox:
 
 
 def _id_of(message: MessageExt) -> str:
-    """The id that all copies of a message share, those that a broker makes to deliver it again included."""
+    """Returns the id that all copies of a message share, including those that a broker makes to deliver it again."""
     return message.unique_id or message.properties.get("ORIGIN_MESSAGE_ID") or message.offset_msg_id
 
 
@@ -177,4 +180,5 @@ def _target(session: Session) -> tuple[AsyncSession | AsyncConnection, str]:
         return session, session.dialect.name
     if isinstance(session, AsyncSession):
         return session, session.get_bind().dialect.name
-    raise TypeError(f"session must be an AsyncSession or an AsyncConnection, not {type(session).__name__}")
+    kind = type(session).__name__
+    raise TypeError(f"session must be an AsyncSession, an async_scoped_session or an AsyncConnection, not {kind}")

@@ -1,11 +1,12 @@
-"""Transactional outbox: a message is a row of the database transaction that it belongs to, and is sent after its commit.
+"""A transactional outbox: a message is a row that is added in a database transaction, and is sent after its commit.
 
     outbox = Outbox(engine, producer)
     async with outbox, sessions.begin() as session:
         session.add(order)
         await outbox.add(session, Message("OrderTopic", b"order 17"))
 
-Needs the extra ``outbox`` (SQLAlchemy 2, aiosqlite, asyncpg). ``__all__`` are the public names; the others are for ``rmq outbox``.
+Needs the extra ``outbox`` (SQLAlchemy 2, aiosqlite, asyncpg). The names in ``__all__`` are public; ``rmq outbox`` uses the
+others.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Hands rows from a user's session to the sender, after the commit of their transaction.
 
-SQLAlchemy reports commits and rollbacks, savepoints included. A report is a hint when to look and no proof: before a row is sent a
-query confirms that the database has it. A report of a rollback only drops the rows sooner.
+SQLAlchemy's events report commits and rollbacks, those of savepoints included. An event only shows when to look: before a row
+is sent, a query confirms that the database has it. Without the events of rollbacks its rows would be dropped later, by that
+query.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _KEY: Final = "rmq_async.outbox"
 
 
 class Additions:
-    """Rows that one session has added to outboxes and not committed; kept as long as the session."""
+    """The rows that one session has added to outboxes and has not committed yet. The object lives as long as the session."""
 
     __slots__ = ("_added",)
 
@@ -39,12 +40,12 @@ class Additions:
 
     @classmethod
     def waiting(cls, session: Session) -> int:
-        """Number of rows that wait for the session's commit."""
+        """Returns the number of rows that wait for the session's commit."""
         found: Additions | None = session.info.get(_KEY)
         return 0 if found is None else len(found._added)
 
     def add(self, session: Session, row: Held, then: Callable[[list[Held]], None]) -> None:
-        """Adds a row. ``then`` is called with all rows after the commit."""
+        """Adds a row. ``then``: called after the commit, with all its rows of the transaction."""
         self._added.append((then, row, session.get_nested_transaction() or session.get_transaction()))
 
     def _committed(self, session: Session) -> None:

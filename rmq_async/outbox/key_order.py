@@ -1,8 +1,9 @@
 """Decides which rows may be sent now: rows of one sharding key one after the other, small rows without a key in batches.
 
-A key order holds the rows of one key that this process has taken. It breaks when a send fails: later rows of the key go back to the
-table until the failure is written there, because only the table knows which row is first then. A row stays in hand until its
-outcome is written; ``breaks`` counts, so that the caller of a query sees whether a break has made its result stale.
+A key order holds the rows of one key that this process has taken. It breaks when a row is not sent: the rows behind it go back
+to the table, and so do rows that are added until the outcomes are written, because only the table knows which row comes first
+after a failure. A row stays in hand until its outcome is written. ``KeyOrders.breaks`` is the number of breaks: a query whose
+result arrives after another break is stale.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ _OVERHEAD: Final = 512
 class KeyOrder:
     """The order of rows with equal keys.
 
-    ``waiting``: rows behind the row in flight. ``in_hand``: all rows whose outcome is not written yet. ``busy``: a task sends
-    it.
+    ``waiting``: rows behind the row in flight. ``in_hand``: all rows whose outcome is not written yet. ``busy``: whether a task
+    sends its rows. ``broken``: whether it takes no more rows.
     """
 
     __slots__ = ("broken", "busy", "in_hand", "key", "waiting")
@@ -43,12 +44,13 @@ class KeyOrders:
         self._orders: dict[Key, KeyOrder] = {}
 
     def in_hand(self, keys: Iterable[Key] | None = None) -> list[int]:
-        """Ids of the rows of these keys, or of all, that are sent before any row that is added now."""
+        """Returns the ids of the rows of these keys (None: of all) that are sent before any row that is added now: those of
+        broken orders go back to the table."""
         orders = [self._orders[key] for key in dict.fromkeys(self._orders if keys is None else keys) if key in self._orders]
         return [row for order in orders if not order.broken for row in order.in_hand]
 
     def add(self, key: Key, row: Held) -> KeyOrder | None:
-        """Adds a row to its order and returns the order; None for a broken order, whose rows go back."""
+        """Adds a row to the order of its key and returns the order; None for a broken order, which takes no row."""
         order = self._orders.get(key)
         if order is None:
             order = self._orders[key] = KeyOrder(key)
@@ -59,7 +61,7 @@ class KeyOrders:
         return order
 
     def break_off(self, order: KeyOrder) -> list[Held]:
-        """Breaks the order after a failure; returns the waiting rows."""
+        """Breaks the order after a row was not sent; returns the waiting rows."""
         order.broken = True
         self.breaks += 1
         back = list(order.waiting)
@@ -76,8 +78,9 @@ class KeyOrders:
 
 
 def batches(rows: Sequence[Held], small: int, max_bytes: int, max_rows: int) -> Iterator[list[Held]]:
-    """Groups rows without a key: into batches that a broker takes (one topic, bodies below ``small`` bytes, no delay,
-    ``max_bytes`` in all), else alone. A row that failed is sent alone, because the broker may have refused its batch."""
+    """Groups rows without a key. Rows with bodies below ``small`` bytes and without a delay form batches of one topic and one
+    ``wait_store``, of up to ``max_bytes`` bytes and ``max_rows`` rows; others are alone, and so are rows of retry topics and
+    rows that failed before, because the broker may have refused their batch."""
     open_ones: dict[tuple[str, bool], tuple[list[Held], int]] = {}
     for row in rows:
         message = row.message
@@ -103,7 +106,7 @@ def batches(rows: Sequence[Held], small: int, max_bytes: int, max_rows: int) -> 
 
 
 def _texts(row: Held) -> int:
-    """Upper bound of the bytes of tags, keys and properties."""
+    """Returns an upper bound of the bytes of tags, keys and properties."""
     message = row.message
     size = len(message.tags or "") + sum(map(len, message.keys))
     if message.properties:

@@ -1,4 +1,4 @@
-"""The public class of the package."""
+"""The class ``Outbox``: adds messages to transactions, and starts and stops the relay that sends them."""
 
 from __future__ import annotations
 
@@ -41,20 +41,22 @@ class Outbox(Startable):
                 session.add(order)
                 await outbox.add(session, Message("OrderTopic", b"order 17"))
 
-    ``engine``: an AsyncEngine for PostgreSQL (asyncpg) or a SQLite file (aiosqlite); it may be the service's own. ``producer``: if
-    it is not started, the outbox starts it as soon as a name server responds, and stops it; of several outboxes with one producer
-    the last one does.
+    ``engine``: an AsyncEngine for PostgreSQL (asyncpg) or a SQLite file (aiosqlite); it may be the service's own. ``producer``:
+    if it is not started, ``start`` starts it in the background, again and again until that succeeds, and ``stop`` stops it; if
+    several outboxes share it, the last one that stops stops it.
 
-    ``table``: its name, or "schema.name". ``lease``: seconds for which a claimed row is reserved for its process; after that
-    another process may send it. One send takes half of it at most. ``poll_interval``: seconds between queries for due rows;
-    also the pause after a first failure, which doubles up to 15 s. ``batch_size``: rows read at a time; four times as many are
-    held.
+    ``table``: name of the table, at most 40 bytes in UTF-8, or "schema.name". ``lease``: seconds for which a claimed row is
+    reserved for its process; after that another process may send it. One send takes at most half a lease. ``poll_interval``:
+    seconds between queries for due rows; also the pause after a row's first failure, which doubles with each further one, up to
+    15 s. ``batch_size``: rows read at a time, 1 to 10,000; about four times as many are held in memory.
 
-    ``on_stuck(message)``: called on the loop for each message that was added more than ``stuck_after`` seconds ago and is not sent,
-    or has failed ``stuck_attempts`` times, or for good; once in ``stuck_period`` seconds for a row, by one of all processes.
-    Without it a warning is logged. ``on_status(status)``: called each ``status_interval`` seconds, for metrics.
+    A message is stuck if it was added more than ``stuck_after`` seconds ago and is not sent, has failed ``stuck_attempts``
+    times, or is FAILED. ``on_stuck(message)``: called on the loop for each stuck message; in ``stuck_period`` seconds once for
+    each, by one of the running outboxes of the table. Without it a warning is logged. ``on_status(status)``: called each
+    ``status_interval`` seconds, for metrics.
 
-    Raises ConfigError for invalid settings and for other databases.
+    Raises ConfigError for invalid settings, and for another database than PostgreSQL or a SQLite file. The methods also pass on
+    the errors of the database: SQLAlchemyError, and OSError or an error of the driver if it cannot be reached.
     """
 
     def __init__(
@@ -108,7 +110,7 @@ class Outbox(Startable):
     # -- the table
 
     async def create_table(self) -> None:
-        """Creates the table and its indexes if there is no table of that name."""
+        """Creates the table and its indexes if there is no table of that name; an existing table stays as it is."""
         await self._store.create_table()
 
     # -- adding
@@ -116,12 +118,15 @@ class Outbox(Startable):
     async def add(self, session: AsyncSession | async_scoped_session[Any] | AsyncConnection, message: Message) -> int:
         """Adds the message to the session's transaction and returns the id of its row.
 
-        A running outbox sends it right after the commit; else, and while the cluster is away, the next relay that queries the table
-        does. ``delay`` counts from now. A message with a sharding key is sent after those of its key and topic that were added
-        before it. All copies have the row's ``unique_id``: the message's own if it has one.
+        If this outbox is running, it sends the message of an AsyncSession right after the commit. A relay's next query finds
+        the others: messages of an AsyncConnection, those added while the outbox is stopped, holds as many rows as it may, or
+        cannot reach the topic. ``delay`` counts from now. A message with a sharding key is sent after those of its key and
+        topic that were added before it. All copies of the message have one ``unique_id``: its own, or a new one.
 
-        Raises InvalidMessageError for a message that ``Producer.send`` would refuse, ConfigError for a missing table or a session
-        at the isolation level AUTOCOMMIT, and the errors of the database.
+        Raises InvalidMessageError for a message that ``Producer.send`` would refuse, a ``unique_id`` of more than 255
+        characters, a sharding key of more than 2000 bytes, and a delivery outside the years 1970 to 9999; ConfigError for a
+        table that is missing or lacks a column, and for a session at the isolation level AUTOCOMMIT; TypeError for another
+        object than a Message, a session or a connection.
         """
         try:
             return await self._add(session, message)
@@ -149,10 +154,10 @@ class Outbox(Startable):
     # -- life
 
     async def start(self) -> None:
-        """Starts the relay. A second start has no effect.
+        """Starts the relay. It has no effect on a running outbox.
 
-        Raises ConfigError for a missing table, the errors of the database, WrongLoopError if it or its producer runs on another
-        loop, ForkedError if one of them ran in the parent process.
+        Raises ConfigError for a table that is missing or lacks a column, WrongLoopError if the outbox or its producer runs on
+        another loop, ForkedError if one of them was started in the parent process.
         """
         async with self._turn():
             if self._relay is not None and self._relay.is_here():
@@ -171,10 +176,15 @@ class Outbox(Startable):
             self._relay = relay
 
     async def stop(self, timeout: float | None = None) -> None:
-        """Takes no more rows, waits up to ``timeout`` seconds (default: the producer's ``stop_timeout``) for sends in flight.
+        """Takes no more rows, and waits up to ``timeout`` seconds (default: the producer's ``stop_timeout``) for sends in
+        flight.
 
-        Rows that no send has begun are released at once; rows still in flight after the timeout are sent again when their lease
-        expires. ``add`` still works: other relays, or this one after another start, send the messages.
+        Rows whose send has not begun are released; rows still in flight after the timeout are sent again when their lease
+        expires, so they may be stored twice. ``add`` still works: other relays, or this one after another start, send the
+        messages.
+
+        Raises ConfigError for a timeout that is negative or no number of seconds; WrongLoopError and ForkedError as ``start``
+        does.
         """
         budget = self._producer.config.stop_timeout if timeout is None else timeout
         check_seconds("timeout", budget, zero=True)
@@ -192,7 +202,7 @@ class Outbox(Startable):
     aclose = stop
 
     def _turn(self) -> asyncio.Lock:
-        """Returns the lock of starts and stops. Raises as ``Relay.is_here`` does: another loop would take the place of this one."""
+        """Returns the lock that lets starts and stops run one at a time. Raises as ``Relay.is_here`` does."""
         if self._relay is not None:
             self._relay.is_here()
         return self._changing.here()
@@ -201,15 +211,16 @@ class Outbox(Startable):
 
     @property
     def sent_here(self) -> int:
-        """Number of messages that brokers have stored for this outbox object; other relays of the table do not count."""
+        """Number of messages that brokers have stored for this outbox object, without those of other relays of the table."""
         relay = self._relay
         return self._sent_before + (0 if relay is None else relay.sending.sent)
 
     async def relay_once(self) -> int:
-        """Sends up to ``batch_size`` due rows and returns how many were stored. The producer must run, the outbox need not.
+        """Sends up to ``batch_size`` due rows and returns the number of messages stored. It needs a running producer, and no
+        running outbox.
 
-        Raises ClientStateError if the producer does not run, WrongLoopError if it runs on another loop, ForkedError if it runs in
-        the parent process, and the errors of the database.
+        Raises ClientStateError if the producer does not run, WrongLoopError if it runs on another loop, ForkedError if it was
+        started in the parent process.
         """
         if self._producer.state is not ProducerState.RUNNING:
             raise ClientStateError(f"producer {self._producer.group} is {self._producer.state.value}; start it first")
@@ -219,13 +230,13 @@ class Outbox(Startable):
         return sent
 
     async def status(self) -> OutboxStatus:
-        """Returns the numbers of rows by state, sent rows that are not purged included. It took 37 ms for 200,000 rows on
+        """Returns the numbers of rows by state, including sent rows that are not purged yet. It took 37 ms for 200,000 rows on
         PostgreSQL."""
         return await self._store.status()
 
     async def retry(self, ids: Iterable[int] | None = None) -> int:
-        """Makes FAILED rows and rows that wait for another attempt due now; returns their number. ``ids``: None for all
-        FAILED ones."""
+        """Makes rows due now, with ``attempts`` 0; returns their number. ``ids``: ids of rows, of which those are chosen that
+        are FAILED or wait for an attempt; None for all FAILED rows. Raises TypeError for an id that is not a whole number."""
         chosen = None if ids is None else _checked_ids(ids)
         count = await self._store.retry(chosen)
         if self._relay is not None:
@@ -235,7 +246,8 @@ class Outbox(Startable):
     async def purge(self, older_than: float, *, failed: bool = False) -> int:
         """Deletes rows that were sent more than ``older_than`` seconds ago, a thousand in a transaction; returns their number.
 
-        ``failed``: deletes FAILED rows instead; their messages are lost.
+        ``failed``: deletes the rows that have been FAILED for as long instead; their messages are lost. Raises ConfigError for
+        a time that is negative or no number of seconds.
         """
         check_seconds("older_than", older_than, zero=True)
         return await self._store.purge(older_than, failed=failed)
@@ -243,7 +255,8 @@ class Outbox(Startable):
 
 def _checked(session: object) -> AsyncSession | AsyncConnection:
     if not isinstance(session, AsyncSession | AsyncConnection):
-        raise TypeError(f"session must be an AsyncSession or an AsyncConnection, not {type(session).__name__}")
+        kind = type(session).__name__
+        raise TypeError(f"session must be an AsyncSession, an async_scoped_session or an AsyncConnection, not {kind}")
     return session
 
 
@@ -256,5 +269,5 @@ def _checked_ids(ids: Iterable[int]) -> list[int]:
     chosen = list(ids)
     for each in chosen:
         if not isinstance(each, int) or isinstance(each, bool):
-            raise TypeError(f"ids must be whole numbers, not {shown(each)}")
+            raise TypeError(f"ids must be whole numbers, the ids of rows, not {shown(each)}")
     return chosen

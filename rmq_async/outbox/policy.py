@@ -14,20 +14,20 @@ from ..errors import MessageIllegalError, SendError
 __all__ = ["FailedTopics", "error_text", "given_up", "pause_before"]
 
 LONGEST_PAUSE: Final = 15.0
-"""Longest pause between two attempts of one message."""
+"""Seconds between two attempts of one message, at most."""
 LONGEST_PROBE_PAUSE: Final = 5.0
-"""Seconds between two trials of a topic that failed."""
+"""Seconds between two trials of a topic that failed, at most."""
 FORGOTTEN_AFTER: Final = 300.0
-"""Seconds without a failure after which a failed topic is forgotten: its rows were purged, or other relays send them. A row that
-exists is tried, and fails, some times a minute."""
+"""Seconds without a failure after which a failed topic is forgotten: its rows were purged, or other relays have sent them. As
+long as it has rows, trials fail several times a minute."""
 _LONGEST_ERROR: Final = 1000
 _TOPICS: Final = 10_000
 """Topics whose last success is remembered, at most."""
 
 
 def given_up(error: BaseException) -> bool:
-    """Returns whether no later attempt can succeed, because the message itself is refused. An operator may repair all other
-    causes."""
+    """Returns whether no later attempt can succeed, because the message itself is refused. All other causes may be repaired by
+    an operator."""
     last = error.__cause__ if isinstance(error, SendError) and error.__cause__ is not None else error
     return isinstance(last, InvalidMessageError | MessageIllegalError) or (
         getattr(last, "code", None) == ResponseCode.MESSAGE_ILLEGAL
@@ -35,18 +35,19 @@ def given_up(error: BaseException) -> bool:
 
 
 def pause_before(attempt: int, poll_interval: float, luck: float) -> float:
-    """Seconds before attempt number ``attempt`` (2 is the first one after a failure). ``luck``: as for ``pause_after``."""
+    """Returns the seconds before attempt number ``attempt`` (2 is the first one after a failure). ``luck``: as for
+    ``pause_after``."""
     return pause_after(attempt - 1, max(poll_interval, 0.01), LONGEST_PAUSE, luck)
 
 
 def error_text(error: BaseException) -> str:
-    """The text for the column ``last_error``."""
+    """Returns the text for the column ``last_error``."""
     return f"{type(error).__name__}: {printable(error, _LONGEST_ERROR)}"
 
 
 class FailedTopics:
-    """Topics whose last sends failed. Claims leave them out, so that other topics do not wait behind them, and try a few of
-    their rows at intervals; a success removes a topic. Times are monotonic seconds."""
+    """The topics whose last sends failed. The usual claims leave them out, so that other topics do not wait behind them; trials
+    claim a few rows of such a topic at intervals. A success removes a topic. Times are monotonic seconds."""
 
     def __init__(self, poll_interval: float) -> None:
         self._poll_interval = max(poll_interval, 0.01)
@@ -60,8 +61,9 @@ class FailedTopics:
         return list(self._troubles)
 
     def failed(self, topic: str, began: float, now: float) -> None:
-        """Records a failed send that began at ``began``. It does not count if another send succeeded since: then one broker of
-        several failed, or one message. Sends that began before the last trial count once."""
+        """Records a failed send that began at ``began``, unless a send to the topic has succeeded since: the cause is one
+        broker of several, or one message. A failure lengthens the pause before the next trial only if the send began after the
+        last trial and the last failure that did: sends that fail together count once."""
         if self._succeeded.get(topic, -1.0) >= began:
             return
         trouble = self._troubles.setdefault(topic, _Trouble())
@@ -77,7 +79,8 @@ class FailedTopics:
         self._troubles.pop(topic, None)
 
     def due(self, now: float) -> list[str]:
-        """Topics whose trial is due. Forgets topics without a trial for long."""
+        """Returns the topics whose trial is due, and plans the next one. Removes topics without a failure for FORGOTTEN_AFTER
+        seconds."""
         old = [topic for topic, trouble in self._troubles.items() if now - trouble.failed > FORGOTTEN_AFTER]
         for topic in old:
             del self._troubles[topic]

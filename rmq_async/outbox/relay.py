@@ -1,8 +1,9 @@
-"""The loops of a running outbox: committed rows, due rows, outcomes, stuck messages.
+"""The loops of a running outbox. They send committed rows and due rows, write outcomes, and report stuck messages and the
+status.
 
-Each loop survives errors: while the database is away it waits. Together they hold ``window`` rows at most, for a table of any
-length. The relay reads the next rows while the last ones are sent and the outcomes before those are written; queries of a table
-without due rows take a tenth of the time at most.
+Each loop survives errors: while the database is away it waits. Together they hold about ``window`` rows, for a table of any
+length. One batch of rows is read while another one is sent and the outcomes of a third one are written. Queries for due rows
+that find less than ``batch_size`` take at most a tenth of the time.
 """
 
 from __future__ import annotations
@@ -40,21 +41,22 @@ _STUCK_AT_ONCE: Final = 100
 _LAST_WRITE: Final = 1.0
 """Seconds to write the last outcomes after a stop whose time the sends have used up."""
 _SHARE: Final = 10
-"""Queries without a due row take at most this part of the time: one in ten."""
+"""The pause after a query that found less than ``batch_size`` rows, as a multiple of the query's time."""
 
 Step = Callable[[], Coroutine[Any, Any, bool]]
 
 _owners: WeakKeyDictionary[Producer, int] = WeakKeyDictionary()
-"""Running relays of a producer that they started: the last one stops it."""
+"""By producer that relays have started, the number of those that run: the last one stops it."""
 
 
 def is_owned(producer: Producer) -> bool:
-    """Returns whether a running outbox has started the producer, or will."""
+    """Returns whether a running outbox has started the producer, or is about to."""
     return _owners.get(producer, 0) > 0
 
 
 class Relay:
-    """One run, from ``start`` to ``stop``, on one loop. ``own_producer``: start the producer, and stop it at the end."""
+    """One run of an outbox, from ``start`` to ``stop``, on one loop. ``own_producer``: whether it starts the producer and stops
+    it at the end."""
 
     def __init__(
         self,
@@ -87,7 +89,8 @@ class Relay:
     # -- life
 
     def is_here(self) -> bool:
-        """Returns whether it runs on this loop; False if its loop was closed. Raises WrongLoopError, ForkedError."""
+        """Returns True on the loop of its start, and False if that loop was closed. Raises WrongLoopError if that loop is
+        another one, ForkedError in a child of the process."""
         check_not_forked(self._generation)
         if self.loop is not asyncio.get_running_loop() and not self.loop.is_closed():
             raise WrongLoopError("the outbox was started on another event loop; make one per loop")
@@ -104,9 +107,10 @@ class Relay:
             self._starter = [self._begin("start its producer", self._start_producer)]
 
     async def stop(self, timeout: float) -> None:
-        """Takes no more rows; waits up to ``timeout`` seconds for sends in flight; releases the others.
+        """Takes no more rows; waits up to ``timeout`` seconds for sends in flight; releases the other rows.
 
-        The loops end by themselves: one that is cancelled during a claim would leave its rows reserved until their lease expires.
+        The loops have that time to end by themselves: one that is cancelled during a claim leaves its rows reserved until their
+        lease expires.
         """
         self._open = False
         self.sending.close()
@@ -119,19 +123,23 @@ class Relay:
             self.sending.release(self._handed)
             self._handed.clear()
             if not await self.sending.finished(max(0.0, deadline - machine.monotonic())):
-                logger.warning("the outbox was stopped with sends under way; they are sent again once their lease is over")
+                logger.warning("the outbox was stopped with sends under way; they are sent again when their leases expire")
             await _within(max(0.0, deadline - machine.monotonic()) + _LAST_WRITE, self.sending.nothing_left)
             if self.sending.in_hand:
-                logger.warning("the outbox was stopped before it could write what became of %d messages", self.sending.in_hand)
+                logger.warning(
+                    "the outbox was stopped before it could write the outcomes of %d messages; they may be sent again when "
+                    "their leases expire",
+                    self.sending.in_hand,
+                )
         finally:
             try:
                 await _ended([*self._tasks, *self._recorder], 0.0)
                 await self.sending.finished(0.0)
-            finally:  # also where a stop is cancelled while the database keeps the loops waiting
+            finally:  # also if the stop is cancelled while the loops wait for the database
                 await self._leave_producer(deadline)
 
     async def _leave_producer(self, deadline: float) -> None:
-        """Stops the producer if this relay was the last one that had started it."""
+        """Stops the producer if this relay was the last one of those that share it and have started it."""
         if self._own_producer:
             _owners[self._producer] -= 1
             if not _owners[self._producer]:
@@ -140,8 +148,8 @@ class Relay:
     # -- in
 
     def takes(self, topic: str, session: AsyncSession) -> bool:
-        """Returns whether this process sends a message of the session right after the commit. The other rows of the
-        transaction count, because it may add more than fit into memory."""
+        """Returns whether this process sends a message of the session right after the commit. The rows that the transaction has
+        added before count as held: there may be more of them than fit into memory."""
         sending, added = self.sending, Additions.waiting(session.sync_session)
         return (
             self._open
@@ -170,7 +178,8 @@ class Relay:
         return self.loop.create_task(work, name=f"rmq_async outbox {name}", context=Context())
 
     async def _for_ever(self, name: str, step: Step, *, after_stop: bool) -> None:
-        """Repeats ``step`` until it returns False, or the relay stops (``after_stop``: until it is cancelled)."""
+        """Repeats ``step`` until it returns False or the relay stops; with ``after_stop``, until it returns False or is
+        cancelled."""
         failures = 0
         while self._open or after_stop:
             try:
@@ -183,8 +192,8 @@ class Relay:
             except DATABASE_ERRORS as error:
                 failures += 1
                 if is_power_of_two(failures):
-                    logger.warning("the outbox cannot %s (%d times): %s", name, failures, reason_of(error))
-            except Exception as error:  # noqa: BLE001 - a bug of a callback or ours must not end the relay of a service
+                    logger.warning("the outbox cannot %s and tries again (%d times): %s", name, failures, reason_of(error))
+            except Exception as error:  # noqa: BLE001 - a bug of ours or of a callback must not end the relay
                 failures += 1
                 self.loop.call_exception_handler(
                     {"message": f"the outbox's task {name!r} failed and goes on", "exception": error}
@@ -221,7 +230,7 @@ class Relay:
             probe = sending.failed_topics.next_due()
             if probe is not None:
                 pause = min(pause, max(0.01, probe - machine.monotonic()))
-            rest = _SHARE * (machine.monotonic() - began)  # for any row, because it may be found again and again
+            rest = _SHARE * (machine.monotonic() - began)  # ``look`` does not end it: a row may be found again and again
             await _within(min(rest, pause), self._closing)
             await _within(max(0.0, pause - rest), self._look)
         return True
@@ -233,7 +242,7 @@ class Relay:
         return True
 
     async def _write(self, outcomes: Outcomes) -> None:
-        """Writes outcomes, repeated until it succeeds: they are kept nowhere else."""
+        """Writes outcomes, and repeats that until it succeeds: they are kept nowhere else."""
         failures = 0
         while True:
             try:
@@ -242,7 +251,7 @@ class Relay:
                 failures += 1
                 if is_power_of_two(failures):
                     logger.warning(
-                        "the outbox cannot write what became of %d messages (%d times): %s",
+                        "the outbox cannot write the outcomes of %d messages and tries again (%d times): %s",
                         len(outcomes.rows), failures, reason_of(error),
                     )  # fmt: skip
                 await asyncio.sleep(min(_LONGEST_PAUSE, 0.05 * 2 ** min(failures, 10)))
@@ -280,7 +289,7 @@ class Relay:
         if self._on_stuck is not None:
             try:
                 self._on_stuck(message)
-            except Exception as error:  # noqa: BLE001 - a user's bug, reported as asyncio reports them
+            except Exception as error:  # noqa: BLE001 - the user's bug, reported as asyncio reports those of callbacks
                 self.loop.call_exception_handler({"message": f"on_stuck failed for row {message.id}", "exception": error})
 
     async def _report_status(self) -> bool:
@@ -300,7 +309,8 @@ class Relay:
             except RocketMQError as error:
                 failures += 1
                 if is_power_of_two(failures):
-                    logger.warning("the outbox's producer cannot start (%d times): %s", failures, printable(error, 1000))
+                    text = printable(error, 1000)
+                    logger.warning("the outbox's producer cannot start and tries again (%d times): %s", failures, text)
                 await asyncio.sleep(min(_LONGEST_PAUSE, 0.05 * 2 ** min(failures, 10)))
             else:
                 self._look.set()
@@ -316,7 +326,8 @@ def new_sending(store: Store, producer: Producer, settings: Settings) -> Sending
 
 
 async def send_due(store: Store, sending: Sending, limit: int, topics: list[str], *, only: bool) -> int:
-    """Claims rows and begins to send them; returns the number of rows that were in turn."""
+    """Claims rows and begins to send them; returns the number of rows that were in turn. ``limit``, ``topics``, ``only``: as
+    for ``Store.claim``."""
     breaks = sending.orders.breaks
     rows, out_of_turn = await store.claim(limit, topics, only=only, in_hand=sending.orders.in_hand())
     await _send_in_turn(store, sending, rows, out_of_turn, breaks)
@@ -324,7 +335,8 @@ async def send_due(store: Store, sending: Sending, limit: int, topics: list[str]
 
 
 async def send_owned(store: Store, sending: Sending, rows: list[Held]) -> None:
-    """Begins to send committed rows of this process's own transactions, sorted by id, because they arrive by commit."""
+    """Begins to send committed rows of this process's own transactions, in the order of their ids: ``rows`` are in the order of
+    the commits."""
     rows = sorted(rows, key=lambda row: row.id)
     breaks = sending.orders.breaks
     try:
@@ -336,7 +348,8 @@ async def send_owned(store: Store, sending: Sending, rows: list[Held]) -> None:
 
 
 async def _send_in_turn(store: Store, sending: Sending, rows: list[Held], out_of_turn: list[int], breaks: int) -> None:
-    """Sends the rows that are in turn. ``breaks``: of the key orders, before the query for ``out_of_turn``."""
+    """Sends the rows that are in turn, and releases the others. ``breaks``: ``KeyOrders.breaks`` before the query for
+    ``out_of_turn``."""
     while sending.orders.breaks != breaks and any(row.key is not None for row in rows):
         breaks = sending.orders.breaks
         keyed = {row.id: row.key for row in rows if row.key is not None}
@@ -351,7 +364,7 @@ async def _send_in_turn(store: Store, sending: Sending, rows: list[Held], out_of
 
 
 async def relay_once(store: Store, producer: Producer, settings: Settings) -> int:
-    """Claims once, sends, writes the outcomes; returns the number of sent messages."""
+    """Claims rows once, sends them, and writes the outcomes; returns the number of stored messages."""
     sending = new_sending(store, producer, settings)
     try:
         await send_due(store, sending, settings.batch_size, [], only=False)

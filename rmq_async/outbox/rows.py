@@ -1,4 +1,4 @@
-"""Converts messages to rows and back. Pure: no clock, no database, no loop."""
+"""Converts messages to rows and back. It uses no clock, database or event loop."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ __all__ = ["LONGEST_ID", "SMALL_BODY", "Held", "StuckMessage", "as_added", "mess
 
 LONGEST_ID: Final = 255
 SMALL_BODY: Final = 64 * 1024
-"""A larger body is not held with its row but read when it is sent: 1000 rows in hand take 64 MiB at most."""
+"""Bytes. A larger body is not held with its row but read when it is sent: bodies of 1024 rows in hand take 64 MiB at most."""
 _LONGEST_KEY: Final = 2000
-"""Largest sharding key in bytes: an index entry of PostgreSQL holds 2704."""
+"""Bytes of the largest sharding key: with the topic it must fit into an index entry of PostgreSQL, which holds 2704."""
 _LATEST: Final = datetime(9999, 12, 31, tzinfo=UTC).timestamp()
 
 
 class StuckMessage(msgspec.Struct, frozen=True):
-    """A message that has not been sent for a long time, or that cannot be sent at all (``state`` FAILED).
+    """A message that has waited for long, has failed often, or cannot be sent at all (``state`` "FAILED").
 
-    ``id``: id of the row. ``age``: seconds since it was added. ``attempts``: number of failed sends; ``last_error``: the error
-    of the last one, None without one.
+    ``id``: id of the row. ``age``: seconds since it was added. ``attempts``: number of failed sends, since ``retry`` if that
+    was called for the row; ``last_error``: type and text of the last failure, None without one. ``state``: "PENDING", "SENDING"
+    or "FAILED". ``unique_id``: the id that all copies of the message have.
     """
 
     id: int
@@ -43,8 +44,8 @@ class StuckMessage(msgspec.Struct, frozen=True):
 class Held(msgspec.Struct, gc=False):
     """A row that is reserved for this process.
 
-    ``size``: bytes of the body; ``whole``: False if the message is still without its large body. ``attempts``: number of failed
-    sends. ``until``: monotonic time at which the lease expires, after which another process may have the row.
+    ``size``: bytes of the body; ``whole``: False if ``message`` is still without its body, because that is large. ``attempts``:
+    number of failed sends. ``until``: monotonic time at which the lease expires; after that another process may have the row.
     """
 
     id: int
@@ -62,9 +63,12 @@ class Held(msgspec.Struct, gc=False):
 
 
 def row_of(message: Message, unique_id: str, now: float, max_size: int) -> dict[str, Any]:
-    """Columns of a message. ``now``: epoch seconds, from which ``delay`` counts. ``max_size``: of the body in bytes.
+    """Returns the columns of a message. ``now``: epoch seconds, from which ``delay`` counts. ``max_size``: limit of the body in
+    bytes.
 
-    Raises InvalidMessageError for a message that ``Producer.send`` refuses.
+    Raises InvalidMessageError for a message that ``Producer.send`` refuses, and for values that a column cannot hold: a
+    ``unique_id`` of more than 255 characters, a sharding key of more than 2000 bytes, a delivery outside the years 1970 to
+    9999. Raises TypeError for another object than a Message.
     """
     if not isinstance(message, Message):
         raise TypeError(f"message must be a Message, not {type(message).__name__}")
@@ -74,8 +78,8 @@ def row_of(message: Message, unique_id: str, now: float, max_size: int) -> dict[
         raise InvalidMessageError(
             f"unique_id has {len(unique_id)} characters, the limit of an outbox is {LONGEST_ID}; shorten it"
         )
-    if message.sharding_key is not None and len(message.sharding_key.encode()) > _LONGEST_KEY:
-        raise InvalidMessageError(f"sharding_key has more than {_LONGEST_KEY} bytes, the limit of an outbox; shorten it")
+    if message.sharding_key is not None and (length := len(message.sharding_key.encode())) > _LONGEST_KEY:
+        raise InvalidMessageError(f"sharding_key has {length} bytes, the limit of an outbox is {_LONGEST_KEY}; shorten it")
     message_properties(message, unique_id)  # raises for properties that are too large
     return {
         "topic": message.topic,
@@ -105,7 +109,8 @@ def _deliver_at(message: Message, now: float) -> datetime | None:
 
 
 def as_added(row: int, message: Message, columns: Mapping[str, Any], until: float) -> Held:
-    """The row of a message for the process that added it. ``columns``: the result of ``row_of``."""
+    """Returns the row of a message for the process that added it. ``columns``: the result of ``row_of``. ``until``: as in
+    ``Held``."""
     size = len(message.body)
     whole = size <= SMALL_BODY
     if message.unique_id is None or message.delay is not None or not whole:
@@ -117,7 +122,7 @@ def as_added(row: int, message: Message, columns: Mapping[str, Any], until: floa
 
 
 def message_of(row: Mapping[str, Any], body: bytes) -> Message:
-    """Returns the message of a row, as it was added except for ``delay``, which has become ``deliver_at``."""
+    """Returns the message of a row, as it was added, with its ``unique_id``, and with ``deliver_at`` in place of ``delay``."""
     return Message(
         row["topic"],
         body,

@@ -1,6 +1,6 @@
-"""Sends rows: a task for each batch and each sharding key; outcomes are collected and written together.
+"""Sends rows, with a task for each batch and each sharding key; outcomes are collected and written together.
 
-A send begins only if the lease lasts longer than the send may, so that no other process sends the row during that time.
+A send begins only if the lease lasts longer than the send may take, so that no other process sends the row meanwhile.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ logger = logging.getLogger("rmq_async.outbox")
 
 _BATCH_ROWS: Final = 256
 _LARGE_AT_ONCE: Final = 4
-"""Large bodies, not held with their rows, that are read and sent at a time, each on a database connection of its own."""
+"""Rows with large bodies that are sent at a time: each body is read shortly before, on a database connection of its own."""
 _WINDOW: Final = 4
-"""Batches in hand: one that is read, one or two in flight, one whose outcome is written."""
+"""Batches of ``batch_size`` rows in hand: one that is read, one or two in flight, one whose outcome is written."""
 
 T = TypeVar("T")
 
@@ -45,7 +45,7 @@ class Outcomes(msgspec.Struct):
     failed: list[Failure] = []
     released: list[Held] = []
     rows: list[Held] = []
-    """All rows, with those that stay reserved until their lease expires."""
+    """All rows with an outcome, and those that stay reserved until their lease expires."""
 
     def given_back(self, now: float) -> list[int]:
         """Returns the ids of ``released`` rows whose lease still runs: after its end a row is due anyway, and may belong to
@@ -54,9 +54,11 @@ class Outcomes(msgspec.Struct):
 
 
 class Sending:
-    """The sending of claimed rows.
+    """Sends claimed rows.
 
-    ``batch_size``: rows of one claim; ``window``: rows in hand at most. ``timeout``: seconds of one send.
+    ``batch_size``: rows of one claim. ``timeout``: seconds that one send may take. ``window``: rows that may be in hand;
+    ``room`` is set while another claim fits in. ``outcome``: set while outcomes are to be written. ``nothing_left``: set while
+    no row is in hand.
     """
 
     def __init__(self, store: Store, producer: Producer, *, batch_size: int, timeout: float, poll_interval: float) -> None:
@@ -66,7 +68,7 @@ class Sending:
         self._ids: set[int] = set()
         """Rows that were passed to ``send`` or ``release`` and whose outcome is not written yet."""
         self.sent = self.failures = 0
-        """Messages stored since the start."""
+        """Messages stored, and failed sends, since the start."""
         self.outcome = asyncio.Event()
         self.room = asyncio.Event()
         self.room.set()
@@ -105,14 +107,14 @@ class Sending:
         self._took()
 
     def release(self, rows: Iterable[Held]) -> None:
-        """Releases rows that this process is not to send."""
+        """Gives rows back to the table that this process is not to send."""
         for row in self._new(rows):
             self._release(row)
         self._took()
 
     def _new(self, rows: Iterable[Held]) -> Iterator[Held]:
-        """Yields the rows that are not in hand yet: after the database was away for longer than a lease, a claim returns
-        rows that are."""
+        """Adds to the rows in hand, and yields, those that are not in hand yet: when the database was away for longer than a
+        lease, a claim returns rows that this process is still sending."""
         for row in rows:
             if row.id not in self._ids:
                 self._ids.add(row.id)
@@ -130,13 +132,13 @@ class Sending:
         task.add_done_callback(self._tasks.discard)
 
     def close(self) -> None:
-        """Begins no more sends: rows without one are released."""
+        """Prevents further sends: rows whose send has not begun are released."""
         self._closed = True
 
     # -- out
 
     def take(self) -> Outcomes:
-        """Outcomes since the last call."""
+        """Returns the outcomes since the last call."""
         taken, self._outcomes = self._outcomes, Outcomes()
         self.outcome.clear()
         return taken
@@ -153,7 +155,8 @@ class Sending:
             self.nothing_left.set()
 
     async def finished(self, timeout: float | None) -> bool:
-        """Waits for the sends in flight; after ``timeout`` seconds abandons them and releases the other rows."""
+        """Waits for the sends in flight; after ``timeout`` seconds (None: no limit) abandons them and releases the other rows.
+        Returns whether none was abandoned. No send begins afterwards."""
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=timeout)
         self.close()
@@ -190,7 +193,7 @@ class Sending:
         self._ended(row)
         logger.log(
             logging.WARNING if hopeless else logging.DEBUG, "row %d for topic %s was not sent%s: %s", row.id,
-            row.message.topic, ", and will not be" if hopeless else "", printable(error, 1000),
+            row.message.topic, " and is FAILED until it is retried or purged" if hopeless else "", printable(error, 1000),
         )  # fmt: skip
 
     # -- on the way
@@ -218,7 +221,7 @@ class Sending:
             return
         result = await self._attempt(self._producer.send_batch([row.message for row in rows], timeout=self._timeout), rows)
         if isinstance(result, Exception):
-            if given_up(result):  # of one of them
+            if given_up(result):  # one message was refused, and the error does not say which
                 await self._send_each(rows)
                 return
             for row in rows:
@@ -241,7 +244,7 @@ class Sending:
                 self._release(row)
 
     async def _send_one(self, row: Held) -> bool:
-        """Returns whether a broker has stored it, with flush and replication confirmed."""
+        """Sends one row; returns whether a broker has stored its message and confirmed the flush and replication asked for."""
         if row.whole:
             return await self._send_message(row, row.message)
         try:
@@ -255,7 +258,7 @@ class Sending:
             self._large.release()
 
     async def _send_message(self, row: Held, message: Message | None) -> bool:
-        """Sends one message. ``message``: None if its body could not be read."""
+        """Sends one message, as ``_send_one`` does. ``message``: None if its body was not read, so that the row is released."""
         began = machine.monotonic()
         if message is None or self._closed or row.until - machine.monotonic() < self._timeout:
             self._release(row)
@@ -300,4 +303,4 @@ class Sending:
 
 
 def _not_confirmed(status: SendStatus) -> RocketMQError:
-    return RocketMQError(f"it is stored, and its broker could not confirm that it is safe: {status.value}")
+    return RocketMQError(f"stored, but the broker did not confirm flush or replication ({status.value}); it is sent again")

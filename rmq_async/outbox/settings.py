@@ -1,4 +1,4 @@
-"""Settings of an outbox, checked when made."""
+"""The settings of an outbox, which are checked when the object is made."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MAX_BATCH = 10_000
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """The arguments of ``Outbox``, which documents them."""
+    """The numeric arguments of ``Outbox``, which documents them."""
 
     lease: float
     poll_interval: float

@@ -1,13 +1,14 @@
 """SQL statements, built once for each outbox with bound parameters, so that none is compiled twice.
 
-PostgreSQL: rows are claimed with FOR UPDATE SKIP LOCKED, lists of rows are arrays, so the text of a statement, and with it the
-server's prepared plan, is the same for any number of rows. SQLite: one writer at a time, so one UPDATE that asks for the state it
-changes is a compare-and-set; many rows are written by ``executemany`` in one transaction. Lists are JSON there.
+PostgreSQL: rows are claimed with FOR UPDATE SKIP LOCKED. Lists of rows are arrays, so the text of a statement, and with it the
+server's prepared plan, is the same for any number of rows. SQLite: it has one writer at a time, so an UPDATE with a condition
+on the state that it changes is a compare-and-set. Many rows are written by ``executemany`` in one transaction, and lists are
+JSON texts.
 
-A row is *due* when ``next_attempt`` has passed: it is PENDING, or its sender's lease has expired. A row with a sharding key waits
-for all earlier rows of that key and topic that are neither SENT nor due: a claim takes the rows of a key from the first unsent one
-on or not at all. Of two concurrent claims one may skip the other's locked first row and get the second one: so ``blocked`` checks
-again after a claim.
+A row is *due* when ``next_attempt`` has passed: it is PENDING, or its sender's lease has expired. A row with a sharding key
+waits for all earlier rows of that key and topic that are neither SENT nor due: a claim takes the rows of a key from the first
+unsent one on or not at all. Of two concurrent claims one may skip the first row of a key, which the other has locked, and get
+the second row: so ``blocked`` checks again after a claim.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ _MESSAGE: Final = (
 
 
 def _written(value: str) -> ColumnElement[str]:
-    """A literal in the statement, as in the conditions of the partial indexes."""
+    """Returns a literal, as in the conditions of the partial indexes, which match no bound value."""
     return literal_column(f"'{value}'", String)
 
 
@@ -74,7 +75,8 @@ def _ago(name: str) -> ColumnElement[Any]:
 
 
 def _listed(name: str) -> Select[Any]:
-    """The parameter's list in SQLite, as one JSON text, because the number of parameters is limited."""
+    """Returns the query for the values of a list in SQLite. The list is one parameter, a JSON text, because the number of
+    parameters is limited."""
     return select(func.json_each(bindparam(name, type_=_JsonList)).table_valued("value").c.value)
 
 
@@ -87,7 +89,7 @@ class _JsonList(TypeDecorator[list[Any]]):
 
 
 def _type_of(table: Table, name: str) -> TypeEngine[Any]:
-    """The type of a column's values in statements, also of a time in SQLite."""
+    """Returns the type of a column's values in statements: UtcDateTime for a time."""
     return UtcDateTime() if isinstance(table.c[name].type, DateTime) else table.c[name].type
 
 
@@ -176,8 +178,8 @@ class Statements:
         return taken.returning(table.c.id, table.c.attempts, size.label("size"), body.label("body"), *columns)
 
     def _owned(self) -> Select[Any]:
-        """Selects those of the rows ``ids`` that are committed and ours, with their messages' ids: SQLite reuses the id of a
-        row that was rolled back."""
+        """Selects those of the rows ``ids`` that are committed and owned by ``me``, with the unique ids of their messages:
+        SQLite reuses the id of a row that was rolled back."""
         table = self._table
         return select(table.c.id, table.c.unique_id).where(
             self._among(table.c.id, "ids", BigInteger()),
@@ -202,7 +204,7 @@ class Statements:
             exists(before.select_from(first).correlate(table)),
         )
 
-    # -- what became of them
+    # -- outcomes
 
     def _sent(self) -> Update:
         """Marks rows as SENT, whichever process owns them: their messages are stored."""
@@ -215,7 +217,7 @@ class Statements:
         )
 
     def _failed(self) -> Update:
-        """Writes failures of rows that are still ours. ``delay``: seconds until a row is due again."""
+        """Writes failures of rows that are still owned by ``me``. ``delay``: seconds until a row is due again."""
         table = self._table
         values = ("delay", Float()), ("last_error", Text()), ("given_up", Boolean())
         row, given = self._many("failed", values)
@@ -240,10 +242,10 @@ class Statements:
         )
         return update(table).where(*mine).values(state=PENDING, owner=None, lease=None, next_attempt=_now(), updated=_now())
 
-    # -- looking after them
+    # -- supervision
 
     def _stuck(self) -> Update:
-        """Marks up to ``limit`` rows after ``after`` as reported."""
+        """Marks up to ``limit`` stuck rows with ids above ``after`` as reported, and returns them."""
         table = self._table
         again = seconds_from_now(-bindparam("period", type_=Float))
         found = (
@@ -271,7 +273,7 @@ class Statements:
         return marked.returning(*(table.c[name] for name in names), seconds_since(table.c.created).label("age"))
 
     def _totals(self) -> Select[*tuple[Any, ...]]:
-        """Selects all counts at once: between two statements a row would be sent, and counted twice."""
+        """Selects all counts in one statement: a row that is sent between two statements would be counted twice."""
         table = self._table
         sent = table.alias("sent")
         failed = table.c.state == _written(FAILED)
@@ -283,7 +285,8 @@ class Statements:
         ).where(table.c.state != _written(SENT))
 
     def _left(self) -> tuple[Select[*tuple[Any, ...]], Select[*tuple[Any, ...]]]:
-        """Selects whether a row can be sent, and the number of rows behind a FAILED one."""
+        """Returns two statements: whether a row can be sent, and the number of rows that wait behind a FAILED row of their
+        key."""
         table = self._table
         first = table.alias("first")
         failed_before = and_(
@@ -335,8 +338,8 @@ class Statements:
         return of.not_in(_listed(name))
 
     def _many(self, name: str, columns: Sequence[tuple[str, TypeEngine[Any]]]) -> tuple[ColumnElement[bool], dict[str, Any]]:
-        """Returns the join of the table to rows given as parameters (``row``: their ids, and ``new_...``), and their
-        columns."""
+        """Returns the condition that joins the table to rows given as parameters (``row`` for their ids, ``new_<column>`` for
+        their values), and the expressions of these values by column."""
         row = self._table.c.id
         if not self._arrays:
             return row == bindparam("row", type_=BigInteger), {

@@ -1,7 +1,7 @@
-"""The queries of an outbox, each method in a separate transaction.
+"""The queries of an outbox. Each method has transactions of its own.
 
-Errors of the database pass unchanged (``DATABASE_ERRORS``). Queries of a relay's loops raise TimeoutError after ``patience``
-seconds; queries of users have no time limit.
+Errors of the database (``DATABASE_ERRORS``) are passed on unchanged. Queries of a relay's loops raise TimeoutError after
+``patience`` seconds; queries of users have no time limit.
 """
 
 from __future__ import annotations
@@ -38,19 +38,20 @@ __all__ = ["DATABASE_ERRORS", "Failure", "OutboxStatus", "Sent", "Store", "reaso
 logger = logging.getLogger("rmq_async.outbox")
 
 DATABASE_ERRORS: Final[tuple[type[Exception], ...]] = (SQLAlchemyError, OSError, TimeoutError, *_DRIVER_ERRORS)
-"""Errors of a statement while the database is away or busy."""
+"""The errors that a statement may raise, because the database is away or busy, or refuses it."""
 
 _LARGEST: Final = 2**63 - 1
 _LEAST_PATIENCE: Final = 10.0
 _AT_ONCE: Final = 1000
-"""Rows that one statement deletes, or ids in one statement."""
+"""Rows that one statement deletes at most, and ids in one statement."""
 
 
 class OutboxStatus(msgspec.Struct, frozen=True):
     """The state of an outbox.
 
-    ``pending``: messages that are not sent yet, those in flight included; ``oldest_age``: seconds since the oldest of them was
-    added, 0.0 without one. ``sent``: rows kept until ``purge``. ``failed``: messages that are not sent before ``retry``.
+    ``pending``: number of messages that are not sent yet, those in flight included; ``oldest_age``: seconds since the oldest of
+    them was added, 0.0 without one. ``sent``: number of sent messages whose rows are not purged yet. ``failed``: number of
+    messages that are sent only after ``retry``, because no attempt can succeed.
     """
 
     pending: int
@@ -69,9 +70,8 @@ class Sent(msgspec.Struct, frozen=True, gc=False):
 
     @classmethod
     def at(cls, row: int, offset_message_id: str, queue: str, queue_offset: int) -> Sent:
-        """Returns the outcome with texts of the broker cut to what a column can hold: a refused value would prevent the write
-        of all others.
-        """
+        """Returns the outcome with the broker's texts cut to what a column can hold, and -1 for an offset that it cannot hold:
+        a refused value would prevent the write of all others."""
         offset = queue_offset if -_LARGEST <= queue_offset <= _LARGEST else -1
         return cls(row, printable(offset_message_id)[:LONGEST_ID], printable(queue)[:LONGEST_ID], offset)
 
@@ -86,7 +86,8 @@ class Failure(msgspec.Struct, frozen=True, gc=False):
 
 
 class Store:
-    """The table of an outbox, as relays use it. ``me``: the owner of the rows that this store claims, for ``lease`` seconds."""
+    """The queries of one table for one process. ``me``: the name that it claims rows under. ``lease``: seconds for which a
+    claimed row is reserved."""
 
     def __init__(self, engine: AsyncEngine, table: Table, me: str, lease: float) -> None:
         self.dialect = checked_dialect(engine)
@@ -100,7 +101,7 @@ class Store:
         self.me = me
         self.lease = lease
         self.patience = max(lease, _LEAST_PATIENCE)
-        """Seconds for each query of the loops: a lost connection to the database may stay silent for hours."""
+        """Seconds for each query of a relay's loops: a lost connection to the database may stay silent for hours."""
 
     @asynccontextmanager
     async def _transaction(self) -> AsyncIterator[AsyncConnection]:
@@ -129,9 +130,12 @@ class Store:
         """Raises ConfigError if the table is missing or lacks a column, which is then the cause of ``error``."""
         reason = reason_of(error)
         if "no such" in reason or "has no column" in reason or "does not exist" in reason:
-            raise ConfigError(
-                f"table {self._table.fullname} is not there as it should be ({reason}); await outbox.create_table() makes it"
-            ) from error
+            name = self._table.fullname
+            if "column" in reason:
+                text = f"table {name} lacks a column of this version ({reason}); migrate it to the columns of outbox_table()"
+            else:
+                text = f"there is no table {name} ({reason}); await outbox.create_table() creates it"
+            raise ConfigError(text) from error
 
     # -- rows are taken
 
@@ -140,7 +144,8 @@ class Store:
     ) -> tuple[list[Held], list[int]]:
         """Claims up to ``limit`` due rows; returns them by id, and the ids of those that are out of turn and must be released.
 
-        ``topics``: ``only`` these, or all others. ``in_hand``: rows that this process sends already, before others of their keys.
+        ``only``: True claims rows of ``topics``, False rows of all other topics. ``in_hand``: rows that this process is
+        sending: they do not keep later rows of their keys out of turn.
         """
         until = machine.monotonic() + self.lease
         async with self._transaction() as connection:
@@ -154,7 +159,8 @@ class Store:
         return rows, out_of_turn
 
     async def owned(self, rows: Sequence[Held], in_hand: Collection[int]) -> tuple[list[Held], list[int]]:
-        """The rows that are committed and ours, and the ids of those that must wait for others of their keys."""
+        """Returns the rows that are committed and owned by this process, and the ids of those that must wait for others of
+        their keys. ``in_hand``: as for ``claim``."""
         async with self._reading() as connection:
             given = {"ids": [row.id for row in rows], "me": self.me}
             found = {(row.id, row.unique_id) for row in await connection.execute(self.statements.owned, given)}
@@ -163,7 +169,7 @@ class Store:
             return ours, await self._blocked(connection, keyed, in_hand) if keyed else []
 
     async def blocked(self, rows: Collection[int], in_hand: Collection[int]) -> list[int]:
-        """The ids of the rows that must wait for others of their keys."""
+        """Returns the ids of the rows that must wait for others of their keys. ``in_hand``: as for ``claim``."""
         async with self._reading() as connection:
             return await self._blocked(connection, rows, in_hand)
 
@@ -178,13 +184,17 @@ class Store:
             return found
 
     def _read(self, found: Iterable[Any], until: float) -> tuple[list[Held], list[Failure]]:
-        """Reads rows by id, and failures for rows without a valid message: changed by hand, or written by another program."""
+        """Returns the rows by id, and a failure for each row without a valid message, which was changed by hand or written by
+        another program."""
         rows, unreadable = [], []
         for row in found:
             try:
                 rows.append(self._held(row, until))
-            except Exception as error:  # noqa: BLE001 - after any error the others must not wait behind it
-                logger.warning("row %d of the outbox is no message: %s", row["id"], printable(error, 1000))
+            except Exception as error:  # noqa: BLE001 - no row may keep the others from being sent
+                text = printable(error, 1000)
+                logger.warning(
+                    "row %d of the outbox has no valid message and is FAILED; repair or purge it: %s", row["id"], text
+                )
                 unreadable.append(Failure(row["id"], 0.0, error_text(error), True))
         return sorted(rows, key=_by_id), unreadable
 
@@ -192,7 +202,7 @@ class Store:
         body = row["body"]
         return Held(row["id"], message_of(row, body or b""), row["size"], row["attempts"], until, body is not None)
 
-    # -- what became of them
+    # -- outcomes
 
     async def record(self, sent: Sequence[Sent], failed: Sequence[Failure], released: Sequence[int]) -> None:
         """Writes the outcomes in one transaction."""
@@ -216,7 +226,7 @@ class Store:
                 statement, [{new: getattr(row, name) for name, new in parameters.items()} | more for row in rows]
             )
 
-    # -- looking after them
+    # -- supervision
 
     async def stuck(self, age: float, attempts: int, period: float, limit: int, after: int = 0) -> list[StuckMessage]:
         given = {"after": after, "age": age, "most_attempts": attempts, "period": period, "limit": limit}
@@ -231,19 +241,20 @@ class Store:
         return OutboxStatus(found.pending, max(0.0, found.oldest_age or 0.0), found.sent, found.failed)
 
     async def anything_to_send(self) -> bool:
-        """Returns whether an unsent row can be sent, now or by a later attempt: it is neither FAILED nor behind a FAILED one."""
+        """Returns whether an unsent row can be sent, now or by a later attempt: it is neither FAILED nor behind a FAILED
+        one."""
         async with self._engine.connect() as connection:
             found: bool = (await connection.execute(self.statements.anything_to_send)).scalar_one()
             return bool(found)
 
     async def behind_failed(self) -> int:
-        """Number of rows that wait until a FAILED one of their key is retried or deleted."""
+        """Returns the number of rows that wait until a FAILED row of their key is retried or deleted."""
         async with self._engine.connect() as connection:
             found: int = (await connection.execute(self.statements.behind_failed)).scalar_one()
             return found
 
     async def retry(self, rows: Collection[int] | None) -> int:
-        """Makes rows due; returns their number. ``rows``: None for all FAILED ones."""
+        """Makes rows due; returns their number. ``rows``: ids; None for all FAILED rows."""
         async with self._engine.begin() as connection:
             if rows is None:
                 return _count(await connection.execute(self.statements.retry_all))
@@ -265,19 +276,19 @@ class Store:
 
 
 def reason_of(error: BaseException) -> str:
-    """The error in one line, without the statement and its parameters."""
+    """Returns the text of an error in one line, without the statement and its parameters."""
     said = getattr(error, "orig", None) or error
     text = str(said.__cause__ or said).strip() or type(said).__name__
     return printable(text.splitlines()[0], 500)
 
 
 def checked_dialect(engine: AsyncEngine) -> str:
-    """The name of the engine's dialect. Raises ConfigError for one that an outbox cannot use."""
+    """Returns the name of the engine's dialect. Raises ConfigError for an engine that an outbox cannot use."""
     check_engine(engine, "an outbox")
     if isinstance(engine.pool, StaticPool):
         raise ConfigError(
-            "this engine has one connection for all (a SQLite database in memory): what the outbox commits would commit "
-            "transactions of yours; use a file"
+            "the engine has one connection for all (StaticPool, for a SQLite database in memory), so a commit of the outbox "
+            "would commit your transactions too; use a SQLite file"
         )
     return engine.dialect.name
 

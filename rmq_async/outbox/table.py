@@ -1,8 +1,9 @@
 """The table of an outbox.
 
-All times in it are of the database's clock, so that leases hold between machines whose clocks differ. Two partial indexes cover
-unsent rows, so they stay small while sent rows wait for ``purge``: one by id, the order of sending, one by sharding key. A third
-one is for ``purge``. A sent row takes some 230 bytes and its body in PostgreSQL, and 30 to 60 bytes in indexes.
+All times in it except ``deliver_at`` are of the database's clock, so that leases hold between machines whose clocks differ. Two
+partial indexes cover unsent rows, so they stay small while sent rows wait for ``purge``: one by id, the order of sending, one
+by sharding key. A third one is for ``purge``. A sent row takes some 230 bytes and its body in PostgreSQL, and 30 to 60 bytes in
+indexes.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ STATES: Final = (PENDING, SENDING, SENT, FAILED)
 def outbox_table(metadata: MetaData, name: str = "rmq_outbox") -> Table:
     """Returns the table of an outbox as part of ``metadata``, for Alembic or to create it with the tables of a service.
 
-    ``name``: at most 40 characters, or "schema.name". Raises ConfigError for another name.
+    ``name``: at most 40 bytes in UTF-8, or "schema.name". Raises ConfigError for another name.
     """
     schema, table = split_table_name(name)
     time = DateTime(timezone=True)
