@@ -127,10 +127,10 @@ class Store:
             raise
 
     def check_is_there(self, error: ProgrammingError | OperationalError) -> None:
-        """Raises ConfigError if the table is missing or lacks a column, which is then the cause of ``error``."""
-        reason = reason_of(error)
-        if "no such" in reason or "has no column" in reason or "does not exist" in reason:
-            name = self._table.fullname
+        """Raises ConfigError if ``error`` says that the table is missing or lacks a column. A flush of the session before the
+        statement may fail for another table."""
+        reason, name = reason_of(error), self._table.fullname
+        if self._table.name in reason and ("no such" in reason or "has no column" in reason or "does not exist" in reason):
             if "column" in reason:
                 text = f"table {name} lacks a column of this version ({reason}); migrate it to the columns of outbox_table()"
             else:

@@ -10,8 +10,9 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 from sqlalchemy import text
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy.exc import IntegrityError, OperationalError, ProgrammingError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_scoped_session
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from rmq_async import ConfigError, InvalidMessageError, Message, Producer
 from rmq_async.embedded import EmbeddedRocketMQ
@@ -226,6 +227,22 @@ async def test_what_is_no_session_and_no_message_is_a_type_error(outbox: Outbox,
     async with sessions() as session:
         with pytest.raises(TypeError, match="message must be a Message, not bytes"):
             await outbox.add(session, b"x")  # type: ignore[arg-type]
+
+
+class Base(DeclarativeBase):
+    pass
+
+
+class Order(Base):
+    __tablename__ = "orders_without_a_table"
+    id: Mapped[int] = mapped_column(primary_key=True)
+
+
+async def test_another_table_that_is_missing_is_not_taken_for_the_outbox(outbox: Outbox, sessions: Sessions) -> None:
+    async with sessions() as session:
+        session.add(Order(id=1))
+        with pytest.raises((OperationalError, ProgrammingError), match="orders_without_a_table"):
+            await outbox.add(session, Message("T", b"x"))
 
 
 @on_sqlite
