@@ -1,7 +1,7 @@
-"""Broadcast: each member reads all queues of its topics, keeps its positions itself, and handles failed messages again itself.
+"""Broadcast: each member reads all queues of its topics, keeps its positions itself, and itself handles failed messages again.
 
-The modules replace those of a group consumer (``..group``, commits, outcomes) by parts that need no other member and no
-broker: no locks, no allocation, no committed offsets, no retry topic.
+The modules replace parts of a group consumer (``..group``, commits, outcomes) that depend on other members and on state at
+brokers: here are no locks, no allocation, no committed offsets, and no retry topic.
 """
 
 from __future__ import annotations

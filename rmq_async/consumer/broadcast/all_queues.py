@@ -1,4 +1,4 @@
-"""The share of a broadcast member: every queue of the routes, which belongs to no other member."""
+"""The share of a broadcast member: every queue of the routes, without regard to other members."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["AllQueues", "NoLocks"]
 
 
 class AllQueues(Rebalance):
-    """Asks no broker for the members of the group."""
+    """Gives this member every queue, and asks no broker for the members of the group."""
 
     async def _lists(self, brokers: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
         return {}
@@ -24,13 +24,13 @@ class AllQueues(Rebalance):
 
 
 class NoLocks(MemberLocks):
-    """Grants every lock, and sends nothing."""
+    """Grants every lock without a request to a broker."""
 
     async def lock(self, queues: Iterable[MessageQueue]) -> frozenset[MessageQueue]:
         return frozenset(queues)
 
     async def unlock(self, queues: Iterable[MessageQueue]) -> None:
-        """Does nothing: no broker has a lock of this member."""
+        """Does nothing: this member has no lock at any broker."""
 
     def owns(self, queue: MessageQueue) -> bool:
         return True

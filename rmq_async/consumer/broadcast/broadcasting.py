@@ -1,4 +1,4 @@
-"""A member that shares nothing with the others of its group."""
+"""The membership of a broadcast consumer, which shares nothing with the other members of its group."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ __all__ = ["Broadcasting"]
 
 
 class Broadcasting:
-    """Arguments as those of Clustering. ``context``: that the functions of the user's positions run in a copy of."""
+    """Stands in for ``Clustering``, with the same arguments and attributes. ``context``: the context that is copied for each
+    call of the user's ``load`` and ``save``."""
 
     model = MessageModel.BROADCASTING
     retries_here = True
@@ -66,5 +67,5 @@ class Broadcasting:
 
     async def joined(self) -> None:
         """Saves the first positions, so that a crash soon after the start loses nothing."""
-        with suppress(Exception):  # it is logged, in ``health()``, and made again
+        with suppress(Exception):  # the error is logged and in ``health()``, and the next round saves again
             await self.commits.now()

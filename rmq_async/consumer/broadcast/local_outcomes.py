@@ -1,5 +1,5 @@
-"""Outcomes of messages in broadcast, where no broker redelivers: this member handles them again, and gives them up after
-the last attempt."""
+"""Outcomes of messages in broadcast, where no broker redelivers: this member handles a failed message again, and gives it up
+after the last attempt."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["LocalOutcomes"]
 class LocalOutcomes(Outcomes):
     """Carries decisions out in broadcast, where no broker redelivers messages.
 
-    ``dead_lettered``: messages that were given up; only the log names them.
+    ``dead_lettered``: number of messages that were given up; only the log names them.
     """
 
     given_up = "given up, since broadcast has no dead letters"

@@ -1,7 +1,7 @@
 """Positions of a broadcast member: loaded from the user's store at the start, saved while it runs and at its end.
 
-Without a store they are kept in memory for this run, for queues that leave the route and return. Saves run one at a time, each
-with all positions at that moment, so that an older state never replaces a newer one.
+Without a store they are kept in memory until the consumer stops, for queues that leave the route and return. Saves run one at a
+time, each with all positions of its moment, so that an older state never replaces a newer one.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ logger = logging.getLogger(__name__)
 SAVE_TIME: Final = 30.0
 """Seconds for one ``save`` of the user while the member runs."""
 AGAIN_AFTER: Final = 0.1
-"""Seconds until the next attempt of a last save."""
+"""Seconds until the next attempt of a queue's last save."""
 MOST_KNOWN: Final = 65_536
 
 
 class SavedPositions(Commits):
     """The positions of a broadcast member, loaded and saved.
 
-    ``store``: the user's; None without one. ``context``: that its functions run in a copy of. ``known``: position by queue on
-    the wire, of queues that are read and of those that were.
+    ``store``: the user's store, None without one. ``context``: the context that is copied for each call of its functions.
+    ``known``: positions by queue (names on the wire), of the queues that are read and of those that were read before.
     """
 
     def __init__(
@@ -51,11 +51,11 @@ class SavedPositions(Commits):
         self._saving = asyncio.Lock()
         self.known: dict[MessageQueue, int] = {}
         self.saved: dict[MessageQueue, int] = {}
-        """What the store has, as far as is known."""
+        """The positions of the last load and the last save that succeeded."""
 
     async def load(self, topic: str) -> Mapping[MessageQueue, int]:
-        """Loads and returns the stored positions of a topic (its name on the wire). Raises the errors of the user's
-        function, and ConfigError for an invalid position."""
+        """Loads and returns the stored positions of a topic (its name on the wire). Raises the errors of the user's ``load``,
+        and ConfigError if that is no coroutine function or returns something else than positions of the topic."""
         names = self._instance.names
         if self._store is None:
             return {}
@@ -66,18 +66,18 @@ class SavedPositions(Commits):
         return loaded
 
     async def run(self, interval: float, full_interval: float, after_gap: Callable[[], Awaitable[None]]) -> None:
-        """Saves for ever, each ``interval`` seconds in which a position has changed."""
+        """Saves every ``interval`` seconds if a position has changed; never returns."""
         while True:
             await asyncio.sleep(interval)
             await self.round()
 
     async def round(self, *, full: bool = False, wait: bool = False, failures: list[RocketMQError] | None = None) -> None:
-        with suppress(Exception):  # it is logged, and in ``error``
+        with suppress(Exception):  # the error is logged, and in ``error``
             await self.now()
 
     async def now(self) -> None:
-        """Saves the positions if any has changed. Raises the errors of the user's function, and TimeoutError after
-        SAVE_TIME."""
+        """Saves the positions if any has changed. Raises the errors of the user's ``save``, and TimeoutError after SAVE_TIME
+        seconds."""
         for held in self._held():
             if held.is_owned:
                 self._note(held)
@@ -85,14 +85,15 @@ class SavedPositions(Commits):
             await self._save()
 
     async def commit_last(self, held: HeldQueue, timeout: float) -> bool:
-        """Saves with the position of a queue that is given up or moved; returns whether that succeeded in ``timeout`` seconds."""
+        """Saves all positions, with that of a queue that is given up or moved; returns whether that succeeded within
+        ``timeout`` seconds."""
         self._note(held)
         deadline = machine.monotonic() + timeout
         while True:
             try:
                 async with asyncio.timeout(max(deadline - machine.monotonic(), 0.0)):
                     await self._save()
-            except Exception:  # noqa: BLE001 - it is logged, and in ``error``
+            except Exception:  # noqa: BLE001 - the error is logged, and in ``error``
                 if machine.monotonic() + AGAIN_AFTER >= deadline:
                     return False
                 await asyncio.sleep(AGAIN_AFTER)
@@ -128,9 +129,9 @@ class SavedPositions(Commits):
             self.count += changed
 
     async def _run(self, work: Coroutine[Any, Any, Any], name: str) -> Any:
-        """Awaits a coroutine of the user in a copy of the context; cancels it where the wait is cancelled."""
+        """Awaits a coroutine of the user in a copy of the context; cancels it if the wait is cancelled."""
         if not asyncio.iscoroutine(work):
-            raise ConfigError(f"{name}() of broadcast={shown(self._store)} must be a coroutine function")
+            raise ConfigError(f"{name}() of broadcast={shown(self._store)} must be a coroutine function (async def)")
         task = asyncio.get_running_loop().create_task(work, name=f"rmq_async {name} positions", context=self._context.copy())
         try:
             return await asyncio.shield(task)
@@ -151,5 +152,6 @@ def _checked(topic: str, found: object) -> Mapping[MessageQueue, int]:
     ):
         return found
     raise ConfigError(
-        f"load({topic!r}) of the stored positions must return a mapping from queues of the topic to offsets, not {shown(found)}"
+        f"load({topic!r}) of the stored positions must return a mapping from queues of the topic to offsets of 0 or more, "
+        f"not {shown(found)}"
     )

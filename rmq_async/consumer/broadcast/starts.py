@@ -1,10 +1,10 @@
 """The offsets at which a broadcast member begins to read queues.
 
 A stored position, or the one that this member had when the queue left the route, is used if there is one. A topic without any
-stored position begins at ``start_from``. Queues that are added later, and queues of a topic that has stored positions of
-others, are new: they begin at their first message. A broker that the route did not name at the start may be new, or it was
-unreachable and has old messages: with "latest", its queues begin at the start time of the member, by the broker's clock, and a
-little earlier.
+stored position begins at ``start_from``. Queues that are added later, and queues without a position in a topic where others
+have one, are new: they begin at their first message. A broker that the route did not name at the start may be new, or it was
+unreachable and has old messages. Its queues begin with the first message stored after the member's start (less CLOCKS_DIFFER)
+for "latest", and at the time of ``start_from`` if that is a datetime.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ __all__ = ["Starts"]
 logger = logging.getLogger(__name__)
 
 CLOCKS_DIFFER: Final = timedelta(seconds=10)
-"""By how much a client's clock may be ahead of a broker's."""
+"""The time by which a client's clock may be ahead of a broker's."""
 
 
 class Starts:
-    """The offsets at which a broadcast member begins. ``positions``: those of this member, which ``prepare`` completes."""
+    """The offsets at which a broadcast member begins. ``positions``: the member's positions, to which ``prepare`` adds."""
 
     def __init__(self, instance: ClientInstance, positions: SavedPositions, start_from: StartFrom) -> None:
         self._instance = instance
@@ -43,8 +43,8 @@ class Starts:
         self._since = datetime.fromtimestamp(machine.time(), UTC) - CLOCKS_DIFFER
 
     async def prepare(self, topic: str) -> None:
-        """Sets the positions of the queues that a topic has now. ``topic``: its name on the wire. Raises the errors of the
-        requests and of the user's ``load``."""
+        """Loads the stored positions of a topic; if there are none, finds the positions of the queues that it has now.
+        ``topic``: its name on the wire. Raises the errors of the requests and of the user's ``load``."""
         instance, start = self._instance, self._start_from
         stored = await self._positions.load(topic)
         try:
@@ -65,7 +65,8 @@ class Starts:
         self._positions.known.update(found)
 
     async def offset(self, queue: MessageQueue) -> tuple[int, int | None]:
-        """Returns the offset at which a queue begins, and its stored position, if any. Raises the errors of the request."""
+        """Returns the offset at which the reading of a queue begins, and its known position, None without one. Raises the
+        errors of the request."""
         known = self._positions.known.get(queue)
         if known is not None:
             return known, known

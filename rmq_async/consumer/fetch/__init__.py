@@ -1,4 +1,5 @@
-"""Pulls: the limits of the buffer, the pulls of each queue, and offsets that a broker does not hold."""
+"""Pulls the messages of a group consumer: the limits of its buffer, the pulls of each queue, and offsets that a broker does not
+hold."""
 
 from __future__ import annotations
 

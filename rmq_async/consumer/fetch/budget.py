@@ -1,9 +1,9 @@
 """The limit of pulled messages, in messages and bytes, for all queues of a consumer.
 
-A queue reserves room before it pulls and releases it when the answer is there; each message of the answer takes its own room,
-and gives it back when it is settled or dropped. Queues that wait get room in the order of their requests. A pull of a queue
-that is read to its end reserves nothing: it asks for one message, so that a full buffer elsewhere does not delay it. When room
-is short, a pull asks for its queue's share at most: a larger pull might never fit while handlers are blocked.
+A queue reserves room before a pull and ends the reservation after the answer; each message of the answer takes room until it is
+settled or dropped. Queues that wait get room in the order of their requests. A pull of a queue that is read to its end reserves
+nothing: it asks for one message, so that messages of other queues which fill the buffer do not delay it. When room is short, a
+pull asks for its queue's share at most: a larger pull might never fit while handlers are blocked.
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ class Budget:
         return len(self._waiting)
 
     def reserve_now(self, messages: int, size: int) -> bool:
-        """Reserves room for a pull if there is enough, and no queue waits for some; returns whether it did."""
+        """Reserves room for a pull if there is enough and no queue waits; returns whether it did."""
         if self._waiting or not self._fits(messages, size):
             return False
         self._reserve(messages, size)
         return True
 
     def share(self, messages: int, mean_size: float | None, queues: int) -> tuple[int, int]:
-        """Returns the messages that one of ``queues`` queues may pull when room is short, at most ``messages`` and at least
-        one, and their bytes.
+        """Returns the number of messages that one of ``queues`` queues may pull when room is short, at most ``messages`` and at
+        least one, and the bytes to reserve for them.
 
-        ``mean_size``: mean bytes of its bodies; None where it is not known, so that the pull may bring far more than the
-        share.
+        ``mean_size``: mean bytes of the queue's messages; None if it is not known, so that the pull may bring more bytes than
+        the queue's share.
         """
         size = self._max_size // queues
         messages = max(min(messages, self._max_messages // queues), 1)
@@ -64,7 +64,7 @@ class Budget:
         return messages, max(round(mean_size * messages), 1)
 
     async def reserve(self, messages: int, size: int) -> None:
-        """Waits for room for a pull, after the queues that wait already, and reserves it. An empty buffer has room for any
+        """Waits for room for a pull, behind the queues that wait already, and reserves it. An empty buffer has room for any
         pull."""
         if self.reserve_now(messages, size):
             return
@@ -78,7 +78,7 @@ class Budget:
             if future.done() and not future.cancelled():
                 self.release(messages, size)
             else:
-                self._wake()  # those behind it may need less
+                self._wake()  # queues behind this one may need less
             raise
 
     def release(self, messages: int, size: int) -> None:
@@ -119,4 +119,4 @@ class Budget:
 
 
 def _nothing() -> None:
-    """No queue holds more than its share."""
+    """Does nothing: the default of ``Budget.full``."""

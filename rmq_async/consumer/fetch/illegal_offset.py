@@ -2,8 +2,9 @@
 
 There are four causes. An operator has reset the group's offset: the pulled offset exists, and the broker names the next one.
 The message is deleted: the offset is below the minimum, and ``out_of_range`` decides. The queue ends below the offset: a new
-master lacks messages, or is not the master yet; that is confirmed three times before the member goes back to the end of the
-queue. Or its topic was deleted and created again (``ReadMarks``): the queue is read from its first message on.
+master lacks messages, or is not the master yet; the end is looked up three times before the member goes back to it. The topic
+was deleted and created again (``ReadMarks``): the queue is read from its first message on. If the broker holds the offset by
+now, the member goes on with it.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class Cause(Enum):
 
 
 class Move(NamedTuple):
-    """The decision about an offset that the broker refused. ``offset``: the offset to continue at."""
+    """The cause of a refused offset. ``offset``: the offset to continue at, except for OVER, which changes nothing."""
 
     cause: Cause
     offset: int
@@ -45,11 +46,11 @@ async def find_move(
     patience: float,
     made_anew: Callable[[], Awaitable[bool]],
 ) -> Move:
-    """Returns the decision about an offset that the broker refused.
+    """Returns why the broker refused an offset, and the offset to continue at.
 
-    ``offset``: the offset of the pull. ``proposed``: the next offset in the answer. ``patience``: seconds over which an end
-    below ``offset`` is confirmed. ``made_anew``: returns whether the queue was created again. It asks masters only; raises the
-    errors of the requests.
+    ``offset``: the offset of the pull. ``proposed``: the next offset in the answer. ``patience``: seconds in which an end below
+    ``offset`` is looked up three times. ``made_anew``: returns whether the queue was created again. Only masters are asked.
+    Raises the errors of the requests.
     """
     for confirmation in range(CONFIRMATIONS):
         low = await min_offset(instance, queue, any_replica=False)

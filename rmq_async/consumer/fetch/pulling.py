@@ -31,7 +31,7 @@ __all__ = ["PullLimits", "Pulling"]
 logger = logging.getLogger(__name__)
 
 SUSPEND: Final = 15.0
-"""Seconds that a broker may hold a pull; it looks every 5 s, so up to 20."""
+"""Seconds for which a broker may hold a pull. It looks at held pulls every 5 s, so an answer may take 20 s."""
 PULL_TIMEOUT: Final = 30.0
 FIRST_PAUSE: Final = 0.05
 LONGEST_PAUSE: Final = 5.0
@@ -50,9 +50,10 @@ IDLE_ANSWERS: Final = 10
 class PullLimits:
     """The limits of pulls.
 
-    ``size``: messages of one pull. ``span``: offsets from the watermark to the last pulled one. ``queues``: number of queues
-    that share the room. ``ahead``: number of messages waiting only for a slot from which on a queue is not pulled: more would
-    not be handled sooner, and would have left the caches of the processor by then. ``ready``: returns that number for a queue.
+    ``size``: messages of one pull. ``span``: offsets from the watermark to the last pulled one. ``queues``: returns the number
+    of queues that share the room. ``ready``: returns the number of a queue's messages that wait for nothing but a slot; from
+    ``ahead`` such messages on the queue is not pulled: further ones would not be handled sooner, and would have left the caches
+    of the processor by then.
     """
 
     __slots__ = ("ahead", "queues", "ready", "size", "span")
@@ -68,9 +69,9 @@ class PullLimits:
 class Pulling:
     """The pulls of one member.
 
-    ``group``: its name on the wire. ``accept``: takes an answer with or without messages, or returns False if its queue may
-    hold other messages than before. ``moved``: finds the next offset then, and after an answer that the broker does not hold
-    the offset. ``lost_route``: called when a queue seems to have left its topic.
+    ``group``: name of the group on the wire. ``accept``: takes an answer, with or without messages; it returns False, and takes
+    nothing, if the queue may hold other messages than before. ``moved``: finds the next offset after such an answer, and after
+    an answer that the broker does not hold the offset. ``lost_route``: called when a queue seems to have left its topic.
     """
 
     def __init__(
@@ -93,7 +94,7 @@ class Pulling:
         self._calls: Calls = OrderedSet()
 
     async def run(self, held: HeldQueue) -> None:
-        """Pulls for as long as the queue is held; ends only by cancellation, or when the queue stops running."""
+        """Pulls until the queue is no longer in the state RUNNING, or the call is cancelled."""
         pauses, rests = Backoff(FIRST_PAUSE, LONGEST_PAUSE), Backoff(FIRST_PAUSE, LONGEST_REST)
         idle, reported = 0, 0.0
         while held.state is QueueState.RUNNING:
@@ -102,7 +103,7 @@ class Pulling:
             offset = held.cursor
             held.pulled_at = machine.monotonic()
             try:
-                # Without a name for the answer, which would keep its bodies until the next one.
+                # The answer has no name here: a variable would keep its bodies in memory until the next answer.
                 await self._take(held, offset, await self._pull(held, messages))
             except RocketMQError as error:
                 now = machine.monotonic()
@@ -128,14 +129,14 @@ class Pulling:
 
     async def _take(self, held: HeldQueue, offset: int, result: PullResult) -> None:
         """Takes the result of a pull into the buffer and moves the queue. ``offset``: the offset of the pull."""
-        if held.cursor != offset:  # it was moved meanwhile, and the answer is of no use
+        if held.cursor != offset:  # the queue was moved during the pull: its next pull begins elsewhere
             return
         if result.status is PullStatus.OFFSET_ILLEGAL or not self._accept(held, result):
             await self._moved(held, result)
 
     async def _room(self, held: HeldQueue) -> int:
-        """Waits until the span allows another message and few messages wait for a slot; returns the number that the span
-        allows."""
+        """Waits until the span allows another message and less than ``ahead`` messages wait for a slot; returns the number of
+        messages that the span allows."""
         while True:
             room = self._limits.span - held.span
             held.wakes_below = self._limits.ahead if self._limits.ready(held) >= self._limits.ahead else 0
@@ -145,7 +146,8 @@ class Pulling:
             await held.changed.wait()
 
     async def _reserve(self, held: HeldQueue, room: int) -> tuple[int, int]:
-        """Reserves room for the next pull; returns its number of messages, and the bytes that are reserved, 0 for none."""
+        """Reserves room for the next pull; returns the number of messages to ask for, and the reserved bytes, 0 if nothing is
+        reserved."""
         if held.is_caught_up:
             return 1, 0
         mean = held.mean_size
@@ -159,7 +161,7 @@ class Pulling:
     async def _pull(self, held: HeldQueue, messages: int) -> PullResult:
         tags, sql = ("*", None) if held.subscription is None else (held.subscription.tags, held.subscription.sql)
         suspend, timeout = 0.0, self._instance.config.request_timeout
-        if held.is_caught_up:  # else the broker answers at once, and room stays reserved no longer than that
+        if held.is_caught_up:  # other pulls are not held: they have reserved room
             suspend, timeout = SUSPEND, PULL_TIMEOUT
         request = PullRequest(self._group, held.queue, held.cursor, messages, tags, suspend, timeout, sql)
         return await pull_once(self._instance, request, self._calls)

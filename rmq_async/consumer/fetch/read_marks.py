@@ -2,8 +2,9 @@
 
 Brokers do not report that: offsets begin at 0 again, and a member that continues at its old offset would leave messages out.
 But the messages of a queue are stored in the order of their offsets. So a queue was created again if its first message was
-stored after a message that was read at the same offset or a higher one. A broker that does not know a topic for a moment only
-has kept its first message. The marks are void once another member has read the queue: it may have begun at 0 already.
+stored after a message that was read at the same offset or a higher one. If a broker did not know the topic only for a moment,
+the first message is still the old one. A mark is void once another member has read the queue, because that member may have
+begun at offset 0 of the new queue.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ MOST_KEPT: Final = 16_384
 
 
 class ReadMarks:
-    """The marks of reading: of each queue the highest offset that was read, and when its message was stored, in ms since the
-    epoch; of the newest queues.
+    """The marks of up to MOST_KEPT queues, the newest ones: the highest offset that was read in a queue, and the time in epoch
+    ms at which that message was stored.
 
     ``doubted``: queues to check before the next answer of a pull is used.
     """
@@ -32,11 +33,11 @@ class ReadMarks:
     def __init__(self) -> None:
         self._marks: dict[MessageQueue, tuple[int, int]] = {}
         self._left_at: dict[MessageQueue, int | None] = {}
-        """The committed offset of queues that were given up."""
+        """The last committed offset of queues that were given up."""
         self.doubted: set[MessageQueue] = set()
 
     def read(self, queue: MessageQueue, messages: Sequence[MessageExt]) -> None:
-        """Notes the messages of an answer, by offset."""
+        """Notes the messages of an answer, at least one, in the order of their offsets."""
         marks, last = self._marks, messages[-1]
         known = marks.get(queue)
         if known is None:
@@ -47,28 +48,28 @@ class ReadMarks:
         marks[queue] = last.queue_offset, last.store_time_ms
 
     def doubt(self, queues: Iterable[MessageQueue]) -> None:
-        """Marks queues for a check that have left their topic, or whose broker does not know the topic: it may have been
-        deleted."""
+        """Notes that queues must be checked, because they have left the route of their topic or their broker does not know the
+        topic: the topic may have been deleted."""
         self.doubted.update(queue for queue in queues if queue in self._marks)
 
     def forget(self, queue: MessageQueue) -> None:
-        """Removes the mark of a queue whose messages up to it were deleted."""
+        """Removes the mark of a queue: its offsets are no longer those of the messages that were read."""
         self._marks.pop(queue, None)
         self._left_at.pop(queue, None)
         self.doubted.discard(queue)
 
     def given_up(self, queue: MessageQueue, committed: int | None) -> None:
-        """Notes the offset that this member has committed last of a queue which goes to another one."""
+        """Notes this member's last committed offset in a queue that goes to another member."""
         if queue in self._marks:
             self._left_at[queue] = committed
 
     def taken_over(self, queue: MessageQueue, committed: int | None) -> None:
-        """Removes the mark of a queue that returns with another committed offset: other members have read it."""
+        """Removes the mark of a queue that returns with another committed offset: another member has read the queue."""
         if queue in self._left_at and self._left_at.pop(queue) != committed:
             self.forget(queue)
 
     async def made_anew(self, instance: ClientInstance, queue: MessageQueue) -> bool:
-        """Asks the broker whether a queue was made anew since it was read. Raises the errors of the requests."""
+        """Asks the broker whether a queue was created again since it was read. Raises the errors of the requests."""
         mark = self._marks.get(queue)
         if mark is None:
             return False

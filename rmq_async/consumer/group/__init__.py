@@ -1,4 +1,4 @@
-"""The group: its members, this member's share of the queues, and the handover of queues between members."""
+"""The consumer group: its members, this member's share of the queues, and the handover of queues between members."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""This member's share of the queues of a topic, from the lists of members that brokers return. It does no I/O.
+"""Computes this member's share of the queues of a topic from the lists of members that brokers return. It does no I/O.
 
-Each member computes its share alone. The lists of two brokers differ for as long as one of them has not seen a heartbeat or the end
-of a connection; a client with two connections is listed twice. Locks (``handover``) keep two members that disagree for a moment
-from reading one queue.
+Each member computes its share alone. The lists of two brokers differ for as long as one of them has not seen a heartbeat or the
+end of a connection; a client with two connections is listed twice. Locks (``handover``) keep two members that disagree for a
+moment from reading one queue.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ __all__ = ["merged_members", "share_of"]
 
 
 def merged_members(lists: Iterable[Sequence[str]]) -> tuple[tuple[str, ...], bool]:
-    """Returns the client ids of all lists, sorted, each as often as in the list that has it most often; and whether the lists are
-    equal."""
+    """Returns the sorted client ids of all lists, each as often as the list with most of it has it, and whether the lists have
+    the same ids."""
     counts = [Counter(each) for each in lists]
     merged: Counter[str] = Counter()
     for count in counts:
@@ -30,10 +30,10 @@ def merged_members(lists: Iterable[Sequence[str]]) -> tuple[tuple[str, ...], boo
 def share_of(
     client_id: str, queues: Sequence[MessageQueue], members: Sequence[str], allocate: Allocate
 ) -> frozenset[MessageQueue]:
-    """Returns the queues of ``client_id``; if it is listed more than once, those of each of its places.
+    """Returns the queues of ``client_id``; if ``members`` has it more than once, the shares of all these places.
 
-    Java members take the share of their first place only, so no member would read the share of a second place. ``queues`` and
-    ``members``: sorted. Raises the errors of ``allocate``, and ValueError if it returned other queues than it was given.
+    ``allocate`` finds the first place only, so no member would read the share of a second one. ``queues`` and ``members``:
+    sorted. Raises the errors of ``allocate``, and ValueError if it returns queues that it was not given.
     """
     found = set(allocate(client_id, queues, members))
     first = members.index(client_id) if client_id in members else 0

@@ -20,25 +20,25 @@ UNTIL_NEXT: Final = 0.0
 
 
 class Conflicts:
-    """The conflicts with other members of the group. ``ours``: subscriptions as in the heartbeats of this client.
-    ``kept_for``: seconds for which a conflict counts after it was last seen; UNTIL_NEXT: until the next comparison with
-    an answer of a broker."""
+    """The conflicts with other members of the group. ``ours``: the subscriptions in the heartbeats of this client.
+    ``kept_for``: seconds for which a conflict counts after it was last seen; UNTIL_NEXT: until a broker's next answer was
+    compared."""
 
     def __init__(self, instance: ClientInstance, ours: ConsumerData, kept_for: float = UNTIL_NEXT) -> None:
         self._instance = instance
         self._ours = ours
         self._kept_for = kept_for
         self._seen: dict[SubscriptionConflict, float] = {}
-        """And when each was seen last."""
+        """Conflict -> monotonic time at which it was seen last."""
 
     @property
     def found(self) -> list[SubscriptionConflict]:
-        """Returns the conflicts that count now. It may be called from any thread."""
+        """Returns the conflicts that count now. It may be read from any thread."""
         since = machine.monotonic() - self._kept_for
         return [conflict for conflict, at in [*self._seen.items()] if not self._kept_for or at > since]
 
     async def look_first(self, on_conflict: str) -> None:
-        """Compares before the member joins. Raises SubscriptionConflictError for a conflict if ``on_conflict`` is "raise"."""
+        """Compares before the member joins. If ``on_conflict`` is "raise", raises SubscriptionConflictError for a conflict."""
         await self.look(joined=False)
         if self._seen and on_conflict == "raise":
             raise SubscriptionConflictError(f"group {self._ours.group_name}: {next(iter(self._seen))}")

@@ -1,7 +1,7 @@
-"""The check whether the brokers of a topic filter by an SQL92 condition (CHECK_CLIENT_CONFIG, 46).
+"""Checks whether the brokers of a topic can filter by an SQL92 condition (CHECK_CLIENT_CONFIG, 46).
 
 No other request shows it in time: a broker accepts a heartbeat with a condition that it cannot read, and delivers every
-message to a pull with such a condition (run: 5.5.0); a broker that does not filter refuses each pull.
+message to a pull with such a condition (observed on 5.5.0); a broker that does not filter refuses each pull.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _OFF: Final = "does not support consumer to filter message"
 
 
 async def check_filter(instance: ClientInstance, group: str, subscription: SubscriptionData) -> None:
-    """Asks each broker of the subscription's topic. A topic that does not exist yet has none.
+    """Asks each broker of the subscription's topic; none if the topic does not exist yet.
 
     Raises ConfigError for a condition that a broker cannot read, and for a broker that does not filter by properties; the
     errors of the requests. ``group``: its name on the wire.
@@ -47,7 +47,7 @@ async def check_filter(instance: ClientInstance, group: str, subscription: Subsc
         error = broker_error(response.code, response.remark, request="CHECK_CLIENT_CONFIG", broker=broker_name, address=address)
         condition = f"the sql filter {shown(subscription.sub_string)} of topic {instance.names.shown(topic)}"
         if response.code == ResponseCode.SUBSCRIPTION_PARSE_FAILED:
-            text = f"broker {broker_name} cannot read {condition}: {printable(response.remark, 500)}"
+            text = f"broker {broker_name} cannot read {condition}, correct it: {printable(response.remark, 500)}"
         elif _OFF in (response.remark or ""):
             text = (
                 f"broker {broker_name} does not filter by properties, so {condition} cannot work: set enablePropertyFilter=true in "

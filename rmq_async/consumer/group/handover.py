@@ -1,14 +1,15 @@
-"""Taking queues over from other members, and giving them up, so that the next owner starts where the last one has stopped.
+"""Takes queues over from other members, so that the next owner of a queue starts where the last one has stopped.
 
 Members compute their shares alone, and nothing on the wire says when a former owner has finished. So each held queue is locked
 at its broker (LOCK_BATCH_MQ, 41) under a name that only handovers use (``handover_group``). A member that gives a queue up
-drains it, commits, and unlocks it; the next owner asks for the lock every 100 ms (after 2 s every 500 ms), reads the committed
-offset when it has it, and pulls. The lock of a member that has crashed stays for 60 s: members that have seen the crashed one
-in the list free its locks after ``handover_timeout`` and 2 s, and a queue whose lock is not granted 2 s later is taken without
-it. No queue is taken without its lock while another member says that it holds it: that member does not know the new share yet.
-The lock of a crashed member may end while one that reads without it drains the queue, so a lock that was granted after more
-than 2 s does not show that the queue is free: the other members are asked here, too. A queue of an ordered topic is never
-taken without its lock, even if that takes the 60 s after a crash, to keep the order.
+drains it, commits, and unlocks it; the next owner asks for the lock every 100 ms (after 2 s every 500 ms), then reads the
+committed offset, and pulls. The lock of a member that has crashed stays for 60 s: members that have seen the crashed one in the
+list free its locks after ``handover_timeout`` and 2 s, and a queue whose lock is not granted 2 s later is taken without it. No
+queue is taken without its lock while another member says that it holds the queue: that member does not know the new share yet.
+A lock that was granted after more than 2 s does not show that the queue is free, because it may be that of a crashed member
+which has ended while another member, which reads the queue without its lock, still drains it: so the other members are asked
+then, too. To keep the order, a queue of an ordered topic is never taken without its lock, even if that takes 60 s after a
+crash.
 """
 
 from __future__ import annotations
@@ -43,27 +44,28 @@ OFFSET_PAUSE: Final = 1.0
 """Seconds between two requests for the committed offset of a queue, where one failed."""
 CRASH_MARGIN: Final = 2.0
 FREED_WITHIN: Final = 2.0
-"""Seconds after which a queue is read without its lock, from when the lock of a member known to be gone would be freed: a member
-that has joined since waits for those who know it."""
+"""Seconds after ``handover_timeout`` and CRASH_MARGIN after which a queue is read without its lock. A member that has joined
+after a crash does not know the crashed member; in this time the others free the lock."""
 ASK_HOLDERS_EVERY: Final = 5.0
-"""Seconds between two questions to the other members about queues that are not unlocked in time."""
+"""Seconds between two questions to the other members about queues that were not unlocked in time."""
 DOUBTED_FOR: Final = 60.0
-"""Seconds for which a queue whose lock was granted late is left to another member that says that it holds it."""
+"""Seconds for which a queue whose lock was granted late is left to another member that says that it holds the queue."""
 ASK_DOUBTED_EVERY: Final = 1.0
 DOUBT_TIME: Final = 1.0
-"""Seconds for the answers to a question about such a queue: a member that is silent does not hold up a handover."""
+"""Seconds for the answers about queues whose locks were granted late: a silent member does not delay the handover further."""
 SILENT_LIMIT: Final = 20.0
-"""Seconds for which members that do not answer may hold such a queue: until their next look at the list."""
+"""Seconds for which a queue that was not unlocked in time is left to members that do not answer: after that they have read the
+list of members again."""
 AT_ONCE: Final = 16
 NO_HOLDERS: Final = Holders(frozenset(), frozenset())
 
 
 class Takeover:
-    """Queues of this member's share that it does not hold yet. ``group``: its name on the wire. ``patience``: seconds to wait
-    for a lock.
+    """The queues of this member's share that it does not hold yet. ``group``: name of the group on the wire. ``patience``:
+    seconds that a former owner has for unlocking a queue.
 
-    ``open``: called with a queue, its start offset and the committed one. ``departed``: client ids of former members, and the
-    times at which they left the list.
+    ``open``: called with a queue, its start offset, and the committed offset, None without one. ``departed``: returns the
+    client ids of former members, and the monotonic times at which they left the list.
     """
 
     def __init__(
@@ -82,20 +84,21 @@ class Takeover:
         self._open = open
         self._departed = departed
         self.start: Callable[[MessageQueue], Awaitable[tuple[int, int | None]]] = partial(start_offset, instance, group)
-        """Finds the start offset of a queue, and the committed one."""
+        """Returns the start offset of a queue, and the committed offset, None without one."""
         self._waiting: dict[MessageQueue, float] = {}
-        """Queues whose lock is wanted, and since when."""
+        """Queue whose lock is wanted -> monotonic time since which it is."""
         self._ready: dict[MessageQueue, float] = {}
-        """Queues whose offset is wanted, and when it is asked for next."""
+        """Queue that is taken and whose offset is wanted -> monotonic time of the next request for it."""
         self._late: dict[MessageQueue, tuple[float, float]] = {}
-        """Queues that were not unlocked in time: since when, and when the other members are asked next."""
+        """Queue that was not unlocked in time -> monotonic times of the first and of the next question to the other members."""
         self._doubted: dict[MessageQueue, tuple[float, float]] = {}
-        """Locked queues that another member holds: since when that is known, and when it is asked for next."""
+        """Queue that this member has locked and another one holds -> monotonic times since which that is known, and of the next
+        question about it."""
         self.holders: Callable[[Iterable[MessageQueue], float], Awaitable[Holders]] = _no_other
-        """Asks the other members which queues they hold, for so many seconds."""
+        """Asks the other members which of some queues they hold, and waits so many seconds for their answers."""
         self._wake = asyncio.Event()
         self.idle = asyncio.Event()
-        """Set while no queue is waited for."""
+        """Set while there is no queue to take over."""
         self.idle.set()
         self.errors: dict[MessageQueue, str] = {}
         """Why the offset of a queue is not known yet."""
@@ -108,7 +111,8 @@ class Takeover:
         return frozenset((*self._waiting, *self._ready))
 
     def locked_out(self) -> dict[MessageQueue, float]:
-        """Returns ordered queues whose lock another client has, and the seconds for which it was asked for; from any thread."""
+        """Returns the ordered queues whose locks are not granted yet, and the seconds for which they were requested. It may be
+        called from any thread."""
         now = machine.monotonic()
         return {queue: now - since for queue, since in [*self._waiting.items()] if self._locks.is_ordered(queue)}
 
@@ -122,8 +126,8 @@ class Takeover:
                 self.idle.clear()
 
     def unwant(self, queues: Iterable[MessageQueue]) -> list[MessageQueue]:
-        """Removes queues that are no longer in the share; returns those whose locks were requested, so that the caller
-        unlocks them: a request may be in flight."""
+        """Removes queues that are no longer in the share; returns those whose locks may have been requested, which the caller
+        must unlock: a request may be in flight."""
         removed = []
         for queue in queues:
             waited, locked = self._waiting.pop(queue, None), self._ready.pop(queue, None)
@@ -147,12 +151,12 @@ class Takeover:
                 await self._locks.unlock_for(client_id, queues)
 
     def lose(self, queue: MessageQueue) -> None:
-        """Requests a lock again that was lost before the offset of its queue was known."""
+        """Requests the lock of a queue again if it was lost before the queue's offset was known."""
         if self._ready.pop(queue, None) is not None:
             self._waiting[queue] = machine.monotonic()
 
     async def run(self) -> None:
-        """Takes queues over, for ever."""
+        """Takes queues over; never returns."""
         while True:
             if not self._waiting and not self._ready:
                 self._wake.clear()
@@ -168,7 +172,7 @@ class Takeover:
             self.idle.set()
 
     def _pause(self) -> float:
-        """Seconds from one round of requests to the next."""
+        """Returns the seconds from one round of requests to the next."""
         if self._ready:
             return ASK_EVERY
         newest = max(self._waiting.values(), default=0.0)
@@ -206,11 +210,11 @@ class Takeover:
             await self._take_late(late)
 
     def _forget_doubts(self, granted: Collection[MessageQueue]) -> None:
-        """Removes the answers of other members about queues whose lock is not granted now."""
+        """Removes the doubts about queues whose locks are not granted now."""
         self._doubted = {queue: times for queue, times in self._doubted.items() if queue in granted}
 
     def _begin(self, queue: MessageQueue) -> None:
-        """Starts the request for the offset of a queue that this member has now."""
+        """Notes that this member has a queue, whose offset is requested next."""
         del self._waiting[queue]
         self._doubted.pop(queue, None)
         self._ready[queue] = machine.monotonic()
@@ -234,8 +238,8 @@ class Takeover:
     async def _take_late(self, late: list[MessageQueue]) -> None:
         """Takes queues whose former owner has not unlocked them in time.
 
-        A member that has joined since, and cannot free the locks of a member that has left, may read a queue without its lock.
-        So the others are asked before the lock is seized, too.
+        Another member may read a queue without its lock, because it joined after the owner had left and cannot free the lock.
+        So the other members are also asked before a lock is seized.
         """
         held, unsure = await self._elsewhere(late)
         free = [queue for queue in late if queue not in held]
@@ -283,7 +287,7 @@ class Takeover:
         return self._late[queue][1] if queue in self._late else 0.0
 
     async def _elsewhere(self, late: list[MessageQueue]) -> tuple[frozenset[MessageQueue], frozenset[MessageQueue]]:
-        """Returns those of ``late`` that other members hold, and those that members may hold that do not answer."""
+        """Returns the queues of ``late`` that other members hold, and those that members which do not answer may hold."""
         found = await self.holders(late, ANSWER_TIME)
         now = machine.monotonic()
         for queue in late:

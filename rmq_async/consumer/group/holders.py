@@ -1,9 +1,10 @@
-"""The queues that other members report to hold (GET_CONSUMER_RUNNING_INFO, 307, which a broker relays).
+"""Asks the other members which queues they hold (GET_CONSUMER_RUNNING_INFO, 307, which a broker relays).
 
-A member may not know yet that a queue belongs to another one: its notice is lost, or the group has notices switched off, and
-it reads the list only after its ``rebalance_interval``. Until then it renews its locks; the locks of a crashed member stay for
-a minute too. So members are asked before a queue is read without its lock, and if a lock was granted late, and only then: the
-relay blocks a thread of the broker.
+A member may not know yet that a queue belongs to another one: the broker's notice was lost, or notices are switched off for the
+group, and the member reads the list of members only after its ``rebalance_interval``. Until then it renews its locks, and the
+lock of a crashed member stays for a minute too, so the two look the same. So the members are asked before a queue is read
+without its lock, and when a lock was granted late. They are not asked at other times, because the relay blocks a thread of the
+broker.
 """
 
 from __future__ import annotations
@@ -43,10 +44,10 @@ class Holders(NamedTuple):
 async def find_holders(
     instance: ClientInstance, group: str, queues: Iterable[MessageQueue], members: Iterable[str], within: float = ANSWER_TIME
 ) -> Holders:
-    """Asks each of ``members`` once, through the brokers of ``queues`` in turn until one forwards the request. It raises no
+    """Asks each of ``members`` through the brokers of ``queues``, one after the other, until an answer comes. It raises no
     errors.
 
-    Members that have not answered after ``within`` seconds, or were not asked by then, are silent ones.
+    ``members``: client ids; those of which no answer has come after ``within`` seconds are silent ones.
     """
     wanted = frozenset(queues)
     deadline = machine.monotonic() + within

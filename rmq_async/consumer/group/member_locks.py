@@ -26,7 +26,8 @@ RENEWED_WITHIN: Final = 25.0
 class MemberLocks:
     """The locks of a member's queues, ordered ones among them.
 
-    ``group``, ``ordered``: names on the wire, ``ordered`` of topics. Methods are as those of QueueLocks.
+    ``group``: name of the group on the wire. ``ordered``: names of the ordered topics on the wire. Methods without a docstring
+    do what those of QueueLocks do.
     """
 
     def __init__(self, instance: ClientInstance, group: str, ordered: Collection[str] = ()) -> None:
@@ -52,7 +53,7 @@ class MemberLocks:
 
     @property
     def are_late(self) -> bool:
-        """Returns whether the lock of a queue was not renewed in time, so that it may end while a call runs."""
+        """Returns whether the renewal of some lock is late, so that the lock may end while a call runs."""
         now = machine.monotonic()
         return any(now - since > RENEWED_WITHIN for locks in (self.handover, self.own) for since in locks.held.values())
 
@@ -93,15 +94,15 @@ class MemberLocks:
             await self.own.unlock_all()
 
     async def seize(self, queues: Iterable[MessageQueue], client_ids: Iterable[str]) -> frozenset[MessageQueue]:
-        """Does as that of QueueLocks, for queues that are not ordered; others stay with their client."""
+        """Seizes queues as ``QueueLocks.seize`` does, except ordered ones, whose locks stay with their client."""
         return await self.handover.seize(self._unordered(queues), client_ids)
 
     async def unlock_for(self, client_id: str, queues: Iterable[MessageQueue]) -> None:
-        """Does as that of QueueLocks, for queues that are not ordered; others stay locked."""
+        """Unlocks queues as ``QueueLocks.unlock_for`` does, except ordered ones, which stay locked."""
         await self.handover.unlock_for(client_id, self._unordered(queues))
 
     def assume(self, queues: Iterable[MessageQueue]) -> None:
-        """Does as that of QueueLocks, for queues that are not ordered."""
+        """Takes queues as ``QueueLocks.assume`` does, except ordered ones."""
         self.handover.assume(self._unordered(queues))
 
     def _of(self, queue: MessageQueue) -> QueueLocks:
@@ -113,7 +114,7 @@ class MemberLocks:
     async def _each(
         self, queues: Iterable[MessageQueue], act: Callable[[QueueLocks, Collection[MessageQueue]], Awaitable[None]]
     ) -> None:
-        """Acts on the queues of either kind, at the same time."""
+        """Calls ``act`` with the ordered and with the other queues, concurrently."""
         listed = tuple(queues)
         if not self._ordered:
             await act(self.handover, listed)

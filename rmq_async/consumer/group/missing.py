@@ -1,7 +1,8 @@
-"""Queues that have left the routes of their topics: no member reads them, and they may hold messages.
+"""Finds queues that have left the routes of their topics: no member reads them, and they may hold messages.
 
 The routes look the same when name servers have forgotten a broker, when the broker is down, and when an operator has taken
-queues away. So brokers that can be reached are asked for the number of unread messages, and no queue is reported for ever.
+queues away. So brokers that can be reached are asked for the number of unread messages, and a queue is reported for NAMED_FOR
+seconds at most.
 """
 
 from __future__ import annotations
@@ -25,19 +26,20 @@ from .start_position import start_offset
 __all__ = ["Missing", "MissingQueues"]
 
 NAMED_FOR: Final = 3600.0
+"""Seconds for which a queue is reported as missing, at most."""
 MOST_NAMED: Final = 1024
 SOUGHT_FOR: Final = 120.0
 """Seconds for which the routes of missing queues are asked for often: a broker that restarts is back by then."""
 FIRST_PAUSE: Final = 0.05
 COUNT_EVERY: Final = 20.0
-"""Seconds between two looks at the offsets of missing queues; fewer at first, because a member commits the last offset of a queue a
-moment after it has seen that the queue is gone."""
+"""Seconds between two looks at the offsets of missing queues; fewer at first, because a member commits the last offset of a
+queue a moment after it has seen that the queue is gone."""
 LONGEST_REQUEST: Final = 1.0
 
 
 class Missing(NamedTuple):
-    """Queues of one topic and broker that left the route at the same time, and the seconds since. ``unread``: number of
-    their messages that the group has not read; None where the broker cannot be asked."""
+    """Queues of one topic and broker that left the route at the same time. ``age``: seconds since that time. ``unread``: number
+    of their messages that the group has not read; None if the broker has not answered."""
 
     queues: tuple[MessageQueue, ...]
     age: float
@@ -51,16 +53,16 @@ class MissingQueues:
     def __init__(self, instance: ClientInstance, group: str) -> None:
         self._instance = instance
         self.start: Callable[[MessageQueue], Awaitable[tuple[int, int | None]]] = partial(start_offset, instance, group)
-        """Finds what is next to be read of a queue."""
+        """Returns the offset of a queue's next message to read, and the committed offset, None without one."""
         self._known: dict[str, frozenset[MessageQueue]] = {}
         self._since: dict[MessageQueue, float] = {}
         self._unread: dict[MessageQueue, int] = {}
         self._wake = asyncio.Event()
         self.left: Callable[[Iterable[MessageQueue]], object] = _nothing
-        """Called with queues that have left their topic's route."""
+        """Called with the queues, perhaps none, that have left their topic's route since the last look."""
 
     def look(self, topic: str, queues: Iterable[MessageQueue]) -> None:
-        """Compares a topic's queues with those of the last look."""
+        """Compares the queues that a topic's route names now with those of the last look."""
         now, present = machine.monotonic(), frozenset(queues)
         for queue, since in [*self._since.items()]:
             if queue in present or now - since >= NAMED_FOR:
@@ -75,7 +77,7 @@ class MissingQueues:
         self._known[topic] = present
 
     async def run(self) -> None:
-        """Counts unread messages while a queue is missing, for ever."""
+        """Counts unread messages whenever a queue is missing; never returns."""
         while True:
             await self._wake.wait()
             pauses = Backoff(FIRST_PAUSE, COUNT_EVERY)
@@ -95,7 +97,7 @@ class MissingQueues:
         return tuple(dict.fromkeys(queue.topic for queue, at in self._since.items() if at >= since))
 
     def found(self) -> list[Missing]:
-        """Returns the queues that are missing, without those that have no message to read; may be called from any thread."""
+        """Returns the missing queues, without those that have no message to read. It may be called from any thread."""
         now, unread = machine.monotonic(), self._unread.copy()
         groups: defaultdict[tuple[str, str, float, bool], list[MessageQueue]] = defaultdict(list)
         for queue, since in list(self._since.items()):
@@ -123,4 +125,4 @@ class MissingQueues:
 
 
 def _nothing(_: object) -> None:
-    """No one is to know."""
+    """Does nothing: the default of ``MissingQueues.left``."""

@@ -1,10 +1,10 @@
-"""Locks of queues at their brokers (LOCK_BATCH_MQ 41, UNLOCK_BATCH_MQ 42): at most one client of a group has the lock of a
+"""Locks queues at their brokers (LOCK_BATCH_MQ 41, UNLOCK_BATCH_MQ 42): at most one client of a group has the lock of a
 queue.
 
 A broker keeps locks by the group string of the request, in memory, for 60 s from the last request of their client, and checks
-neither members nor group configs (run: 5.5.0 and 4.9.7). Java's orderly consumers lock under their group. A handover locks
-under ``%RETRY%<group>`` instead, for two reasons. While the group has any lock under its plain name, a broker of 5.x turns
-every send to ``%RETRY%<group>`` into a dead letter. And the ACL of 5.x removes this prefix before it checks the right to
+neither members nor group configs (observed on 5.5.0 and 4.9.7). Java's orderly consumers lock under their group. A handover
+locks under ``%RETRY%<group>`` instead, for two reasons. While the group has any lock under its plain name, a broker of 5.x
+turns every send to ``%RETRY%<group>`` into a dead letter. And the ACL of 5.x removes this prefix before it checks the right to
 subscribe with the group, which each member has; a name with a suffix would need another right.
 """
 
@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 LOCK_LIFE: Final = 60.0
 """Seconds for which a broker keeps a lock that is not renewed."""
 BELIEVED: Final = 55.0
-"""Seconds from a request for which the lock that it was granted is believed in."""
+"""Seconds after the request that was granted a lock for which this client counts on the lock."""
 LONGEST_REQUEST: Final = 1.0
 MAX_ERRORS: Final = 64
 MAX_ADDRESSES: Final = 1024
@@ -60,11 +60,13 @@ class QueueLocks:
         self._group = group
         self._held: dict[MessageQueue, float] = {}
         self._assumed: dict[MessageQueue, float] = {}
-        """Queues taken without their lock, and since when."""
+        """Queue taken without its lock -> monotonic time of that."""
         self._unsure: dict[MessageQueue, float] = {}
-        """Queues whose last request was not answered, and when it was sent: their broker may have a lock of this client."""
+        """Queue whose last request was not answered -> monotonic time of that request: the broker may have a lock of this
+        client."""
         self._owed: dict[MessageQueue, float] = {}
-        """Queues that were given back to a broker which did not answer, and since when: its lock keeps other members waiting."""
+        """Queue that was unlocked without an answer -> monotonic time of the first such unlock: the lock may keep other members
+        waiting."""
         self._lost: set[MessageQueue] = set()
         self._errors: dict[str, RocketMQError] = {}
         self._addresses: dict[str, str] = {}
@@ -77,17 +79,17 @@ class QueueLocks:
 
     @property
     def held(self) -> Mapping[MessageQueue, float]:
-        """Queue -> monotonic time at which the last request left that was granted its lock."""
+        """Queue -> monotonic time at which the last request was sent that was granted the queue's lock."""
         return MappingProxyType(self._held)
 
     @property
     def assumed(self) -> frozenset[MessageQueue]:
-        """Queues that ``assume`` named and whose lock was not granted yet."""
+        """Queues that were taken with ``assume`` and whose locks were not granted since."""
         return frozenset(self._assumed)
 
     @property
     def errors(self) -> Mapping[str, RocketMQError]:
-        """Broker name -> why its last request was not answered, or refused."""
+        """Broker name -> the error of the last request to it, while that was not answered or was refused."""
         return MappingProxyType(self._errors)
 
     @property
@@ -136,7 +138,8 @@ class QueueLocks:
         await self._for_each_broker(queues, unlock)
 
     def assume(self, queues: Iterable[MessageQueue]) -> None:
-        """Takes queues without their locks, which a client that has crashed may have for up to 60 s; ``renew`` requests them."""
+        """Takes queues without their locks: a client that has crashed may keep them for up to 60 s. ``renew`` requests the
+        locks."""
         now = machine.monotonic()
         self._assumed.update((queue, now) for queue in queues if queue not in self._held)
 
@@ -159,7 +162,8 @@ class QueueLocks:
         return lost
 
     async def unlock(self, queues: Iterable[MessageQueue]) -> None:
-        """Unlocks queues, once their requests in flight are answered; it sends no request for those that cannot be locked.
+        """Unlocks queues, after the answers to requests in flight; it sends no request for queues of which no broker can have a
+        lock of this client.
 
         A broker that does not answer keeps the lock for up to 60 s.
         """
@@ -231,15 +235,15 @@ class QueueLocks:
     async def _unlock(self, broker_name: str, queues: Collection[MessageQueue], *, owed: bool = False) -> None:
         async with self._turn(broker_name):
             if owed and not (queues := [queue for queue in queues if queue in self._owed]):
-                return  # asked for anew before this turn
+                return  # their locks were requested again before this turn
             self._expect(queues, machine.monotonic())
             for queue in queues:
-                self._held.pop(queue, None)  # of a request that was under way when it was given back
+                self._held.pop(queue, None)  # a request that was in flight at the call of ``unlock`` may have been granted
             body = encode_body(UnlockBatchRequestBody(self._group, self._instance.client_id, tuple(queues)))
             try:
                 try:
                     await self._ask(broker_name, queues, RequestCode.UNLOCK_BATCH_MQ, body)
-                except ConnectionLostError:  # a new connection may do
+                except ConnectionLostError:  # on a new connection it may succeed
                     await self._ask(broker_name, queues, RequestCode.UNLOCK_BATCH_MQ, body)
             except RocketMQError as error:
                 self._keep(broker_name, error)
@@ -268,7 +272,9 @@ class QueueLocks:
     def _keep(self, broker_name: str, error: RocketMQError) -> None:
         if broker_name not in self._errors:
             text = printable(error, 500)
-            logger.warning("broker %s grants no locks of queues to group %s: %s", broker_name, printable(self._group), text)
+            logger.warning(
+                "broker %s refuses or does not answer locks of group %s: %s", broker_name, printable(self._group), text
+            )
             while len(self._errors) >= MAX_ERRORS:
                 del self._errors[next(iter(self._errors))]
         self._errors[broker_name] = error.with_traceback(None)
@@ -277,7 +283,7 @@ class QueueLocks:
         self, queues: Iterable[MessageQueue], act: Callable[[str, Collection[MessageQueue]], Awaitable[None]]
     ) -> None:
         by_broker: dict[str, dict[MessageQueue, None]] = defaultdict(dict)
-        for queue in sorted(queues):  # of a set, whose order differs from process to process
+        for queue in sorted(queues):  # the order of a set differs from process to process
             by_broker[self._instance.routes.broker_of(queue)][queue] = None
 
         async def at(broker_name: str) -> None:
@@ -294,8 +300,8 @@ class QueueLocks:
         command = RemotingCommand(code=code, body=body)
         former = self._addresses.get(broker_name)
         if code == RequestCode.UNLOCK_BATCH_MQ and former is not None and self._instance.routes.address_of(broker_name) is None:
-            # A name server that has lost its memory leaves out a broker that runs, and whose locks keep other members waiting.
-            # An unlock names broker and client: at another broker it changes nothing.
+            # A name server that has restarted may not name a broker that runs, and whose locks keep other members waiting.
+            # An unlock names broker and client, so if another broker has the address by now, it changes nothing there.
             response, address = await self._instance.pool.request(former, command, timeout), former
         else:
             response, address = await self._instance.ask_broker(broker_name, topic, command, timeout)

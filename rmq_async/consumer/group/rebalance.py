@@ -69,13 +69,14 @@ class Rebalance:
         self.missing = MissingQueues(instance, group)
         self._members: set[str] = set()
         self.left: Callable[[str, Iterable[MessageQueue]], object] = _nothing
-        """Called with the client id of a member that is listed no more, and its former share."""
+        """Called with the client id of a member that is no longer listed, and its former share."""
         self.departed: dict[str, float] = {}
-        """Client ids that were listed and are not now, the newest ones, and since when: crashed clients may have locks."""
+        """Client id that is no longer listed -> monotonic time since which it is not, of the newest ones: crashed clients may
+        still have locks."""
         self.count = 0
-        """Rounds that changed nothing included."""
+        """Number of rounds, including those that changed nothing."""
         self.problem: str | None = None
-        """What the last round could not see."""
+        """Why the last round could not determine a share, or for sure; None if it could."""
 
     @property
     def others(self) -> list[str]:
@@ -87,7 +88,7 @@ class Rebalance:
         self._wake.set()
 
     async def run(self, interval: float) -> None:
-        """Starts rounds without end, the first one at once."""
+        """Starts rounds, the first one at once; never returns."""
         while True:
             began = machine.monotonic()
             self._wake.clear()
@@ -101,7 +102,7 @@ class Rebalance:
                 await self._wait(began + interval)
 
     async def _wait(self, until: float) -> None:
-        """Waits for a reason to begin a round, at most ``until`` (monotonic), and requests missing routes during the wait."""
+        """Waits for ``trigger``, until the monotonic time ``until`` at most, and requests missing routes meanwhile."""
         while (left := until - machine.monotonic()) > 0 and not self._wake.is_set():
             try:
                 async with asyncio.timeout(min(left, LOOK_UP_EVERY) if self._sought() else left):
@@ -115,7 +116,7 @@ class Rebalance:
         return (*self._unknown, *self.missing.topics())
 
     async def round(self) -> bool:
-        """Returns whether every topic's share is known for sure."""
+        """Computes the shares, calls ``apply``, and returns whether every topic's share is known for sure."""
         instance = self._instance
         self.count += 1
         balanced = True
@@ -170,7 +171,8 @@ class Rebalance:
             return []
 
     async def _lists(self, brokers: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
-        """Returns broker name -> its list; brokers that do not answer are left out. ``brokers``: by topic."""
+        """Returns the client ids of the members by broker name, without brokers that do not answer. ``brokers``: names by
+        topic."""
         topics = {broker_name: topic for topic, names in brokers.items() for broker_name in names}
         lists: dict[str, tuple[str, ...]] = {}
 
@@ -186,7 +188,7 @@ class Rebalance:
     def _share(
         self, topic: str, queues: tuple[MessageQueue, ...], answers: list[tuple[str, ...]]
     ) -> tuple[frozenset[MessageQueue] | None, bool, str | None]:
-        """Returns the share (None: keep what is held), whether it is certain, and a text about missing answers."""
+        """Returns the share (None: the member keeps its queues), whether it is certain, and why not, None if it is."""
         if not queues:
             return frozenset(), True, None
         if not answers:
@@ -211,8 +213,8 @@ class Rebalance:
     def _report(self, topic: str, text: str) -> None:
         if topic not in self._failed:
             self._failed.add(topic)
-            logger.error("%s; the queues of the topic stay as they are", text)
+            logger.error("%s; the member keeps its queues of the topic until a call succeeds", text)
 
 
 def _nothing(*_: object) -> None:
-    """Does nothing: there are no locks to free."""
+    """Does nothing: the default of ``Rebalance.left``."""

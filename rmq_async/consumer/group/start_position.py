@@ -1,14 +1,14 @@
 """The offset at which a group starts in a queue.
 
-A committed offset holds. A group without any committed offset for a topic starts at ``start_from``, which is looked up before
-the first heartbeat and stored at once: messages sent after ``start()`` has returned are delivered. In a topic for which the
-group has offsets, a queue without one is new and starts at its first message; so does the retry topic.
+A queue with a committed offset starts there. A group without any committed offset for a topic starts at ``start_from``, which
+is looked up before the first heartbeat and stored at once, so that messages sent after ``start()`` has returned are delivered.
+In a topic for which the group has offsets, a queue without one is new and starts at its first message; so does the retry topic.
 
-A start that fails half-way leaves some positions stored, and the next one must not take the other queues for new ones, or it would
-replay all of their messages. So the first queue of each broker is stored last: a broker has its queue 0 from the beginning, so a
-topic of which only other queues are stored was not finished. That says nothing of a topic with one queue on each broker, nor of
-queues of one broker before 5.0, which answers 0 for "none": requests that fail are repeated, and after that such queues start at
-their first message.
+A start that fails half-way leaves some positions stored, and the next start must not take the other queues for new ones, or it
+would replay all of their messages. So the first queue of each broker is stored last: a broker has its queue 0 from the
+beginning, so if only other queues of a topic are stored, the start was not finished. This does not work for a topic with one
+queue on each broker, nor for a broker before 5.0 that answers 0 for a queue without an offset: there requests that fail are
+repeated, and if that does not help, such queues start at their first message.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ StartFrom = Literal["latest", "earliest"] | datetime
 async def first_positions(
     instance: ClientInstance, group: str, queues: Sequence[MessageQueue], start_from: StartFrom
 ) -> dict[MessageQueue, int]:
-    """Returns the offsets at which a group starts in those of ``queues``, all of one topic, that no start has stored yet: all
-    queues in a new group, no queue in a group with offsets, the remaining ones after a start that failed half-way.
+    """Returns the offsets at which a group starts in those of ``queues``, all of one topic, that no start has stored yet: in
+    all queues for a new group, in none for a group with offsets, in the remaining ones after a start that failed half-way.
 
-    Asks masters, and raises the errors of these requests.
+    It asks masters, and raises the errors of these requests.
     """
     committed = await for_each(queues, lambda queue: committed_offset(instance, group, queue))
     queues = _unfinished(queues, frozenset(queue for queue, offset in committed.items() if offset is not None))
@@ -65,7 +65,7 @@ async def store_positions(instance: ClientInstance, group: str, positions: dict[
     deadline = machine.monotonic() + instance.config.request_timeout
 
     async def store(queue: MessageQueue) -> bool:
-        """Returns whether the broker shows the offset."""
+        """Commits the offset of a queue; returns whether the broker shows it."""
         await _repeat(lambda: commit_offset(instance, group, queue, positions[queue]), deadline)
         offset = await _repeat(lambda: committed_offset(instance, group, queue), deadline)
         return offset is not None and offset >= positions[queue]
@@ -106,7 +106,7 @@ async def _repeat(request: Callable[[], Awaitable[T]], deadline: float) -> T:
 
 
 def _unfinished(queues: Sequence[MessageQueue], stored: frozenset[MessageQueue]) -> list[MessageQueue]:
-    """Returns the queues that are without an offset because a start has failed before it stored theirs."""
+    """Returns the queues that have no offset because a start failed before it stored them."""
     last = _first_queues(queues)
     if not stored.intersection(last):
         return [queue for queue in queues if queue not in stored]
@@ -123,7 +123,8 @@ def _first_queues(queues: Iterable[MessageQueue]) -> list[MessageQueue]:
 
 
 async def start_offset(instance: ClientInstance, group: str, queue: MessageQueue) -> tuple[int, int | None]:
-    """Returns the offset at which a member takes the queue over, and the committed one, if there is one."""
+    """Returns the offset at which a member takes the queue over, and the committed offset, None without one. Raises the errors
+    of the requests."""
     committed = await committed_offset(instance, group, queue)
     if committed is not None:
         return committed, committed
@@ -131,7 +132,8 @@ async def start_offset(instance: ClientInstance, group: str, queue: MessageQueue
 
 
 async def offset_at(instance: ClientInstance, queue: MessageQueue, to: object) -> int:
-    """Returns ``to`` if it is an offset of the queue or its end; the offset of "earliest", "latest" or an aware datetime.
+    """Returns ``to`` if it is an offset of the queue or the queue's end, and the offset that "earliest", "latest" or an aware
+    datetime stands for.
 
     Raises ConfigError for anything else, and the errors of the requests.
     """
@@ -147,6 +149,6 @@ async def offset_at(instance: ClientInstance, queue: MessageQueue, to: object) -
     high = await max_offset(instance, queue, any_replica=False)
     if not low <= to <= high:
         raise ConfigError(
-            f"offset {to} is outside of {instance.names.shown_queue(queue)}, which has {low} to {high}; give one of these"
+            f"offset {to} is outside of {instance.names.shown_queue(queue)}, with offsets {low} to {high}; give one of these"
         )
     return to

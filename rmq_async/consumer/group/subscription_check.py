@@ -1,9 +1,9 @@
-"""The check whether all members of a group have the same subscriptions, as RocketMQ demands.
+"""Checks whether all members of a group have the same subscriptions, as RocketMQ demands.
 
 A broker keeps one table of subscriptions for each group. The newest version of a topic's subscription filters for all members,
 and each heartbeat removes topics that it does not contain. So different subscriptions of another member appear in the table
-that GET_CONSUMER_CONNECTION_LIST (203) returns: until our own next heartbeat, for topics that only one side has, so ask
-several times.
+that GET_CONSUMER_CONNECTION_LIST (203) returns. A topic that only one of two members has is there, or missing, only until the
+next heartbeat of the other one: so the check is made again and again.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ TAKEN: Final = "each member takes messages away from the other"
 class SubscriptionConflict(NamedTuple):
     """A difference between the subscriptions of two members.
 
-    ``ours``, ``theirs``: expressions, as the members wrote them; None for a topic that one side does not subscribe to.
+    ``topic``: name of a topic, MODEL or MODE. ``ours``, ``theirs``: the expressions as the members wrote them; None for a
+    member that does not subscribe to the topic.
     """
 
     topic: str
@@ -50,22 +51,24 @@ class SubscriptionConflict(NamedTuple):
 
     def __str__(self) -> str:
         if self.topic == MODEL:
-            return f"this member is {self.ours}, another one {self.theirs}; {TAKEN}"
+            return f"this member is {self.ours}, another one {self.theirs}; {TAKEN}; all members need the same model"
         if self.topic == MODE:
             return (
-                f"this member has {self.ours}, another one {self.theirs}: they repeat each other's messages, all members need the "
-                "same mode"
+                f"this member has {self.ours}, another one {self.theirs}: they repeat each other's messages; all members need "
+                "the same mode"
             )
         ours, theirs = (repr(printable(each)) if each is not None else "nothing" for each in (self.ours, self.theirs))
-        return f"topic {printable(self.topic)}: this member subscribes to {ours}, another one to {theirs}; {TAKEN}"
+        subscriptions = f"topic {printable(self.topic)}: this member subscribes to {ours}, another one to {theirs}"
+        return f"{subscriptions}; {TAKEN}; all members need the same subscriptions"
 
 
 class GroupView(NamedTuple):
     """A group as its brokers see it.
 
-    ``members``: client id -> addresses "ip:port" that brokers see it at, of which a client has one for each broker. ``listed_by``:
-    addresses of the brokers that list this client. ``conflicts``: found at those brokers only, for others may not have had this
-    client's heartbeat. ``unanswered``: addresses of the brokers that did not answer or refused.
+    ``members``: client id -> addresses "ip:port" from which brokers see the client connected, one for each broker.
+    ``listed_by``: addresses of the brokers that list this client; ``conflicts`` are those found at these brokers, because
+    others may not have had this client's heartbeat. For a client that has not joined, see ``group_view``. ``unanswered``:
+    addresses of the brokers that did not answer or refused.
     """
 
     members: Mapping[str, frozenset[str]]
@@ -74,14 +77,15 @@ class GroupView(NamedTuple):
     unanswered: frozenset[str]
 
     def hosts(self, client_id: str) -> frozenset[str]:
-        """Returns the IPs that a client id is seen at: more than one for an id that two machines use, or behind several proxies."""
+        """Returns the IPs from which brokers see a client id connected: more than one if two machines use the id, or if the
+        client is behind several proxies."""
         return frozenset(address.rpartition(":")[0] for address in self.members.get(client_id, ()))
 
 
 def compare(ours: ConsumerData, theirs: ConsumerConnection) -> tuple[SubscriptionConflict, ...]:
-    """Returns where this member's heartbeat and a broker's table of the group differ, by topic.
+    """Returns the differences between this member's heartbeat and a broker's table of the group, sorted by topic.
 
-    Expressions that want the same tags are equal, however they are written; versions do not count.
+    Expressions for the same tags are equal, however they are written; versions are not compared.
     """
     own = {each.topic: each for each in ours.subscription_data_set}
     found = [SubscriptionConflict(MODEL, ours.message_model, theirs.message_model)] * (
@@ -98,11 +102,12 @@ def compare(ours: ConsumerData, theirs: ConsumerConnection) -> tuple[Subscriptio
 
 
 async def group_view(instance: ClientInstance, ours: ConsumerData, timeout: float, *, joined: bool = True) -> GroupView:
-    """Asks the masters of all topics in use, each for at most ``timeout`` seconds. ``ours``: as in the heartbeats of this client.
+    """Asks the masters of all topics in use for the group. ``ours``: the subscriptions in the heartbeats of this client.
+    ``timeout``: seconds for each broker.
 
-    ``joined``: whether this client is a member; before it has joined, the answers of all brokers with members are compared:
-    the broker's table has the newest subscription of each topic, which is this client's own afterwards. It raises no error for
-    brokers that do not answer.
+    ``joined``: whether this client is a member. Before it has joined, ``listed_by`` and ``conflicts`` are of all brokers that
+    have members: a broker's table has the newest subscription of each topic, which after the join is this client's own. It
+    raises no error for brokers that do not answer.
     """
     addresses = tuple(instance.routes.master_addresses())
     answers = await for_each(addresses, partial(_ask, instance, ours.group_name, timeout=timeout))
@@ -150,7 +155,7 @@ def _shown(instance: ClientInstance, conflicts: Iterable[SubscriptionConflict]) 
 
 
 def _wanted(subscription: SubscriptionData) -> tuple[str, frozenset[str] | str]:
-    """Returns type and tags (empty: all), or an expression of another type unchanged."""
+    """Returns the type, and the set of tags (empty: all), or for another type than TAG the expression itself."""
     kind = subscription.expression_type or TAG
     if kind != TAG:
         return kind, subscription.sub_string

@@ -66,7 +66,7 @@ async def test_condition_that_cannot_be_read_fails_the_start() -> None:
         with pytest.raises(ConfigError) as failed:
             await consumer.start()
         text = str(failed.value)
-        assert "broker broker-a cannot read the sql filter 'a > 5 AND' of topic T" in text
+        assert "broker broker-a cannot read the sql filter 'a > 5 AND' of topic T, correct it: " in text
         assert "a value is expected, not the end" in text
         assert (failed.value.code, failed.value.broker, failed.value.retriable) == (23, "broker-a", False)
         assert not server.progress("g")
