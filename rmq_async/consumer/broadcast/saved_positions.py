@@ -81,8 +81,13 @@ class SavedPositions(Commits):
         for held in self._held():
             if held.is_owned:
                 self._note(held)
-        async with asyncio.timeout(SAVE_TIME):
-            await self._save()
+        try:
+            async with asyncio.timeout(SAVE_TIME) as limit:
+                await self._save()
+        except TimeoutError as error:
+            if limit.expired():
+                self._failed(TimeoutError(f"it has not ended within {SAVE_TIME:g} s"), error)
+            raise
 
     async def commit_last(self, held: HeldQueue, timeout: float) -> bool:
         """Saves all positions, with that of a queue that is given up or moved; returns whether that succeeded within
@@ -119,14 +124,18 @@ class SavedPositions(Commits):
             try:
                 await self._run(self._store.save({shown_queue(queue): offset for queue, offset in positions.items()}), "save")
             except Exception as error:
-                text = f"save() of the positions failed: {printable(repr(error), 300)}"
-                if self.error is None:
-                    logger.warning("%s; it is called again", text, exc_info=error)
-                self.error = text
+                self._failed(error, error)
                 raise
             self.error = None
             self.saved = positions
             self.count += changed
+
+    def _failed(self, error: Exception, raised: Exception) -> None:
+        """Notes why a save failed; logs the first failure of a row, with the traceback of ``raised``."""
+        text = f"save() of the positions failed: {printable(repr(error), 300)}"
+        if self.error is None:
+            logger.warning("%s; it is called again", text, exc_info=raised)
+        self.error = text
 
     async def _run(self, work: Coroutine[Any, Any, Any], name: str) -> Any:
         """Awaits a coroutine of the user in a copy of the context; cancels it if the wait is cancelled."""

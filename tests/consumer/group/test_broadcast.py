@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from rmq_async import Admin, ConfigError, Consumer, MessageExt, MessageQueue, SubscriptionConflictError, allocate_by_circle
+from rmq_async.consumer.broadcast import saved_positions
 from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_protocol.constants import RequestCode
 
@@ -163,6 +164,29 @@ async def test_failing_save_is_logged_shown_and_made_again(caplog: pytest.LogCap
             warnings = [record for record in caplog.records if record.levelno >= logging.WARNING]
             assert len(warnings) == 1
             store.failing = None
+            await until(lambda: store.positions.get(Q0) == 1)
+            await until(lambda: consumer.health().problems == ())
+
+
+async def test_save_that_hangs_is_logged_shown_and_made_again(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(saved_positions, "SAVE_TIME", 0.1)
+    async with EmbeddedRocketMQ() as server:
+        await create(server.namesrv, queues=1)
+        store = Store()
+        async with member("g", server.namesrv, "one", Seen(), broadcast=store, commit_interval=0.05) as consumer:
+            store.hold = asyncio.Event()
+            await send(server.namesrv, b"1")
+            await consumer.wait_idle()
+            await until(lambda: [problem.code for problem in consumer.health().problems] == ["not_committed"])
+            (problem,) = consumer.health().problems
+            assert "save() of the positions failed: TimeoutError('it has not ended within 0.1 s')" in problem.text
+            warnings = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+            assert warnings == [
+                "save() of the positions failed: TimeoutError('it has not ended within 0.1 s'); it is called again"
+            ]
+            store.hold.set()
             await until(lambda: store.positions.get(Q0) == 1)
             await until(lambda: consumer.health().problems == ())
 
