@@ -1,7 +1,7 @@
 """Members of a group that pop: brokers give each message to one member for a time, and members share no queues.
 
-``core`` receives, acknowledges, gives back and extends, with credits and handles only; ``session`` adds a consumer's handlers,
-and ``watching`` reports its condition.
+``core`` receives messages, acknowledges them, gives them back and extends their leases; ``session`` adds the handlers of a
+consumer, and ``watching`` reports its condition.
 """
 
 from __future__ import annotations

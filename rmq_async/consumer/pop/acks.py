@@ -1,7 +1,7 @@
-"""Acknowledgements, gathered by broker: one request is in flight, and messages handled during that time go into the next one.
+"""Gathers acknowledgements by broker: one request is in flight, and messages handled during that time go into the next one.
 
-A broker keeps one record for each queue of a request, in place of one for each message. A late acknowledgement still counts
-until the broker has delivered the message again, some 2 s after the lease, so the first attempt is always made. An
+A broker keeps one record for each queue of a request, so gathering saves it one for each message. A late acknowledgement still
+counts until the broker has delivered the message again, some 2 s after the lease, so the first attempt is always made. An
 acknowledgement without an answer is sent again until these 2 s are over; repetition is harmless.
 """
 
@@ -27,15 +27,15 @@ __all__ = ["Acks"]
 logger = logging.getLogger(__name__)
 
 GATHER: Final = 32
-"""Acknowledgements that are sent at once."""
+"""Number of acknowledgements from which on they are sent without waiting for more."""
 GATHER_TIME: Final = 0.01
-"""Seconds for which fewer wait for others."""
+"""Seconds for which fewer than GATHER acknowledgements wait for others."""
 MOST_IN_REQUEST: Final = 1024
 ANSWER_WITHIN: Final = 3.0
 FIRST_PAUSE: Final = 0.1
 LONGEST_PAUSE: Final = 2.0
 MOST_PENDING: Final = 8192
-"""Acknowledgements that wait for one broker, above which it is popped no more."""
+"""Acknowledgements waiting for one broker from which on it is not popped."""
 AFTER_EXPIRY: Final = 2.0
 """Seconds after the end of a lease in which an acknowledgement may still count."""
 
@@ -43,11 +43,11 @@ Run = Callable[[str, Callable[[], Coroutine[Any, Any, None]]], object]
 
 
 class Acks:
-    """The acks that wait to be sent, and those under way.
+    """The acknowledgements that wait to be sent or to be answered.
 
-    ``run``: starts a task that lives as long as the consumer, and again whenever it fails. ``count``: messages that brokers
-    have acknowledged. ``lost``: those whose acknowledgement was not answered until AFTER_EXPIRY seconds after their lease, or was
-    refused; they may be delivered again.
+    ``run``: starts a task that lives as long as the consumer, and again whenever it fails. ``count``: number of messages that
+    were acknowledged. ``lost``: number of messages whose acknowledgement was refused, or not answered until AFTER_EXPIRY
+    seconds after their lease; they may be delivered again.
     """
 
     def __init__(self, requests: Requests, run: Run) -> None:
@@ -57,7 +57,7 @@ class Acks:
         self.count = 0
         self.lost = 0
         self.errors: dict[str, str] = {}
-        """The last error by broker; without those whose last request was answered."""
+        """Broker name -> error of the last request, until a request succeeds or no acknowledgement is left to send."""
 
     def add(self, lease: Lease) -> None:
         """Acknowledges a message soon."""
@@ -79,8 +79,8 @@ class Acks:
         return sum(line.pending for line in self._lines.values())
 
     async def flush(self) -> None:
-        """Sends the gathered acknowledgements, and returns when all that were added before have ended. Raises an error for
-        which acknowledgements were given up in the meantime."""
+        """Sends the gathered acknowledgements, and returns when all that were added before the call have ended. Raises the
+        error if some were given up in the meantime."""
         lines = [*self._lines.values()]
         with ExitStack() as hurry:
             added = [hurry.enter_context(line.hurried()) for line in lines]
@@ -99,14 +99,14 @@ class _Line:
         self._broker = broker
         self._gathered: list[Lease] = []
         self._sending: list[Lease] = []
-        """Those of the request under way that have not ended."""
+        """Acknowledgements of the request in flight that have not ended."""
         self._added = 0
         self._flushes = 0
         """Calls of ``flush`` that wait."""
         self._losses = 0
         """Requests after which acknowledgements were given up."""
         self._lost_by: RocketMQError | None = None
-        """The error of the newest of these."""
+        """The error of the newest of these requests."""
         self._some = asyncio.Event()
         self._full = asyncio.Event()
         self._moved = asyncio.Event()
@@ -119,7 +119,7 @@ class _Line:
 
     @property
     def _oldest(self) -> int:
-        """Number of the oldest acknowledgement that has not ended."""
+        """The number of the oldest acknowledgement that has not ended; without one, the number that the next one will get."""
         first = self._sending or self._gathered
         return first[0].ack_number if first else self._added + 1
 
@@ -135,7 +135,8 @@ class _Line:
 
     @contextmanager
     def hurried(self) -> Iterator[int]:
-        """Sends without waiting for more; gives the number of the newest acknowledgement."""
+        """Makes ``run`` send without waiting for more, until the context ends; yields the number of the newest
+        acknowledgement."""
         self._flushes += 1
         self._full.set()
         try:
@@ -153,7 +154,7 @@ class _Line:
         return self._lost_by if self._losses > losses else None
 
     async def run(self) -> None:
-        """Sends for ever."""
+        """Sends acknowledgements; never returns."""
         while True:
             if not self._gathered:
                 self._some.clear()
@@ -176,8 +177,9 @@ class _Line:
                 await asyncio.sleep(pause)
 
     async def _send(self) -> float:
-        """Sends once; returns the seconds until the next attempt, 0 after an answer. ``_sending`` then holds the
-        acknowledgements to send again."""
+        """Sends the acknowledgements of ``_sending``: those that can be gathered in one request, each other one in its own.
+        Returns 0, or the seconds until the next attempt if a request has failed. Afterwards ``_sending`` has those to send
+        again."""
         acks = self._acks
         try:
             together = [lease for lease in self._sending if can_be_gathered(lease.handle)]

@@ -1,4 +1,4 @@
-"""The results of pops: each message goes to its subscription, back to its broker, or into the dead letters."""
+"""Takes the messages of pops to their subscriptions, back to their brokers, or to the dead letters."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ __all__ = ["Arrivals"]
 logger = logging.getLogger(__name__)
 
 BACK_WITHIN: Final = 0.5
-"""Seconds, at random, after which what no handler has had is delivered to another member."""
+"""Longest delay, in seconds, of a message that goes back without a call of its handler; the delay is random."""
 
 
 class Arrivals:
-    """The way of popped messages to their subscriptions. ``spawn``: starts a task that lives as long as the consumer.
-    ``limit_of``: returns the number of attempts of a message after its first one. ``free``: returns the credit of a
-    message. ``may_hold``: whether a source is not paused, and the consumer does not stop.
+    """Takes popped messages to their subscriptions. ``limit_of``: returns the number of attempts of a message after its first
+    one. ``free``: gives the credit of a message back. ``may_hold``: returns whether a source is not paused and the consumer is
+    not stopping.
 
-    ``corrupt``: records that could not be read. ``without_handle``: messages that cannot be acknowledged, so that they are
-    delivered again.
+    ``corrupt``: number of records that could not be read. ``without_handle``: number of messages that could not be
+    acknowledged, and were not handled, because they had no handle.
     """
 
     def __init__(
@@ -63,7 +63,8 @@ class Arrivals:
         self.corrupt = self.without_handle = 0
 
     def accept(self, source: Source, popped: Popped) -> None:
-        """Buffers the messages of an answer, except those that the subscription does not match or that are given up."""
+        """Buffers the messages of an answer, except those that the subscription does not match, which are acknowledged, and
+        those whose attempts are used up. Gives all back if the source is paused or the consumer is stopping."""
         found = self._leases(source, popped)
         subscription = source.subscription
         if subscription.tags != SUB_ALL:
@@ -87,7 +88,7 @@ class Arrivals:
         self._dispatcher.pump()
 
     def _leases(self, source: Source, popped: Popped) -> list[Lease]:
-        """Returns the leases of an answer; logs messages without one."""
+        """Returns the leases of an answer; logs corrupt records, and messages without a handle, which have no lease."""
         shown = source.held.shown
         for corrupt in popped.corrupt:
             self.corrupt += 1
@@ -97,12 +98,12 @@ class Arrivals:
         found = [lease for lease in leases if lease is not None]
         if missing := len(leases) - len(found):
             self.without_handle += missing
-            logger.error("%d messages of %s came without a handle, and cannot be acknowledged", missing, shown)
+            logger.error("%d messages of %s came without a handle, are not handled, and are delivered again", missing, shown)
         return found
 
     def _end_unread(self, source: Source, popped: Popped) -> None:
-        """Acknowledges corrupt records, which would be delivered for ever, and gives back messages for which there was no
-        room."""
+        """Acknowledges corrupt records, which would be delivered for ever. Gives them back, with the messages that were left
+        out, if the answer is partial."""
         unread = self._core.unread(source.held, source.topic, popped)
         if popped.is_partial:
             self.give_back(unread)
@@ -117,7 +118,7 @@ class Arrivals:
             self._return(f"{len(leases)} messages back", self._core.nack_all(leases, delay, suspend=suspend))
 
     async def all_given_back(self) -> None:
-        """Waits until no message is on its way back."""
+        """Waits until no request to give messages back is in flight."""
         while self._returning:
             await asyncio.wait([*self._returning])
 
@@ -127,7 +128,8 @@ class Arrivals:
         task.add_done_callback(self._returning.discard)
 
     def _wanted(self, subscription: Subscription, leases: list[Lease]) -> list[Lease]:
-        """Acknowledges messages whose tags are others: brokers compare hash codes."""
+        """Returns the messages with tags of the subscription, and acknowledges the others: brokers compare only the hash codes
+        of tags."""
         tags = self._tags.get(subscription)
         if tags is None:
             tags = self._tags[subscription] = frozenset(parse_tags(subscription.tags) or ())
@@ -150,11 +152,11 @@ class Arrivals:
         return msgspec.structs.replace(message, topic=topic, queue=queue)
 
     async def _dead_letter(self, lease: Lease, limit: int) -> None:
-        """Gives up a message whose attempts are used up: its last attempt ended with the crash of a member, which requested
-        no outcome."""
+        """Gives up a message whose attempts are used up: the last attempt had no outcome, because its member crashed or its
+        lease expired."""
         message = lease.message
         logger.error(
-            "dead-lettered: message %s of %s (%s, offset %d) came for attempt %d of %d, and no attempt before it has ended",
+            "dead-lettered: message %s of %s (%s, offset %d) came for attempt %d, %d are allowed, and the last one had no outcome",
             message.msg_id,
             message.topic,
             message.queue,

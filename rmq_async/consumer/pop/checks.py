@@ -1,4 +1,4 @@
-"""The checks of a member before it pops: whether the brokers can be popped, and which mode operators have set for the group.
+"""Checks, before a member pops, whether the brokers can be popped, and which mode operators have set for the group.
 
 A broker before 5.3.2 loses and repeats popped messages in some cases, and a broker before 5.0 does not support pops. The
 member does not pull them instead: the positions of a group that pulls and of one that pops mean different things.
@@ -27,13 +27,13 @@ OLDEST: Final = 477
 """``MQVersion.V5_3_2``."""
 _V4_0_0: Final = 213
 _PER_NUMBER: Final = 2
-"""Each version has a number of its own, and one of its snapshots."""
+"""Each version has two numbers in ``MQVersion``: that of its snapshots and that of its release."""
 
 
 class Looked(NamedTuple):
-    """The findings of a look at one broker.
+    """The findings of the check of one broker.
 
-    ``version``: ``MQVersion`` of the broker. ``pulled``: topics for which an operator has set that the group pulls.
+    ``version``: number of the broker's ``MQVersion``. ``pulled``: topics for which an operator has set that the group pulls.
     """
 
     version: int
@@ -49,7 +49,7 @@ def version_name(version: int) -> str:
 
 
 async def check_broker(instance: ClientInstance, group: str, broker: str, topics: Iterable[str], timeout: float) -> Looked:
-    """Asks a broker for the modes that operators have set (GET_ALL_MESSAGE_REQUEST_MODE, 402); each answer has its version.
+    """Asks a broker for the modes that operators have set (GET_ALL_MESSAGE_REQUEST_MODE, 402); the answer has its version too.
 
     QUERY_ASSIGNMENT (400) does not show them: it answers PULL for every group without a mode. ``group``, ``topics``: names on
     the wire. Raises ConfigError for a broker that cannot be popped, and the errors of the request.
@@ -68,7 +68,7 @@ async def check_broker(instance: ClientInstance, group: str, broker: str, topics
             broker=broker,
             address=address,
         )
-    if response.code != ResponseCode.SUCCESS:  # asking for it may need a right that popping does not
+    if response.code != ResponseCode.SUCCESS:  # this request may need a right that pops do not need
         logger.debug("broker %s does not say what operators have set: %d %s", broker, response.code, printable(response.remark))
         return Looked(response.version, ())
     try:
@@ -80,7 +80,8 @@ async def check_broker(instance: ClientInstance, group: str, broker: str, topics
 
 
 async def _said_version(instance: ClientInstance, broker: str, topic: str, timeout: float) -> str | None:
-    """Returns the version in a broker's runtime information: a proxy in between may answer with the client's version."""
+    """Returns the version in a broker's runtime information, None without it: behind a proxy the answers may have the client's
+    version."""
     command = RemotingCommand(code=RequestCode.GET_BROKER_RUNTIME_INFO)
     try:
         response, _ = await instance.ask_broker(broker, topic, command, timeout)

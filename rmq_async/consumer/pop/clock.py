@@ -1,9 +1,9 @@
-"""A broker's clock, derived from its answers. It does no I/O and reads no clock.
+"""Derives a broker's clock from its answers. It does no I/O and reads no clock.
 
 A broker holds a pop until the time of birth in the request plus the poll time, by its own clock, and ends a lease by it too. A
 client whose clock differs would be held too long, or answered at once again and again, and would take messages for expired. So
-nothing here compares a time of a broker with one of this machine: each answer to a pop names the broker's time at which it popped,
-which lies between the request and the answer by the monotonic clock of this process.
+nothing here compares a time of a broker with one of this machine: each answer to a pop names the broker's time at which it
+popped, which lies between the request and the answer by the monotonic clock of this process.
 """
 
 from __future__ import annotations
@@ -16,20 +16,21 @@ __all__ = ["BrokerClock"]
 WINDOW: Final = 60.0
 """Seconds after which an answer no longer counts: clocks drift, and are set."""
 SET_BACK: Final = 50.0
-"""Milliseconds by which a broker's time may lie before all that earlier answers allow, before its clock counts as set back."""
+"""Milliseconds by which a broker's time may lie before the earliest time that former answers allow; beyond that its clock
+counts as set back."""
 
 
 class BrokerClock:
-    """Times of the broker are ms of its epoch; those of this process are monotonic seconds."""
+    """The clock of one broker. Times of the broker are epoch ms; times of this process are monotonic seconds."""
 
     __slots__ = ("_at", "_offset", "_older")
 
     def __init__(self) -> None:
         self._offset = self._older = inf
-        """The smallest difference, in ms, between this process's time of an answer and the broker's time in it: of the current
-        window, and of the one before."""
+        """The smallest differences, in ms, between this process's time of an answer and the broker's time in the answer: that
+        of the current window, and that of the window before."""
         self._at = 0.0
-        """When the current window began."""
+        """The time at which the current window began."""
 
     @property
     def is_known(self) -> bool:
@@ -52,12 +53,14 @@ class BrokerClock:
         self._offset = self._older = inf
 
     def broker_ms(self, now: float) -> int | None:
-        """Returns the broker's time, which is late by the shortest time of an answer; None before the first answer."""
+        """Returns the broker's time at ``now``, which may be too early by the time that an answer takes; None if it is not
+        known."""
         offset = min(self._offset, self._older)
         return None if offset == inf else round(now * 1000 - offset)
 
     def ends(self, broker_ms: int, duration_ms: int, sent: float, arrived: float) -> float:
-        """Returns when something ends that began at ``broker_ms``, between ``sent`` and ``arrived``, and lasts ``duration_ms``."""
+        """Returns the time of this process at which something ends that began at ``broker_ms``, between ``sent`` and
+        ``arrived``, and lasts ``duration_ms``."""
         duration = duration_ms / 1000
         offset = min(self._offset, self._older)
         known = broker_ms / 1000 + duration + (offset / 1000 if offset < inf else inf)

@@ -1,7 +1,7 @@
-"""Receiving, acknowledging, giving back and extending popped messages: the handles and times, without handlers.
+"""Receives, acknowledges, gives back and extends popped messages: the handles and times, without handlers.
 
-Each answer to a pop has the broker's time, by which the next pop is dated (``clock``). A lease that is held is extended at about
-two thirds of its time, again and again, until it is over or ``max_lease`` has passed since its pop.
+Each answer to a pop has the broker's time, by which the next pop is dated (``clock``). A lease that is held is extended at
+about two thirds of its time, again and again, until it is over or ``max_lease`` has passed since its pop.
 """
 
 from __future__ import annotations
@@ -36,19 +36,20 @@ logger = logging.getLogger(__name__)
 EARLY: Final = 0.2
 """Seconds before the end of the poll time from which on an answer without messages counts as early."""
 AHEAD_MS: Final = 3_600_000, 100 * 365 * 86_400_000
-"""Milliseconds by which the first pop is dated ahead, and the next ones where a broker's clock is even further ahead."""
+"""Milliseconds by which a pop is dated ahead of this machine's clock while the broker's clock is unknown: the first value, and
+the second one for a broker whose clock is even further ahead."""
 RENEW_AT: Final = 2 / 3
 """Share of a lease after which it is extended."""
 RENEW_SPREAD: Final = 0.1
 SLOTS: Final = 64
-"""Into which the invisible time is divided: leases are extended together with the others of their slot."""
+"""Number of slots that the invisible time is divided into: the leases of one slot are extended together."""
 LEAST_PAUSE: Final = 0.2
 """Seconds between two attempts to extend a lease."""
 CHANGE_WITHIN: Final = 3.0
 AT_ONCE: Final = 16
 RENEW_AT_ONCE: Final = 64
 LONGER: Final = 0.1
-"""Share by which a delay is lengthened at random: a broker falls behind where very many messages come back at one time."""
+"""Largest share by which a delay is lengthened at random: a broker falls behind if very many messages come back at one time."""
 FIRST_PAUSE: Final = 0.2
 LONGEST_PAUSE: Final = 5.0
 
@@ -56,11 +57,12 @@ Group = dict[Lease, None]
 
 
 class PopCore:
-    """The handles and times of popped messages, without handlers. ``supervisor``: of the consumer's tasks. ``invisible_time``,
-    ``max_lease``: seconds.
+    """The handles and times of popped messages, without handlers. ``supervisor``: that of the consumer's tasks.
+    ``invisible_time``, ``max_lease``: seconds.
 
-    ``given_back``, ``extended``: changes that brokers have confirmed. ``unsure``: changes without an answer, after which a message
-    may be delivered twice, or later than asked for. ``expired``: leases that ended while this member held them.
+    ``given_back``, ``extended``: numbers of the changes that brokers have confirmed. ``unsure``: number of changes without an
+    answer, after which a message may be delivered twice, or later than asked for. ``expired``: number of leases that ended
+    while this member held them.
     """
 
     def __init__(self, requests: Requests, supervisor: Supervisor, invisible_time: float, max_lease: float) -> None:
@@ -72,20 +74,20 @@ class PopCore:
         self.acks = Acks(requests, supervisor.run)
         self._clocks: dict[str, BrokerClock] = {}
         self._far: dict[str, None] = {}
-        """Brokers that found a pop too old that was dated ahead."""
+        """Brokers that answered without their time to a pop that was dated ahead, because they found it too old."""
         self._renewals: list[int] = []
         """A heap: the slots in which leases are to be extended."""
         self._groups: dict[int, Group] = {}
-        """The leases of each of these, in the order in which they were added."""
+        """Slot -> its leases, in the order in which they were added."""
         self._slot = invisible_time / SLOTS
-        """Seconds."""
+        """Length of a slot in seconds."""
         self._some = asyncio.Event()
         self.given_back = self.extended = self.unsure = self.expired = 0
 
     # -- receive
 
     async def receive(self, topic: str, broker: str, subscription: Subscription, messages: int, poll: float) -> Popped:
-        """Pops once. ``poll``: seconds for which the broker may hold the pop; it does not hold one before its clock is known.
+        """Pops once. ``poll``: seconds for which the broker may hold the pop; before its clock is known it is asked not to.
 
         Raises as ``Requests.pop`` does.
         """
@@ -105,7 +107,7 @@ class PopCore:
         return popped
 
     def knows_clock(self, broker: str) -> bool:
-        """Returns whether the next pop may be held."""
+        """Returns whether a broker's clock is known, so that it may hold the next pop."""
         clock = self._clocks.get(broker)
         return clock is not None and clock.is_known
 
@@ -114,7 +116,7 @@ class PopCore:
         self._clocks[broker].forget()
 
     def leases(self, held: HeldQueue, topic: str, popped: Popped) -> list[Lease | None]:
-        """Returns a lease for each message of an answer, None for a message without a handle; the leases are extended from
+        """Returns a lease for each message of an answer, None for a message without a handle. ``renew`` extends the leases from
         now on."""
         clock = self._clocks[held.queue.broker_name]
         expires = clock.ends(popped.popped_ms, popped.invisible_ms, popped.sent, popped.arrived)
@@ -150,7 +152,8 @@ class PopCore:
     # -- the ends of a lease
 
     def ack(self, lease: Lease) -> None:
-        """Acknowledges a message, late or not. While a change is under way, this waits for its end."""
+        """Acknowledges a message, even if its lease has expired. The acknowledgement is sent after the end of a change in
+        flight."""
         lease.group.pop(lease, None)
         if lease.state is LeaseState.CHANGING:
             lease.is_done = True
@@ -159,15 +162,16 @@ class PopCore:
             self.acks.add(lease)
 
     def let_go(self, lease: Lease) -> None:
-        """Sends no more requests for a lease; the message is delivered again when it has expired."""
+        """Ends a lease without a request: the message is delivered again when the lease has expired."""
         lease.group.pop(lease, None)
         lease.state = LeaseState.OVER
 
     async def nack(self, lease: Lease, delay: float, *, suspend: bool = False) -> bool:
-        """Asks the broker to deliver a message again after ``delay`` seconds, and up to a tenth more. ``suspend``: True counts
-        no attempt.
+        """Asks the broker to deliver a message again after ``delay`` seconds, lengthened at random by up to a tenth.
+        ``suspend``: True counts no attempt.
 
-        Returns whether the broker has confirmed it. Otherwise it is delivered again when its lease expires, or after the delay.
+        Returns whether the broker has confirmed that. Otherwise the message is delivered again when its lease expires, or after
+        the delay.
         """
         lease.group.pop(lease, None)
         while lease.changed is not None:
@@ -197,16 +201,17 @@ class PopCore:
         await for_each(leases, give_back, at_once=AT_ONCE)
 
     async def extend(self, lease: Lease) -> bool:
-        """Begins a lease anew; returns whether the broker has confirmed it."""
+        """Extends a lease to the invisible time from now; returns whether the broker has confirmed it."""
         if lease.state is not LeaseState.HELD or await self._change(lease, self._invisible_ms, suspend=False) is not None:
             return False
         self.extended += 1
         return True
 
     async def _change(self, lease: Lease, milliseconds: int, *, suspend: bool) -> RocketMQError | None:
-        """Sends one change of a handle that is held; returns its error. One that the broker may have handled is the last."""
+        """Sends one change of a handle that is held; returns the error, None without one. If the broker may have handled the
+        change in spite of the error, the lease is ADRIFT afterwards."""
         lease.state, lease.changed = LeaseState.CHANGING, asyncio.get_running_loop().create_future()
-        error, after = None, LeaseState.ADRIFT  # unless an answer or an error says more
+        error, after = None, LeaseState.ADRIFT  # unless an answer or the kind of error shows more
         try:
             changed = await self._requests.change(lease.topic, lease.handle, milliseconds, CHANGE_WITHIN, suspend=suspend)
         except RocketMQError as failure:
@@ -241,7 +246,7 @@ class PopCore:
     # -- renewals
 
     def _planned(self, at: float) -> Group:
-        """Returns the leases that are to be extended about ``at`` (monotonic), or a slot later."""
+        """Returns the leases of the slot that begins at the monotonic time ``at`` or next after it; they are extended then."""
         slot = ceil(at / self._slot)
         group = self._groups.get(slot)
         if group is None:
@@ -251,7 +256,7 @@ class PopCore:
         return group
 
     async def renew(self) -> None:
-        """Extends leases for ever."""
+        """Extends leases in time; never returns."""
         while True:
             if not self._renewals:
                 self._some.clear()
@@ -271,7 +276,8 @@ class PopCore:
             del group[lease]
         if old:
             logger.warning(
-                "%d messages are held for longer than max_lease=%g s, %s is one; they are delivered again when their leases end",
+                "%d messages are held for longer than max_lease=%g s, %s is one; they are delivered again when their leases "
+                "end. Raise max_lease if handlers need so long",
                 len(old),
                 self._max_lease,
                 old[0].message.msg_id,

@@ -1,8 +1,8 @@
-"""The number of messages that a subscription may hold at a time: those in calls, and those that its handlers begin soon. It
-does no I/O.
+"""Limits the messages that a subscription may hold at a time to those in calls and those that its handlers begin soon. It does
+no I/O.
 
-No other member gets a popped message for as long as it waits here, so a member takes no more than it begins within AHEAD
-seconds, judged by its recent rate, or as many as it has slots. Sizes are known only after the arrival of messages: if large
+No other member gets a popped message while it waits here. So a subscription holds as many messages as it has slots, and those
+that its handlers begin within AHEAD seconds at their recent rate. Sizes are known only after the arrival of messages: if large
 messages follow small ones, the answers to the pops in flight exceed the limit of bytes.
 """
 
@@ -21,10 +21,10 @@ MOST_AHEAD: Final = 2048
 
 
 class Credits:
-    """The room for popped messages. ``limit``, ``size_limit``: messages and bytes of bodies that may be held. ``sources``: how
-    many share them.
+    """The room for popped messages. ``limit``, ``size_limit``: messages and bytes of bodies that may be held. ``sources``:
+    number of the sources that share the room.
 
-    ``taken``, ``size``: messages and bytes that are held. ``reserved``: messages that pops under way may bring.
+    ``taken``, ``size``: messages and bytes that are held. ``reserved``: messages that pops in flight may bring.
     """
 
     __slots__ = ("_ended", "_measured_at", "_rate", "limit", "mean_size", "reserved", "size", "size_limit", "sources", "taken")
@@ -34,7 +34,7 @@ class Credits:
         self.size_limit = size_limit
         self.taken = self.size = self.reserved = self.sources = 0
         self.mean_size = 0.0
-        """Running mean of the bodies, in bytes; 0 before the first."""
+        """Running mean of the sizes of bodies, in bytes; 0 before the first message."""
         self._ended = 0
         self._measured_at = 0.0
         self._rate = 0.0
@@ -64,12 +64,12 @@ class Credits:
             self._ended, self._measured_at = 0, now
 
     def wanted(self, slots: int, rate: float | None) -> int:
-        """Returns the number of messages that may be held. ``slots``: maximum messages in calls at a time. ``rate``:
-        messages per second of the subscription."""
+        """Returns the number of messages that may be held. ``slots``: maximum messages in calls at a time. ``rate``: messages
+        per second that the subscription allows, None for no limit."""
         begun = self._rate if rate is None else min(self._rate, rate)
         ahead = min(ceil(begun * AHEAD), MOST_AHEAD)
         if rate is not None:
-            slots = min(slots, max(ceil(rate), 1))  # those of a second
+            slots = min(slots, max(ceil(rate), 1))  # no more than one second's
         return min(slots + ahead, self.limit)
 
     def free(self, slots: int, rate: float | None) -> int:

@@ -1,8 +1,8 @@
-"""A popped message from its pop to its end: the owner of its handle, and the time for which this member holds it.
+"""The lease of a popped message: its handle, and the time for which this member holds the message.
 
-A handle has one owner. An acknowledgement after a change of the same handle is ignored by the broker, a second change makes a
-second delivery, and a change after an acknowledgement brings the message back. So a lease records its last request, and has
-one request at a time.
+A handle has one owner, its lease. An acknowledgement after a change of the same handle is ignored by the broker, a second
+change makes a second delivery, and a change after an acknowledgement brings the message back. So a lease records its last
+request, and has one request at a time.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ NO_HANDLE: Final = ExtraInfo(0, 0, 0, 0, "0", "", 0)
 class LeaseState(Enum):
     """The state of a lease.
 
-    ``HELD``: the handle is valid as far as the client knows. ``CHANGING``: a change of its invisible time is under way.
-    ``ADRIFT``: a change was not answered, so the handle may be void: it is never changed again. ``OVER``: acknowledged, given
-    back or let go.
+    ``HELD``: the handle is valid as far as the client knows. ``CHANGING``: a change of the invisible time is in flight.
+    ``ADRIFT``: a change was not answered, so the handle may be void and is never changed again. ``OVER``: the message was
+    acknowledged, given back or let go.
     """
 
     HELD = "held"
@@ -38,13 +38,13 @@ class LeaseState(Enum):
 
 
 class Lease(Waiting, eq=False):
-    """The time for which a popped message is this member's.
+    """A popped message, for the time for which it is this member's.
 
-    ``held``: the messages of its topic from its broker. ``topic``: on the wire, without the name of a retry topic. ``expires``:
-    monotonic time at which the broker delivers the message again. ``since``: monotonic time of its arrival. ``changed``:
-    resolved when the change that is under way has ended. ``is_done``: whether it is to be acknowledged then. ``group``: the
-    leases that are renewed together with it, itself included. ``ack_number``: its place among the acknowledgements to its
-    broker.
+    ``held``: the buffer of the source that the message was popped from. ``topic``: name on the wire of the subscribed topic,
+    also if the message came from a retry topic. ``expires``: monotonic time at which the broker delivers the message again.
+    ``since``: monotonic time of the message's arrival. ``changed``: resolved when the change in flight has ended. ``is_done``:
+    whether the message is acknowledged after that change. ``group``: the leases that are renewed together, this one included.
+    ``ack_number``: number of the acknowledgement, counted from 1 for each broker.
     """
 
     topic: str = ""

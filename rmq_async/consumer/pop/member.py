@@ -32,7 +32,8 @@ logger = logging.getLogger(__name__)
 
 AT_ONCE: Final = 16
 CHECK_EVERY: Final = 60.0
-"""Seconds between two looks at the group, in the mean: a broker knows the mode of the newest heartbeat only."""
+"""Mean seconds between two looks at the group, which are repeated because a broker knows the mode of the newest heartbeat
+only."""
 CHECK_SPREAD: Final = 0.25
 KEPT_FOR: Final = 300.0
 """Seconds for which a conflict stays a problem after it was seen last."""
@@ -44,10 +45,11 @@ CHECK_AGAIN: Final = 30.0
 
 
 class PopMember:
-    """The membership in a group that pops. ``group``: on the wire. ``subscriptions``: by topic on the wire.
+    """The membership in a group that pops. ``group``: its name on the wire. ``subscriptions``: by topic on the wire.
 
-    ``topics``: on the wire, the retry topic of members that pull included. ``known``: those with a route. ``data``: this member's
-    part of the heartbeat. ``limit``: attempts after the first one, by the group's settings.
+    ``topics``: names on the wire of the subscribed topics, and of the retry topic of members that pull. ``known``: the
+    subscribed topics that have a route. ``data``: this member's part of the heartbeat. ``limit``: attempts of a message after
+    its first one, by the group's settings.
     """
 
     def __init__(
@@ -72,7 +74,7 @@ class PopMember:
         )
         self.limit = USUAL_LIMIT
         self._limits: dict[str, int] = {}
-        """Those that brokers have said last."""
+        """Broker name -> the limit in its last answer."""
         self.conflicts = Conflicts(instance, self.data, KEPT_FOR)
         self._checked: dict[str, None] = {}
         """Brokers that can be popped."""
@@ -81,12 +83,12 @@ class PopMember:
 
     @property
     def unknown(self) -> list[str]:
-        """Topics, as users name them, that no name server knows; from any thread."""
+        """The topics, as users name them, that no name server knows. It may be read from any thread."""
         return [each.topic for topic, each in self._subscriptions.items() if topic not in self.known]
 
     async def join(self) -> None:
         """Checks the brokers and the group, and joins the group. Raises ConfigError for a broker that cannot be popped or
-        does not filter, SubscriptionConflictError, and the errors of the requests."""
+        cannot filter by a subscription's SQL condition, SubscriptionConflictError, and the errors of the requests."""
         instance = self._instance
         for topic in self._subscriptions:
             try:
@@ -111,14 +113,14 @@ class PopMember:
             await self._instance.unregister_consumer(self._group, max(timeout, 0.0))
 
     async def watch(self) -> None:
-        """Checks the other members and the group's settings periodically, without end."""
+        """Checks the other members and the group's settings periodically; never returns."""
         while True:
             await asyncio.sleep(CHECK_EVERY * machine.random.uniform(1 - CHECK_SPREAD, 1 + CHECK_SPREAD))
             await self.conflicts.look()
             await self._read_limit()
 
     def brokers(self) -> list[tuple[str, str]]:
-        """Returns the topics on the wire and the brokers that they are popped at, by the routes in use."""
+        """Returns pairs of a topic on the wire and the name of a broker where it is popped, by the routes in use."""
         routes, found = self._instance.routes, dict[tuple[str, str], None]()
         known = set[str]()
         for topic in self._subscriptions:
@@ -140,7 +142,7 @@ class PopMember:
         return LOOK_UP_EVERY if unknown else ROUTES_EVERY
 
     async def until_checked(self, source: Source) -> None:
-        """Waits until the broker of a source is known to be one that can be popped, or the source ends."""
+        """Checks the broker of a source, again and again until it can be popped or the source ends."""
         while source.broker not in self._checked and not source.ends:
             try:
                 await self._check(source.broker)
@@ -176,7 +178,7 @@ class PopMember:
     async def _prepare(self, topic: str) -> None:
         """Finds the offsets at which a new group begins, before the member joins. Raises the errors of the requests.
 
-        A group that begins with the first messages needs no positions: a broker begins there with queues that have none.
+        A group that begins with the first messages needs no positions: there a broker begins with queues that have none.
         """
         if self._config.start_from == "earliest":
             return

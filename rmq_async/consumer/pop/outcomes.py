@@ -1,4 +1,5 @@
-"""The outcomes of popped messages: acknowledged, delivered again after a delay, or dead letters. This member decides them.
+"""Carries out the outcomes of popped messages: acknowledgement, delivery after a delay, or dead letter. This member decides
+them.
 
 A broker neither counts attempts nor lengthens delays here, and has no dead letters of its own for popped messages.
 """
@@ -36,12 +37,13 @@ DELAYS: Final = (
 
 
 def delay_after(attempt: int) -> float:
-    """Returns the seconds before the attempt after ``attempt``, counted from 1, if no setting determines them."""
+    """Returns the seconds after attempt number ``attempt`` (1 is the first one) until the next attempt, if no setting
+    determines them."""
     return DELAYS[min(max(attempt, 1), len(DELAYS)) - 1]
 
 
 class PopOutcomes(Outcomes):
-    """The part that carries decisions about popped messages out. ``group``: on the wire."""
+    """Carries out decisions about popped messages. ``group``: name of the group on the wire."""
 
     def __init__(self, instance: ClientInstance, group: str, core: PopCore) -> None:
         super().__init__(instance, group)
@@ -67,14 +69,16 @@ class PopOutcomes(Outcomes):
         return outcome
 
     async def give_back(self, held: HeldQueue, topic: str, message: MessageExt, decision: Decision) -> Outcome:
-        """Gives a message back as in pull mode. ``topic``: on the wire, the one that the copy was popped from."""
+        """Gives a message back as in pull mode. ``topic``: name on the wire of the topic or retry topic that it was popped
+        from."""
         return await super().give_back(held, topic, message, decision._replace(max_times=0))
 
 
 class PopSettling(Settling):
-    """The settling of popped messages.
+    """Settles popped messages.
 
-    ``limit``: returns the attempts after the first one, where the subscription and the consumer leave them to the group.
+    ``limit``: returns the number of attempts after the first one by the group's settings, for subscriptions without a limit of
+    their own or of the consumer.
     """
 
     def __init__(
@@ -96,7 +100,7 @@ class PopSettling(Settling):
         self._settled.add_done([item.message for item in taken], calls)
 
     def limit_of(self, subscription: Subscription) -> int:
-        """Returns the attempts that a message has after its first one."""
+        """Returns the number of attempts that a message has after its first one."""
         limit = super()._retry_of(subscription).limit
         return self._limit() if limit is None else limit
 
@@ -105,7 +109,7 @@ class PopSettling(Settling):
 
 
 def _never_again(subscription: Subscription, item: Waiting, due: float) -> None:
-    """No message is handled again in place."""
+    """Raises AssertionError: no popped message is handled again without a new delivery."""
     raise AssertionError("a popped message goes back to its broker")
 
 

@@ -1,9 +1,9 @@
-"""The pops of one topic at one broker: one that the broker may hold, and further ones while they return messages.
+"""Pops one topic at one broker: with one pop that the broker may hold, and further ones while they return messages.
 
-A broker without waiting messages is popped without taking credits, for its part of the free ones and for one message at least:
-so a consumer whose slots are used by other brokers still gets its messages, and a held pop takes no credits from the others.
-Brokers with waiting messages are popped for as many messages as there are credits, which they get in the order of their
-requests.
+A pop of a broker that has no message left reserves no credits: it asks for the broker's part of the free credits, and for at
+least one message. So messages of such a broker arrive even if those of other brokers use all slots, and a held pop keeps no
+credits from the other brokers. Brokers with messages left are popped for as many messages as there are credits, which they get
+in the order of their requests.
 """
 
 from __future__ import annotations
@@ -46,31 +46,32 @@ logger = logging.getLogger(__name__)
 POLL_TIME: Final = 5.0
 """Seconds for which a broker may hold a pop."""
 BESIDE_POLL_TIME: Final = 0.2
-"""Of the pops beside it: one that finds all queues in the hands of others waits for its turn."""
+"""Seconds for which a broker may hold one of the further pops: one that finds all queues locked by other pops waits for its
+turn."""
 MOST_BESIDE: Final = 7
 """Pops under way beside the one that may be held."""
 GROW_AFTER: Final = 16
-"""Full answers after which a pop asks for one message more, where an answer was too large before: one that is too large again
-costs each of its messages an attempt."""
+"""Full answers after which a pop asks for one message more, if an answer was too large before. The number is high because
+another answer that is too large costs each of its messages an attempt."""
 FIRST_PAUSE: Final = 0.05
 LONGEST_PAUSE: Final = 5.0
 LONGEST_EARLY_PAUSE: Final = 1.0
 FULL_PAUSE: Final = 1.0
-"""Seconds before the next pop of a broker that holds too many already."""
+"""Seconds before the next pop of a broker that holds too many pops already or does not know the topic."""
 BUSY_PAUSE: Final = 0.02
 REFUSED_PAUSE: Final = 30.0
 """Seconds between pops that a broker refuses until an operator acts."""
 REPORT_EVERY: Final = 30.0
 GATHER_TIME: Final = 0.05
-"""Seconds for which few credits wait for more: a pop of each message alone would cost the broker a record each."""
+"""Seconds for which a pop with few credits waits for more: each pop costs the broker a record."""
 PAUSED_FOR: Final = 1.0
-"""Seconds after which a source that must not be popped is looked at again, if nothing wakes it before."""
+"""Seconds after which a source that must not be popped is checked again, if nothing wakes it before."""
 
 
 class Source:
-    """The messages of one topic at one broker. ``held``: their place in the consumer's buffer. ``slots``: returns the
-    maximum number of messages of the subscription in calls at a time. ``largest``: maximum messages of one pop.
-    ``size``: that number after answers that were too large."""
+    """The messages of one topic at one broker. ``held``: their buffer. ``topic``: name on the wire. ``slots``: returns the
+    maximum number of the subscription's messages in calls at a time. ``largest``: maximum messages of one pop. ``size``: the
+    same, lowered after answers that were too large."""
 
     def __init__(
         self,
@@ -89,9 +90,9 @@ class Source:
         self.slots = slots
         self._largest = self.size = min(largest, MAX_POP_SIZE)
         self._full = 0
-        """Answers with ``size`` messages since that has changed."""
+        """Answers with ``size`` messages since ``size`` has changed."""
         self.rest = 0
-        """Messages that the broker had left in its last answer."""
+        """Messages that the broker had left at its last answer."""
         self.is_caught_up = True
         """Whether the last answer gave out all that the broker had."""
         self.ends = False
@@ -103,7 +104,7 @@ class Source:
         """Set when credits are given back, or a pause ends."""
         self.under_way = 0
         self.popped_at = -inf
-        """When the newest pop was sent that may be held."""
+        """Monotonic time of the newest pop that the broker may hold."""
         self.beside = 0
         """Pops under way beside the one that may be held."""
 
@@ -112,11 +113,11 @@ class Source:
         return self.credits.wanted(self.slots(), self.subscription.rate)
 
     def free(self) -> int:
-        """Returns the number of further messages that it may hold, 0 or less for none."""
+        """Returns the number of further messages that the subscription may hold, 0 or less for none."""
         return self.credits.free(self.slots(), self.subscription.rate)
 
     async def wait(self, seconds: float) -> None:
-        """Waits for ``wake``, up to ``seconds`` seconds; not at all where the source ends."""
+        """Waits for ``wake``, up to ``seconds`` seconds; returns at once if the source ends."""
         self.wake.clear()
         if not self.ends:
             with suppress(TimeoutError):
@@ -124,13 +125,14 @@ class Source:
                     await self.wake.wait()
 
     def shrink(self, messages: int) -> None:
-        """Halves ``size`` after an answer for so many messages that could not be read. Pops that are in flight together
-        halve it once."""
+        """Lowers ``size`` to half of ``messages``, the number that a pop asked for whose answer was too large. So pops that
+        were in flight together halve it once."""
         self.size = min(self.size, max(messages // 2, 1))
         self._full = 0
 
     def grow(self, messages: int) -> None:
-        """Raises ``size`` by one after GROW_AFTER answers with as many messages. ``messages``: of an answer."""
+        """Counts an answer with ``messages`` messages; raises ``size`` by one after GROW_AFTER answers with ``size``
+        messages."""
         if messages >= self.size < self._largest:
             self._full += 1
             if self._full >= GROW_AFTER:
@@ -141,7 +143,8 @@ class Source:
 class Popping:
     """The pops of one member.
 
-    ``accept``: takes an answer with messages. ``may_pop``: whether a source is not paused, and the consumer does not stop.
+    ``accept``: takes an answer with messages. ``may_pop``: returns whether a source is not paused and the consumer is not
+    stopping.
     """
 
     def __init__(
@@ -201,12 +204,12 @@ class Popping:
                 await source.wait(early.next())
 
     def _may(self, source: Source) -> bool:
-        """Returns whether a pop may be sent: the number of handled messages of a broker that answers no acknowledgements is
-        limited."""
+        """Returns whether a pop may be sent: ``may_pop`` allows it, and the broker has not too many acknowledgements to
+        answer."""
         return self._may_pop(source) and not self._core.acks.is_full(source.broker)
 
     def _pop_beside(self, source: Source) -> None:
-        """Makes more pops at a time while messages are left and may be held."""
+        """Starts further pops while the broker has messages left and there are credits for them."""
         while (
             not source.is_caught_up
             and not source.ends
@@ -219,7 +222,8 @@ class Popping:
             self._core.spawn(f"pop of {source.topic} at {source.broker}", self._beside(source, source.size))
 
     async def _beside(self, source: Source, size: int) -> None:
-        """Pops as long as that brings messages and credits are left. ``size``: credits that are reserved for the first pop."""
+        """Pops as long as pops bring messages and credits are left. ``size``: the credits that are reserved for the first
+        pop."""
         try:
             while True:
                 source.credits.reserved -= size
@@ -239,14 +243,15 @@ class Popping:
             source.beside -= 1
 
     def freed(self, credits: Credits) -> None:
-        """Wakes the sources that wait for credits, the one first that has waited longest."""
+        """Wakes the sources that wait for credits, in the order in which they began to wait."""
         waiting = self._waiting.get(credits)
         if waiting:
             for source in [*waiting]:
                 source.wake.set()
 
     async def _credits(self, source: Source) -> int:
-        """Waits until the source may be popped; returns the number of messages. With few credits it waits shortly for more."""
+        """Waits until the source may be popped; returns the number of messages to ask for, 0 if the source ends. With few
+        credits it waits GATHER_TIME for more."""
         credits, gathered = source.credits, False
         while not source.ends:
             if not self._may(source):
@@ -271,7 +276,7 @@ class Popping:
         return 0
 
     async def _pop(self, source: Source, messages: int, poll: float) -> Popped:
-        """Pops once, and hands the messages on."""
+        """Pops once, passes the messages to ``accept``, and returns the answer."""
         core, reserved = self._core, 0 if source.is_caught_up else messages
         source.credits.reserved += reserved
         source.under_way += 1
@@ -280,7 +285,7 @@ class Popping:
         try:
             popped = await core.receive(source.topic, source.broker, source.subscription, messages, poll)
         except ConnectionLostError as error:
-            if isinstance(error.__cause__, RemoteProtocolError):  # an answer above max_frame_size, perhaps this one
+            if isinstance(error.__cause__, RemoteProtocolError):  # an answer above max_frame_size, perhaps that to this pop
                 self._shrink(source, messages, "max_frame_size")
             raise
         finally:

@@ -1,8 +1,9 @@
-"""The requests of a member that pops: POP_MESSAGE, BATCH_ACK_MESSAGE, ACK_MESSAGE, CHANGE_MESSAGE_INVISIBLETIME; masters only.
+"""Makes the requests of a member that pops: POP_MESSAGE, BATCH_ACK_MESSAGE, ACK_MESSAGE, CHANGE_MESSAGE_INVISIBLETIME. They go
+to masters only.
 
-Pops use separate connections, which a stop resets: a broker returns messages for a held pop to a stopped client while its
-connection exists. The codes of acknowledgements and changes do not fit a binary header, so with that setting these requests
-use the separate connections too.
+Pops use separate connections, which a stop closes: while the connection of a held pop exists, a broker sends messages to a
+client that has stopped. The codes of acknowledgements and changes do not fit the binary header of
+``serialize_type="rocketmq"``; with that setting these requests have separate connections too, with JSON headers.
 """
 
 from __future__ import annotations
@@ -42,18 +43,19 @@ from ..subscription import Subscription
 __all__ = ["Changed", "Popped", "Requests", "Wanted"]
 
 ANSWER_WITHIN: Final = 10.0
-"""Seconds for the answer to a pop, beyond those for which the broker may hold it; Java waits as long."""
+"""Seconds for the answer to a pop, beyond those for which the broker may hold it, as in Java's client."""
 DECODE_IN_THREAD: Final = 64 * 1024
 """Size of a body, in bytes, from which on a thread decodes it."""
 ANY_QUEUE: Final = -1
 FROM_THE_FIRST: Final = 0
-"""``initMode`` of queues without an offset: those that are new begin with their first message."""
+"""``initMode``: a queue without an offset begins with its first message."""
 _NOTHING: Final = frozenset({ResponseCode.POLLING_TIMEOUT, ResponseCode.PULL_NOT_FOUND})
 
 
 class Wanted(NamedTuple):
-    """One pop. ``topic``: on the wire. ``invisible_ms``: for which no other member gets the messages. ``poll_ms``: for which the
-    broker may hold the pop. ``born_ms``: time of the request, by the broker's clock."""
+    """One pop. ``topic``: name on the wire. ``messages``: maximum number. ``invisible_ms``: ms for which no other member gets
+    the messages. ``poll_ms``: ms for which the broker may hold the pop. ``born_ms``: epoch ms of the request, by the broker's
+    clock."""
 
     topic: str
     broker: str
@@ -65,12 +67,12 @@ class Wanted(NamedTuple):
 
 
 class Popped(NamedTuple):
-    """The answer to one pop. ``messages``: as stored. ``handles``: one for each message, None where it has none.
-    ``unread``: handles without a message, those of ``corrupt`` records, or, where the answer ``is_partial``, also of
-    bodies that are together larger than ``max_decompressed_size``; empty where they are not known for sure. ``rest``:
-    number of messages that the broker left, an estimate. ``popped_ms``: time of the pop by the broker's clock, 0 if the
-    answer does not contain it. ``invisible_ms``: ms for which no other member gets them, at most as requested. ``sent``,
-    ``arrived``: monotonic times. ``refusal``: the remark of an answer without messages."""
+    """The answer to one pop. ``messages``: as stored. ``handles``: one for each message, None for a message without one.
+    ``is_partial``: whether messages were left out because all bodies together exceed ``max_decompressed_size``. ``unread``: the
+    handles of records without a message, which are ``corrupt`` or were left out; empty if these handles cannot be determined.
+    ``rest``: estimated number of messages that the broker has left. ``popped_ms``: epoch ms of the pop by the broker's clock, 0
+    if the answer does not contain it. ``invisible_ms``: ms for which no other member gets the messages, at most as requested.
+    ``sent``, ``arrived``: monotonic times of request and answer. ``refusal``: the remark of an answer without messages."""
 
     messages: Sequence[MessageExt]
     handles: Sequence[ExtraInfo | None]
@@ -86,8 +88,8 @@ class Popped(NamedTuple):
 
 
 class Changed(NamedTuple):
-    """The answer to a change of the invisible time. ``handle``: the handle that is valid from now on. ``invisible_ms``: ms
-    for which it is valid, at most as requested. ``sent``, ``arrived``: monotonic times."""
+    """The answer to a change of the invisible time. ``handle``: the handle that is valid from now on. ``invisible_ms``: ms for
+    which it is valid, at most as requested. ``sent``, ``arrived``: monotonic times of request and answer."""
 
     handle: ExtraInfo
     invisible_ms: int
@@ -96,7 +98,8 @@ class Changed(NamedTuple):
 
 
 class Requests:
-    """The requests of a member that pops. ``group``: on the wire. ``pool``: of the pops, made by ``open``."""
+    """The requests of a member that pops. ``group``: name of the group on the wire. ``pool``: the connections of pops, made by
+    ``open``."""
 
     def __init__(self, instance: ClientInstance, group: str) -> None:
         self._instance = instance
@@ -108,7 +111,8 @@ class Requests:
         self._hooks: Sequence[RequestHook] = ()
 
     async def open(self, hooks: Sequence[RequestHook]) -> None:
-        """Makes the pool. ``hooks``: of the consumer's requests. Raises RequestTimeoutError where TLS needs too long."""
+        """Makes the pool. ``hooks``: those of the consumer's requests. Raises RequestTimeoutError if the certificate
+        authorities for TLS are not read in time."""
         self._hooks = hooks
         self.pool = await self._new_pool()
         if self._instance.config.serialize_type != "json":
@@ -122,12 +126,12 @@ class Requests:
         return pool
 
     async def end_pops(self) -> None:
-        """Resets the connections of the pops: a broker that holds one then gives its messages to another member."""
+        """Closes the connections of the pops, so that a broker gives the messages for a held pop to another member."""
         for pool in self._made[:1]:
             await pool.aclose()
 
     async def close(self) -> None:
-        async with AsyncExitStack() as pools:  # each is closed, also where the wait for another one is cancelled
+        async with AsyncExitStack() as pools:  # each is closed, even if the wait for another one is cancelled
             for pool in self._made:
                 pools.push_async_callback(pool.aclose)
 
@@ -182,18 +186,19 @@ class Requests:
             try:
                 decoded = await instance.threads.run(decode, arrived + instance.config.request_timeout)
             except TimeoutError:
-                text = f"{len(body)} bytes of popped messages were not decoded in time"
+                limit = instance.config.request_timeout
+                text = f"{len(body)} bytes of popped messages were not decoded within {limit:g} s; they are delivered again"
                 raise RequestTimeoutError(text, broker=wanted.broker, address=address) from None
         if decoded.messages and answer.invisibleTime <= 0:
             raise RemoteProtocolError(
-                f"a pop brought messages with invisibleTime {answer.invisibleTime}, which is over already"
+                f"a pop brought messages with invisibleTime {answer.invisibleTime}, which is over already; it must be above 0 ms"
             )
         handles = find_handles(answer, decoded.messages, wanted.broker)
         is_partial, unread = decoded.resume_at is not None, list[ExtraInfo]()
         if (decoded.corrupt or is_partial) and None not in handles:
             unread = left_handles(answer, handles, wanted.broker)
         if not is_partial and len(unread) != len(decoded.corrupt):
-            unread = []  # it is not sure which handles are those of corrupt records
+            unread = []  # which handles are those of corrupt records cannot be determined
         return Popped(
             decoded.messages,
             handles,
@@ -208,15 +213,15 @@ class Requests:
         )
 
     async def acknowledge(self, broker: str, handles: Sequence[tuple[str, ExtraInfo]], timeout: float) -> None:
-        """Acknowledges messages of one broker. ``handles``: with the plain topics on the wire. Raises BrokerError and the errors of
-        a request; it may be repeated."""
+        """Acknowledges messages of one broker. ``handles``: each with the name on the wire of its topic, not of a retry topic.
+        Raises BrokerError and the errors of a request; it may be repeated."""
         topic = handles[0][0]
         body = encode_body(BatchAckMessageRequestBody(broker_name=broker, acks=gather_acks(self._group, handles)))
         command = RemotingCommand(code=RequestCode.BATCH_ACK_MESSAGE, body=body)
         await self._succeed(broker, topic, command, timeout)
 
     async def acknowledge_one(self, topic: str, handle: ExtraInfo, timeout: float) -> None:
-        """Acknowledges a message that is too far from the start of its pop for a batch."""
+        """Acknowledges a message that a batch cannot acknowledge. ``topic``, errors: as for ``acknowledge``."""
         header = AckMessageRequestHeader(
             consumerGroup=self._group,
             topic=real_topic(handle.retry, topic, self._group),
@@ -228,11 +233,11 @@ class Requests:
         await self._succeed(handle.broker_name, topic, command, timeout)
 
     async def change(self, topic: str, handle: ExtraInfo, invisible_ms: int, timeout: float, *, suspend: bool) -> Changed:
-        """Changes the time at which a message is delivered again; ``handle`` is void afterwards. ``suspend``: True counts no
-        attempt.
+        """Makes a broker deliver a message again after ``invisible_ms`` ms; ``handle`` is void afterwards. ``topic``: as for
+        ``acknowledge``. ``suspend``: True counts no attempt.
 
-        Raises BrokerError, RemoteProtocolError, and the errors of a request. The caller must not repeat it after an error that
-        may mean a handled request: two changes of a handle are two deliveries.
+        Raises BrokerError, RemoteProtocolError, and the errors of a request. After an error that leaves open whether the broker
+        has handled the request, the caller must not repeat it: two changes of a handle are two deliveries.
         """
         header = ChangeInvisibleTimeRequestHeader(
             consumerGroup=self._group,
@@ -249,7 +254,7 @@ class Requests:
         changed = changed_handle(handle, from_ext(ChangeInvisibleTimeResponseHeader, response.ext_fields))
         if changed.invisible_time <= 0:
             raise RemoteProtocolError(
-                f"a change of the invisible time to {invisible_ms} ms has made it {changed.invisible_time}"
+                f"a change of the invisible time to {invisible_ms} ms has made it {changed.invisible_time}; it must be above 0"
             )
         return Changed(changed, min(changed.invisible_time, invisible_ms), sent, arrived)
 
@@ -273,7 +278,7 @@ class Requests:
         *,
         long_poll: bool = False,
     ) -> tuple[RemotingCommand, str, float]:
-        """Returns the answer, the address, and the monotonic time of the request."""
+        """Returns the answer, the broker's address, and the monotonic time of the request."""
         instance, deadline = self._instance, machine.monotonic() + timeout
         try:
             address = await instance.broker_address(broker, topic, timeout)
@@ -284,6 +289,6 @@ class Requests:
         except RocketMQError as error:
             instance.explain(error, broker, topic)
             if long_poll and isinstance(error, RequestTimeoutError) and (late := pool.get(error.address or "")) is not None:
-                late.close(CloseReason.DEAD)  # nothing else asks on it: it may have fallen silent for good
+                late.close(CloseReason.DEAD)  # only pops use it, and it may never answer again
             raise
         return response, address, sent

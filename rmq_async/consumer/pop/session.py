@@ -1,8 +1,8 @@
 """A consumer that pops, between its start and its stop: its sources, its tasks, and its messages.
 
-A popped message becomes a lease, waits for a slot as a pulled one does, and is acknowledged or given back when its call has
-ended. The member keeps no offsets and shares no queues. A stop gives messages without a call back at once, and ends the pops
-that brokers hold.
+A popped message becomes a lease, waits for a slot as a pulled message does, and is acknowledged or given back when its call has
+ended. The member keeps no offsets and shares no queues. A stop at once gives back the messages that wait for a call, and ends
+the pops that brokers hold.
 """
 
 from __future__ import annotations
@@ -47,22 +47,23 @@ __all__ = ["PopSession"]
 logger = logging.getLogger(__name__)
 
 FIRST_ANSWERS: Final = 3.0
-"""Seconds for which ``start()`` waits until each broker has answered a pop."""
+"""Seconds for which ``start()`` waits at most until each broker has answered a pop."""
 LAST_STEPS: Final = 1.0
-"""Seconds of a stop that are kept for what follows the drain: handlers that are cancelled, and acknowledgements."""
+"""Seconds of a stop that are kept for its steps after the drain: handlers are cancelled, and acknowledgements are answered."""
 LEAVE_TIME: Final = 1.0
 ANSWER_TIME: Final = 0.3
-"""Seconds of a stop for pops that are answered at once, since messages are left; a pop that is held is not waited for."""
+"""Seconds for which a stop waits for answers to pops of brokers with messages left; it does not wait for pops that are held."""
 LOOK_EVERY: Final = 0.05
 IDLE_LOOK: Final = 0.02
 HELD_AFTER: Final = 0.1
-"""Seconds after which a pop that was not answered counts as held."""
+"""Seconds after which a pop without an answer counts as held."""
 
 
 class PopSession:
     """The work of a member that pops, from its start to its stop.
 
-    ``group``: on the wire. ``subscriptions``: by topic on the wire. ``context``: that handlers run in a copy of.
+    ``group``: name of the group on the wire. ``subscriptions``: by topic on the wire. ``context``: the context that is copied
+    for each call of a handler.
     """
 
     by_hand = None
@@ -94,7 +95,7 @@ class PopSession:
         self.popping = Popping(instance, self.core, self.arrivals.accept, self._may_pop)
         self.tools = MemberRequests(instance, lambda: self.member.data, subscriptions, self.calls)
         self.sources: dict[tuple[str, str], Source] = {}
-        """By topic on the wire and broker."""
+        """The sources by (topic on the wire, broker name)."""
         share, size = max(config.buffered_limit // len(subscriptions), 1), config.buffered_bytes_limit // len(subscriptions)
         self.credits = {subscription: Credits(share, size) for subscription in subscriptions.values()}
         self.paused: set[str] = set()
@@ -107,7 +108,7 @@ class PopSession:
         """Monotonic time of the newest outcome, or of the start."""
         self._margin = config.invisible_time / 10
         self._changed = asyncio.Event()
-        """Set when a message has its outcome while the consumer stops."""
+        """Set when a message has an outcome while the consumer is stopping."""
         self._drain_until = inf
         self.attached = Attached(instance, group, config, self.member.topics, self.blocking, self._route_changed)
         self.calls.hooks = self.attached.call_hooks
@@ -120,7 +121,7 @@ class PopSession:
 
     async def open(self, starting: StopScope) -> None:
         """Joins the group and begins to pop. Raises ConfigError for brokers that cannot be popped, and the errors of the
-        requests; it holds no task and no connection then."""
+        requests; after an error no task and no connection is left."""
         self.attached.begin(self)
         try:
             await starting.run(self._join())
@@ -146,7 +147,7 @@ class PopSession:
             await asyncio.wait(first, timeout=FIRST_ANSWERS)
 
     def quiesce(self) -> None:
-        """Begins to stop: ends the pops, and gives messages without a call back."""
+        """Begins to stop: makes no further pop, and gives back the messages that wait for a call."""
         if self.closing:
             return
         self.closing = True
@@ -157,8 +158,8 @@ class PopSession:
         self.dispatcher.hasten()
 
     async def close(self, deadline: float) -> None:
-        """Leaves the group, lets running calls end, acknowledges, and gives the rest back, by ``deadline`` (monotonic), or in
-        LAST_STEPS seconds."""
+        """Leaves the group, lets running calls end, sends acknowledgements, and gives other messages back, until ``deadline``
+        (monotonic), or for LAST_STEPS seconds if that is later."""
         self.quiesce()
         self.attached.hurry()
         now = machine.monotonic()
@@ -179,7 +180,8 @@ class PopSession:
             await self._abandon(end)
 
     async def _let_go_of_pops(self, until: float) -> None:
-        """Waits shortly for answers to pops, and resets the connections of pops that brokers hold."""
+        """Waits until the monotonic time ``until`` at most for answers to pops that brokers do not hold, and closes the
+        connections of all pops."""
         while machine.monotonic() < until:
             now = machine.monotonic()
             busy = [each for each in self.sources.values() if each.under_way and now - each.popped_at < HELD_AFTER]
@@ -190,22 +192,23 @@ class PopSession:
         await self.requests.end_pops()
 
     async def _last_answers(self, end: float) -> None:
-        """Waits for the answers to acknowledgements, and to messages that are given back."""
-        with suppress(TimeoutError, RocketMQError):  # what was given up is logged
+        """Waits for the answers to acknowledgements and to requests that give messages back."""
+        with suppress(TimeoutError, RocketMQError):  # acknowledgements that were given up are logged
             async with asyncio.timeout(max(end - machine.monotonic(), 0.0)):
                 await self.arrivals.all_given_back()
                 await self.core.acks.flush()
         if self.core.acks.pending:
             logger.warning(
-                "%d messages were handled and not acknowledged in time; they are delivered again", self.core.acks.pending
+                "%d messages were handled and not acknowledged before the stop ended; they may be delivered again",
+                self.core.acks.pending,
             )
 
     async def _abandon(self, end: float) -> None:
-        """Ends all remaining calls and tasks by ``end`` (monotonic). A stop that is cancelled once more ends the wait of one step,
-        and all others are made."""
+        """Ends all remaining calls and tasks by ``end`` (monotonic). If the stop is cancelled here, only the step that waits
+        ends early, and the others are made."""
         self.attached.hear_no_more()
         for source in self.sources.values():
-            source.held.state = QueueState.RELEASED  # ends what is repeated for its messages
+            source.held.state = QueueState.RELEASED  # ends requests that are repeated for its messages
         async with AsyncExitStack() as steps:  # from the last one to the first
             steps.callback(self._log_counts)
             steps.callback(self.attached.end, self.subscriptions.values())
@@ -240,25 +243,25 @@ class PopSession:
         self._drain_until = 0.0
         self._changed.set()
 
-    # -- what the face asks for
+    # -- calls of the consumer
 
     def is_own_task(self, task: asyncio.Task[Any] | None) -> bool:
         """Returns whether ``task`` is that of a handler call."""
         return self.calls.is_own_task(task)
 
     def blocking(self, task: asyncio.Task[Any]) -> str | None:
-        """Returns the name of the user's function that ``task`` calls; None for another task. From any thread."""
+        """Returns the name of the user's function that ``task`` calls; None for another task. It may be called from any
+        thread."""
         return self.calls.name_of(task)
 
     @property
     def blocked(self) -> Block | None:
-        """The newest function of the user that has blocked the event loop. From any thread."""
+        """The newest block of the event loop by a function of the user, None without one. It may be read from any thread."""
         return self.attached.blocked
 
     @property
     def was_assigned(self) -> bool:
-        """Returns whether each broker of the start has answered a pop or no longer has the topic. It may be called from any
-        thread."""
+        """Whether each broker of the start has answered a pop or no longer has the topic. It may be read from any thread."""
         return self._first is not None and all(source.has_answered or source.ends for source in self._first)
 
     def members_changed(self) -> None:
@@ -269,8 +272,8 @@ class PopSession:
         return self.tools.serve(command)
 
     def pause(self, topics: Iterable[str]) -> None:
-        """Pauses topics (names on the wire): begins no more calls for them, ends their pops, and gives messages without a
-        call back."""
+        """Pauses topics (names on the wire): begins no more calls for them, makes no further pops, and gives back the messages
+        that wait for a call."""
         self.paused.update(topics)
         self._apply_pauses()
         self._give_back_waiting([source for source in self.sources.values() if source.topic in self.paused])
@@ -283,13 +286,13 @@ class PopSession:
         self.dispatcher.look_again()
 
     async def commit(self) -> None:
-        """Sends the acknowledgements that are gathered, and returns when all were answered or given up. Raises the error of those
-        that were given up."""
+        """Sends the gathered acknowledgements, and returns when all were answered or given up. Raises the error if some were
+        given up."""
         await self.core.acks.flush()
 
     async def until_idle(self) -> None:
-        """Waits until all messages that the topics hold now were popped, by this member or another one, and this member
-        holds none."""
+        """Waits until all messages that the topics had at the call were popped, by this member or another one, and this member
+        holds no message."""
         instance = self.instance
         queues = [
             queue
@@ -317,7 +320,7 @@ class PopSession:
             self._find_sources()
 
     def _find_sources(self) -> None:
-        """Starts the pops of brokers that routes name now, and ends those of brokers that they no longer name."""
+        """Starts pops of brokers that the routes name now, and ends those of brokers that the routes no longer name."""
         if self.closing or not self._joined:
             return
         wanted = self.member.brokers()
@@ -374,7 +377,7 @@ class PopSession:
     # -- the way of a message
 
     def _begin(self, subscription: Subscription, taken: tuple[Waiting, ...]) -> None:
-        """Begins a call, without messages whose lease has expired or soon will: another member may have them."""
+        """Begins a call, without the messages whose leases have expired or expire soon: another member may have them."""
         latest = machine.monotonic() + self._margin
         for item in taken:
             if item.expires <= latest:  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""Lag, numbers and condition of a consumer that pops, computed from its own state without a request, in any thread."""
+"""Computes lag, statistics and health of a consumer that pops from its own state, without a request, in any thread."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["health_of", "lag_of", "stats_of"]
 
 
 def lag_of(session: PopSession) -> Lag:
-    """Returns the numbers of messages that this member holds and that brokers reported as left in their last answers, an
+    """Returns the number of messages that this member holds and of those that brokers had left at their last answers, an
     estimate that may be seconds old."""
     sources = list(session.sources.values())
     held = sum(each.taken for each in session.credits.values())
@@ -39,7 +39,7 @@ def stats_of(session: PopSession) -> ConsumerStats:
 
 
 def health_of(session: PopSession) -> ConsumerHealth:
-    """Makes the snapshot of a running consumer."""
+    """Returns the health of a running consumer."""
     instance, now = session.instance, machine.monotonic()
     blocked = loop_problem(instance)
     _, silence = name_server_problem(instance)

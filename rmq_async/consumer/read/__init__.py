@@ -1,4 +1,4 @@
-"""Reads of queues at chosen offsets, without a group's shares: ``PullConsumer`` and its streams."""
+"""Reads queues at chosen offsets, without sharing them in a group: ``PullConsumer`` and its streams."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Waits between the attempts of a reading that fails, and its patience."""
+"""Computes the waits between the attempts of a reading that fails, and raises the error when its time is over."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ REPORT_EVERY: Final = 30.0
 
 
 class ReadBackoff:
-    """One row of failures. ``patience``: seconds after which the error is raised; None for never."""
+    """The waits of one row of failures. ``patience``: seconds after which the error is raised; None for never."""
 
     __slots__ = ("_patience", "_reported", "_rests", "_since")
 
@@ -35,7 +35,8 @@ class ReadBackoff:
         self._reported = 0.0
 
     def rest(self, error: RocketMQError) -> float:
-        """Seconds until the next attempt; raises ``error`` where another one cannot help, or the patience is over."""
+        """Returns the seconds until the next attempt. Raises ``error`` if another attempt cannot help, or the patience is
+        over."""
         now = machine.monotonic()
         self._since = self._since or now
         if not _may_pass(error) or (self._patience is not None and now - self._since > self._patience):
@@ -49,12 +50,13 @@ class ReadBackoff:
         self._since = 0.0
 
     def longer(self) -> float:
-        """Seconds to rest, more each time."""
+        """Returns the seconds to rest, more each time."""
         return self._rests.next()
 
 
 async def has_left(instance: ClientInstance, queue: MessageQueue, error: RocketMQError) -> bool:
-    """Returns whether ``queue`` has left the route of its topic. Asks for the route after a refusal: the broker may know first."""
+    """Returns whether ``queue`` has left the route of its topic. If the broker has refused the pull, requests the route first:
+    the broker may know of the change before the name servers are asked again."""
     routes = instance.routes
     if not _may_pass(error):
         with suppress(RocketMQError):

@@ -1,12 +1,12 @@
-"""Checks that the offsets which a filter skipped were still stored then.
+"""Checks that the messages at offsets which a filter skipped were still stored at that time.
 
-The response to a pull with tags does not say why it skips an offset: the message has other tags, or it was deleted just then,
-because a broker treats deleted messages as if they did not match. So a pull without tags asks for the first skipped offset
-afterwards: a message that is stored now was stored then, and a queue loses its oldest messages first. That takes one small pull a
-second for each queue, and one at its end.
+The response to a pull with tags does not say why it skips an offset: the message has other tags, or it was deleted, because a
+broker treats deleted messages as if they did not match. So a pull without tags asks for the first skipped offset afterwards: a
+message that is stored now was stored when it was skipped, and a queue loses its oldest messages first. That takes one small
+pull a second for each queue, and one at its end.
 
-(The minimum offset that a broker reports does not serve: it is corrected seconds late, and while files are deleted its search by
-time gives 0, or no response at all; both seen on 5.5.0 and 4.9.7.)
+(The minimum offset that a broker reports is no substitute: it is corrected seconds late, and while files are deleted a search
+by time returns 0, or gets no response; both observed on 5.5.0 and 4.9.7.)
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from ..pulling import Calls, PullRequest, pull_body
 __all__ = ["SkippedOffsets", "deleted_among"]
 
 CHECK_EVERY: Final = 1.0
-"""Seconds."""
+"""Seconds between two checks of a queue, at least."""
 SHORT_STEP: Final = 100
-"""Offsets."""
+"""Offsets below which a step to the next message counts as short."""
 
 
 class SkippedOffsets:
@@ -48,7 +48,8 @@ class SkippedOffsets:
         return bool(self.ranges) and machine.monotonic() - self.checked_at >= CHECK_EVERY
 
     def add(self, offset: int, first: int) -> None:
-        """Adds the offsets before ``first``, at which a pull from ``offset`` on gave its first message or ended without one.
+        """Adds the offsets from ``offset``, where a pull began, up to ``first``, exclusive: the offset of its first message, or
+        its next offset if it had none.
 
         Offsets behind a message need no check: a queue loses its oldest messages first.
         """
@@ -69,10 +70,10 @@ async def deleted_among(
 ) -> tuple[tuple[range, ...], int]:
     """Returns the offsets of ``skipped`` that are no longer stored, and the queue's maximum offset.
 
-    ``timeout``: seconds for each request. After a step shorter than SHORT_STEP no pull begins once they are over, and the
-    result is what is known by then: a broker that answers with the next offset again and again must not delay the reading.
-    Real brokers answer with one 800 offsets later, or with the first message. Raises the errors of a pull, OffsetRangeError if
-    the queue now ends before ``skipped``, and BrokerNotFoundError if a replica without a master reports that.
+    ``timeout``: seconds for each request. When they are over, no pull follows a step shorter than SHORT_STEP, and the result is
+    what is known by then: a broker that answers with the next offset again and again must not delay the reading. Java brokers
+    answer with an offset 800 further, or with the first message. Raises the errors of a pull, OffsetRangeError if the queue now
+    ends before the last offset of ``skipped``, and BrokerNotFoundError if a replica without a master reports that.
     """
     at, stop = skipped[0].start, skipped[-1].stop
     high, static, odd, short = stop, False, False, False
@@ -87,14 +88,15 @@ async def deleted_among(
             if first is not None:
                 at = max(first, at)
                 break
-            if not odd:  # only one message of a broker can have another one in its place
+            if not odd:  # a record in place of a deleted message, of which a broker has one at most
                 at, odd = at + 1, True
                 continue
         if after <= at:
             shown = instance.names.shown_queue(queue)
             if answer.max_offset < stop and await has_master(instance, queue):
                 raise OffsetRangeError(
-                    f"offset {stop} of {shown} is outside {answer.min_offset}..{answer.max_offset}",
+                    f"offset {stop} of {shown} is outside {answer.min_offset}..{answer.max_offset}; "
+                    "start a new reading in this range",
                     min_offset=answer.min_offset,
                     max_offset=answer.max_offset,
                     request="PULL_MESSAGE",
@@ -102,7 +104,8 @@ async def deleted_among(
                     address=answer.address,
                 )
             raise BrokerNotFoundError(
-                f"whether offset {at} of {shown} was deleted cannot be found out: the queue ends at {answer.max_offset} there",
+                f"whether offset {at} of {shown} was deleted cannot be determined: the queue ends at {answer.max_offset} at its "
+                "broker; try again when the master is back",
                 broker=queue.broker_name,
                 address=answer.address,
             )

@@ -1,4 +1,4 @@
-"""The position of a reading in one queue, and the part of a response that lies before its end."""
+"""The position of a reading in one queue, and the part of a response that lies before the end of the reading."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ LastRead = tuple[int, int, str | None, int]
 
 
 def is_last(message: MessageExt, last: LastRead) -> bool:
-    """Returns whether a message is the one read last. Copies that a retry has stored share their id; messages of old
-    clients have none."""
+    """Returns whether a message is the one read last. The id alone does not show it: copies that a retry has stored share it,
+    and messages of old clients have none."""
     offset, stored, unique_id, position = last
     return (
         (message.queue_offset, message.store_time_ms) == (offset, stored)
@@ -33,11 +33,12 @@ class Cursor:
     """The position of a reading in one queue. ``end``: exclusive; None for no end. ``at_first``: whether to jump to the first
     message when this offset is deleted.
 
-    ``wait_for_end``: wait for messages until ``end`` is reached, however late they are stored. ``skipped``: offsets that pulls with
-    tags skipped and that need a check. ``since``: the time at which the reading begins, until its offset is found; ``group``: the
-    group with whose committed offset it begins, likewise. ``begun``: a
-    response has moved it on. ``last``: the message read last, ``recheck`` whether the queue may hold another message in its place,
-    ``connection`` the one of the last pull. ``ahead_since``: time from which on the queue ended below the cursor.
+    ``wait_for_end``: whether to wait for messages until ``end`` is reached, however late they are stored. ``skipped``: offsets
+    that pulls with tags have skipped and that need a check. ``since``: the time (epoch seconds or aware) at which the reading
+    begins, until its offset is found; ``group``: the group at whose committed offset the reading begins, until that is found.
+    ``begun``: whether a response has moved the cursor. ``last``: the message read last; ``recheck``: whether the queue may have
+    another message in its place. ``connection``: the connection of the last pull. ``ahead_since``: monotonic time at which the
+    queue was first found to end below the cursor.
     """
 
     __slots__ = (
@@ -63,7 +64,8 @@ class Cursor:
         self.ahead_since: float | None = None
 
     def pulls_by(self, connection: object) -> None:
-        """Says which connection the next pull takes. Behind a new one the broker may have lost messages."""
+        """Notes the connection of the next pull. If it is another one than before, the broker may have restarted and lost
+        messages, so the last message is checked."""
         if connection is not self.connection:
             self.connection = connection
             self.recheck = self.recheck or self.last is not None
@@ -97,7 +99,7 @@ def within(messages: tuple[MessageExt, ...], offset: int, end: int | None) -> tu
 
 
 def until(lost: tuple[range, ...], end: int | None) -> tuple[range, ...]:
-    """The part of ``lost`` before ``end``."""
+    """Returns the part of ``lost`` before ``end``."""
     return lost if end is None or not lost else without_ranges(lost, (range(end, max(end, lost[-1].stop)),))
 
 

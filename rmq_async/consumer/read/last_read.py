@@ -1,12 +1,12 @@
 """Checks that a queue still holds the message that was read last.
 
-A broker that loses power, or a replica that is behind and becomes the master, gives offsets out again. Where the queue has
-been filled past the position of a reading, the next pull looks like any other, and messages stored below it would never be
-read. So after a new connection, an error or an offset above the end of the queue one small pull asks for the last message that
-was read.
+A broker that loses power, or a replica that is behind and becomes the master, gives offsets out again. Once new messages have
+filled the queue past the position of a reading, the next pull looks like any other, and new messages below the position would
+never be read. So after a new connection, an error, or an offset above the end of the queue, one small pull asks for the last
+message that was read.
 
-With tags a reading may have passed messages behind the last one that it received; it does not notice other messages in their
-place.
+With tags a reading may be past offsets behind the last message that it received; it does not notice if these offsets are given
+out again.
 """
 
 from __future__ import annotations
@@ -24,14 +24,15 @@ from .cursor import Cursor, is_last
 __all__ = ["AHEAD_PATIENCE", "believe", "check_last", "range_error"]
 
 AHEAD_PATIENCE: Final = 1.0
-"""Seconds to wait at an offset that the broker says is above its highest: a stored message is readable a moment later."""
+"""Seconds to wait at an offset that the broker says is above its highest one: a stored message becomes readable a moment
+later."""
 
 
 async def check_last(instance: ClientInstance, group: str, cursor: Cursor, calls: Calls) -> OffsetRangeError | None:
-    """Compares the last message with the queue's; returns the error if another one is in its place, or if there is none for
-    too long.
+    """Compares the message that was read last with the one that the queue has at its offset. Returns an error if that is
+    another one, or if the queue ends below the offset for longer than AHEAD_PATIENCE; None otherwise.
 
-    A last message that was deleted as the oldest one proves no change. Raises the errors of a pull.
+    If the message was deleted because it was the oldest one, that shows no change. Raises the errors of a pull.
     """
     last = cursor.last
     while last is not None:
@@ -70,7 +71,8 @@ def _replaced(instance: ClientInstance, cursor: Cursor, result: PullResult, what
 def range_error(instance: ClientInstance, cursor: Cursor, result: PullResult, lost: tuple[range, ...] = ()) -> OffsetRangeError:
     queue = instance.names.shown_queue(cursor.queue)
     return OffsetRangeError(
-        f"offset {cursor.offset} of {queue} is outside {result.min_offset}..{result.max_offset}",
+        f"offset {cursor.offset} of {queue} is outside {result.min_offset}..{result.max_offset}; "
+        "start a new reading in this range",
         min_offset=result.min_offset,
         max_offset=result.max_offset,
         lost=lost,
@@ -84,6 +86,7 @@ async def believe(instance: ClientInstance, cursor: Cursor) -> None:
     if not await has_master(instance, cursor.queue):
         queue = instance.names.shown_queue(cursor.queue)
         raise BrokerNotFoundError(
-            f"a replica of the broker does not hold offset {cursor.offset} of {queue}, and its master is away",
+            f"a replica of the broker does not hold offset {cursor.offset} of {queue}, and its master is away; "
+            "try again when the master is back",
             broker=cursor.queue.broker_name,
         )

@@ -1,10 +1,10 @@
-"""The offsets at which an endless reading begins in queues which its topic did not have at the start.
+"""Determines the offsets at which a reading without an end begins in queues that its topic did not have at the start.
 
-A queue that is new on a broker which the route named at the start is read from its first message: all its messages are newer.
-A broker that the route did not name may be new, or it was unreachable and has old messages. Its queues begin where the reading
-did: with the first message there is (``start="earliest"``), with the group's offset (``start="committed"``), with the first
-one stored at the time asked for, or at the start of the reading. That time is the client's and is compared with the broker's,
-so a little is allowed for clocks that differ.
+A queue that is new on a broker which the route named at the start is read from its first message: all its messages are newer. A
+broker that the route did not name may be new, or it was unreachable and has old messages. Its queues begin as the reading did:
+with the first message there is (``start="earliest"``), at the group's offset (``start="committed"``), or with the first message
+stored at the datetime ``start`` or later; for any other ``start``, with the first message stored after the start of the
+reading. That time is of the client's clock and is compared with times of the broker's, so CLOCKS_DIFFER is subtracted.
 """
 
 from __future__ import annotations
@@ -28,8 +28,7 @@ CLOCKS_DIFFER: Final = 10.0
 class Latecomers:
     """The queues that are added to a topic while it is read.
 
-    ``start``: as for ``PullConsumer.read``; one value for all offsets by queue. ``group``: the group whose committed offsets
-    count.
+    ``start``: as for ``PullConsumer.read``. ``group``: name on the wire of the group whose committed offsets count.
     """
 
     def __init__(self, start: object, group: str) -> None:
@@ -39,7 +38,7 @@ class Latecomers:
         self._brokers: frozenset[str] = frozenset()
 
     def opened(self, queues: Iterable[MessageQueue], route: TopicRoute | None) -> None:
-        """Takes the queues that the reading begins with, and the route at that moment."""
+        """Notes the brokers of the queues that the reading begins with, and those that the route names at that moment."""
         known = {queue.broker_name for queue in queues}
         if route is not None:
             known.update(route.addresses, [queue.broker_name for queue in route.subscribe_queues])
@@ -56,8 +55,8 @@ class Latecomers:
 
 
 async def find_start(instance: ClientInstance, cursor: Cursor) -> None:
-    """Moves a cursor to the first message stored at its ``since`` or later, or to the committed offset of its ``group``, if
-    there is one. Raises the errors of the look-up."""
+    """Moves a cursor to the committed offset of its ``group``, if there is one, or to the first message stored at its ``since``
+    or later. Raises the errors of the requests."""
     if cursor.group is not None:
         committed = await committed_offset(instance, cursor.group, cursor.queue)
         if committed is not None:

@@ -1,4 +1,4 @@
-"""Pulling messages by queue and offset, one answer at a time or as a stream."""
+"""The class ``PullConsumer``: pulls messages by queue and offset, one answer at a time or as a stream."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ End = Literal["latest"] | datetime | Mapping[MessageQueue, int] | None
 Bound = TypeVar("Bound", Start, End)
 
 MAX_PULL: Final = 1024
-"""Messages that one pull may ask for; a stock broker gives at most 32, or 256 KiB."""
+"""Messages that one pull may ask for; a broker with the default configuration gives at most 32, or 256 KiB."""
 
 
 @lists_options(ClientConfig)
@@ -58,8 +58,11 @@ class PullConsumer(ClientUser):
     """Reads queues at offsets that the caller chooses. Brokers list it as a member of ``group``, and store a position only at
     ``commit``.
 
-    ``options``: any field of ClientConfig. Raises InvalidGroupError for an invalid group name, TypeError for an unknown
-    option.
+    ``options``: any field of ClientConfig. Raises InvalidGroupError for an invalid group name, ConfigError for an invalid value
+    of ``namesrv`` or an option, TypeError for an unknown option.
+
+    The methods that ask servers also raise ConfigError for an invalid argument, InvalidMessageError for an invalid topic name,
+    ClientStateError before ``start`` and after ``stop``, and the errors of a request (``RocketMQError``).
     """
 
     def __init__(
@@ -84,17 +87,18 @@ class PullConsumer(ClientUser):
         return self._name
 
     async def queues(self, topic: str) -> tuple[MessageQueue, ...]:
-        """Returns the readable queues of ``topic``, by broker name and id, as a name server reports them now.
+        """Returns the readable queues of ``topic``, sorted by broker name and id, as a name server reports them now.
 
-        Raises TopicNotFoundError when they do not know it, NameServerError when none answers and it was not known before.
+        Raises TopicNotFoundError if the name servers do not know the topic, NameServerError if none answers and the topic was
+        not known before.
         """
         return self._names.shown_queues(await self._queues(self._wire(topic)))
 
     async def pull(
         self, queue: MessageQueue, offset: int, *, max_messages: int = 32, tags: str = "*", wait: float = 0.0
     ) -> PullResult:
-        """Returns one answer of the broker: the messages at ``offset`` and after it, ``max_messages`` at most; brokers may
-        return fewer.
+        """Returns one answer of the broker: the messages at ``offset`` and after it, at most ``max_messages`` (1 to 1024);
+        brokers may return fewer.
 
         ``tags``: "*" or "a || b". ``wait``: seconds for which the broker may hold the pull while it has no message (0: it
         answers at once). An offset outside the queue is a result (OFFSET_ILLEGAL), not an error; damaged records are left out
@@ -135,17 +139,18 @@ class PullConsumer(ClientUser):
         """Iterates over the messages of ``topic`` from ``start`` to ``end``: those of one queue in order, the queues in the
         order of their answers.
 
-        ``start``: "earliest", "latest", "committed" (this group's offsets; the earliest where there is none), an aware
+        ``start``: "earliest", "latest", "committed" (this group's offsets; the first message of a queue without one), an aware
         datetime, or offsets by queue. ``end``: exclusive; "latest" includes every message that was acknowledged before the
-        first step (which costs some 60 ms per broker); None never ends and includes new queues. For an offset beyond the last
-        message the iteration waits. With offsets by queue and no ``queues``, these queues are read; else ``queues``, else all.
-        Offsets are those of masters: without one the first step raises BrokerNotFoundError, as for a topic without a readable
-        queue.
+        first step (which takes some 60 ms for each broker); None never ends and includes new queues. If ``end`` has an offset
+        beyond the last message, the iteration waits for the messages before it. ``queues``: the queues to read; without it
+        those of the offsets by queue, and without these all. Offsets are looked up at masters: if a broker has none, the first
+        step raises BrokerNotFoundError, as for a topic without a readable queue.
 
-        The iteration raises OffsetRangeError where a queue does not hold its offset (any more), and where messages were
-        deleted before they were read, except that "earliest" goes on with the first message there is; CorruptMessageError for
-        a damaged record, after the sound messages that came with it; TopicNotFoundError; and the errors of a pull that retries
-        did not remedy. Leaving the loop early ends its requests; ``contextlib.aclosing`` ends them at once.
+        The iteration raises OffsetRangeError if a queue does not hold the offset to read, or no longer, and if messages were
+        deleted before they were read, except that "earliest" goes on with the first message there is; CorruptMessageError for a
+        damaged record, after the sound messages that came with it; TopicNotFoundError; and the errors of pulls that still fail
+        after retries. A loop that is left early ends its requests when the iterator is collected; ``contextlib.aclosing`` ends
+        them at once.
         """
         topic, names = self._wire(topic), self._names
         _check_tags(tags)
@@ -168,7 +173,7 @@ class PullConsumer(ClientUser):
         return Reader(instance, self._group, scope, opening, self._calls, self._readers).messages()
 
     async def committed(self, queue: MessageQueue) -> int | None:
-        """Returns the offset that the broker has stored for this group; None when there is none.
+        """Returns the offset that the broker has stored for this group; None if there is none.
 
         This method and ``commit``, ``min_offset``, ``max_offset`` and ``search_offset`` raise TopicNotFoundError,
         BrokerNotFoundError or ConfigError for a queue that is not in its topic's route.
@@ -202,7 +207,7 @@ class PullConsumer(ClientUser):
     # -- inside
 
     def _wire(self, topic: str) -> str:
-        """The topic as servers know it."""
+        """Returns the topic's name on the wire. Raises InvalidMessageError for an invalid name."""
         check_topic(topic)
         topic = self._names.wire(topic)
         check_topic(topic)
@@ -214,8 +219,8 @@ class PullConsumer(ClientUser):
         return route.subscribe_queues
 
     async def _readable_queues(self, topic: str) -> tuple[MessageQueue, ...]:
-        """Returns the queues of a topic on the wire. Raises BrokerNotFoundError if there is none: an iteration that ended at
-        once would look like that of an empty topic."""
+        """Returns the readable queues of a topic (its name on the wire). Raises BrokerNotFoundError if there is none: an
+        iteration that ended at once would look like that of an empty topic."""
         queues = await self._queues(topic)
         if not queues:
             raise BrokerNotFoundError(
@@ -291,7 +296,7 @@ def _end_of(instance: ClientInstance, end: End) -> Offsets:
 
 
 async def _check_master(instance: ClientInstance, queue: MessageQueue) -> None:
-    """Raises BrokerNotFoundError where the name servers know only replicas of the queue's broker."""
+    """Raises BrokerNotFoundError if the name servers know only replicas of the queue's broker."""
     if await has_master(instance, queue):
         return
     await instance.routes.refresh(queue.topic)
@@ -304,11 +309,12 @@ async def _check_master(instance: ClientInstance, queue: MessageQueue) -> None:
 
 
 async def _all_readable(instance: ClientInstance, broker_name: str, topic: str) -> None:
-    """Waits until all acknowledged messages can be read. Raises RequestTimeoutError if the queues stay behind them."""
+    """Waits until all acknowledged messages can be read. Raises RequestTimeoutError if that takes longer than
+    ``request_timeout``."""
     if not await until_readable(instance, broker_name, topic, any_replica=False):
         raise RequestTimeoutError(
-            f"broker {broker_name} has acknowledged messages that cannot be read yet: its queues are behind its commit log for "
-            f"more than {instance.config.request_timeout:g} s",
+            f"broker {broker_name} has acknowledged messages that cannot be read yet: its queues have been behind its commit log "
+            f"for more than {instance.config.request_timeout:g} s; try again later",
             broker=broker_name,
         )
 
@@ -332,9 +338,8 @@ def _wired(names: Names, offsets: Mapping[MessageQueue, int]) -> dict[MessageQue
 def _chosen_queues(
     names: Names, topic: str, start: Start, end: End, queues: Iterable[MessageQueue] | None
 ) -> tuple[MessageQueue, ...] | None:
-    """The queues that the arguments name, as servers know them; None for all. Raises ConfigError where they contradict each other.
-
-    ``topic``: as servers know it.
+    """Returns the queues that the arguments name, with the topic's name on the wire; None for all queues. Raises ConfigError if
+    the arguments contradict each other. ``topic``: name on the wire.
     """
     named: Iterable[MessageQueue] | None = queues
     for offsets in (start, end):

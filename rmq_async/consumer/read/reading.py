@@ -1,9 +1,9 @@
 """Reads queues from one offset to another, as one stream of messages.
 
 Each queue has at most one pull in flight and one response waiting, so messages of a queue keep their order and memory is
-bounded: while the caller works on one response the next one of that queue is fetched. A bounded read has at most eight pulls
-in flight for any number of queues; a read without an end has a long poll on every queue. Pulls belong to the reader and end
-with it: with the last message, an error, ``aclose``, a ``break`` (when the iterator is collected) or the consumer's stop.
+bounded: while the caller works on one response the next one of that queue is fetched. A read with an end has at most eight
+pulls in flight for any number of queues; a read without an end has a long poll on every queue. Pulls belong to the reader and
+end with it: with the last message, an error, ``aclose``, a ``break`` (when the iterator is collected) or the consumer's stop.
 
 A pull is a future: its response is decoded when the caller comes to it, after the next pull of the queue was sent. Only a pull
 that needs more steps (no messages yet, an error, a large body, a connection) gets a task, which continues from that response.
@@ -44,19 +44,19 @@ logger = logging.getLogger(__name__)
 PULLS_AHEAD: Final = 8
 PULL_SIZE: Final = 32
 FOLLOW_SUSPEND: Final = 15.0
-"""Seconds a broker may hold a pull of a read that follows."""
+"""Seconds for which a broker may hold a pull of a read without an end."""
 TAIL_SUSPEND: Final = 1.0
 BROKER_LATE: Final = 5.0
 """Seconds by which a broker may be late with "nothing new": it looks at held pulls every 5 s."""
 PATIENCE: Final = 10.0
 MOST_GONE: Final = 1024
-"""Queues that have left the route, whose places are kept."""
+"""Queues that have left the route and whose positions are kept, at most."""
 
 
 class ReadScope(NamedTuple):
-    """The scope of a read. ``follow``: whether it has no end. ``topic``: the topic whose new queues it reads too; None for
-    no new queues. ``named``: whether it reads only the cursors' queues and leaves out other queues that the topic has at
-    the start. ``start``: the argument of the user."""
+    """The scope of a read. ``follow``: whether it has no end. ``topic``: the topic whose new queues it reads too; None for no
+    new queues. ``named``: whether the caller has named queues, so that other queues which the topic has at the start are left
+    out. ``start``: the argument of ``read``."""
 
     tags: str
     follow: bool
@@ -73,8 +73,8 @@ class _Batch(NamedTuple):
 
 
 class Reader:
-    """One run of ``PullConsumer.read``. ``opening``: makes the cursors, at the first step. ``calls``: the consumer's futures, which
-    end when it stops. ``running``: the readers between their first step and their end."""
+    """One run of ``PullConsumer.read``. ``opening``: makes the cursors, at the first step of the iteration. ``calls``: futures
+    that end when the consumer stops. ``running``: the consumer's readers between their first step and their end."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class Reader:
         self._loop = asyncio.get_running_loop()
         self._known: set[MessageQueue] = set()
         self._gone: dict[MessageQueue, Cursor] = {}
-        """Cursors of queues that left the route, for when they are back."""
+        """Cursors of queues that have left the route, which go on if these return."""
         self._held: OrderedSet[str] = OrderedSet()
         self._idle: deque[Cursor] = deque()
         self._pulling: dict[asyncio.Task[_Batch | None], Cursor] = {}
@@ -112,12 +112,12 @@ class Reader:
             await self._open()
             while True:
                 if asyncio.get_running_loop() is not self._loop:
-                    self._instance.check_usable()  # raises: in a forked child, on another loop, the connections are not ours
+                    self._instance.check_usable()  # raises: after a fork or on another loop the connections are not usable
                 self._start_pulls()
                 if not self._ready:
                     if not self._pulling and not self._pending and not self._scope.follow:
                         return
-                    batch = done = message = None  # their bodies, while nothing comes
+                    batch = done = message = None  # frees their bodies during the wait
                     await self._wait_for_news()
                     continue
                 cursor, done = self._ready.popleft()
@@ -138,7 +138,7 @@ class Reader:
 
     def stop(self) -> list[asyncio.Task[_Batch | None]]:
         """Ends the pulls and returns their tasks; the next step of the iteration raises ClientStateError."""
-        self._stopped = ClientStateError("the consumer was stopped")
+        self._stopped = ClientStateError("the consumer was stopped during the reading; start it and read again")
         for task in self._pulling:
             task.cancel()
         self._forget_pending()
@@ -160,11 +160,11 @@ class Reader:
             if route is not None and self._scope.named:
                 self._known.update(route.subscribe_queues)
             elif route is not None:
-                self._route_changed(route)  # a queue may have come since the cursors were made
+                self._route_changed(route)  # queues may have been added since the cursors were made
             self._instance.routes.on_change.append(self._route_changed)
 
     def _hold(self, topics: Iterable[str]) -> None:
-        """Keeps the routes of the topics, however long the caller takes."""
+        """Keeps the routes of the topics in use until the reading ends, even if the caller pauses for long."""
         self._held.update(dict.fromkeys(topics))
         for topic in self._held:
             self._instance.routes.use.hold(topic)
@@ -205,7 +205,7 @@ class Reader:
             self._start_fetching(cursor, pending)
 
     def _decoded(self, cursor: Cursor, pending: PendingPull) -> _Batch | None:
-        """Returns the messages of a response. None if it needs more than decoding: then a task continues from there."""
+        """Returns the messages of a response; None if it needs more than decoding, and a task was started for the rest."""
         after = cursor.offset
         if cursor.recheck:
             self._start_fetching(cursor, pending)
@@ -293,7 +293,8 @@ class Reader:
             await asyncio.wait(tasks)
 
     async def _fetch(self, cursor: Cursor, pending: PendingPull | None) -> _Batch | None:
-        """Pulls until there are messages to deliver; returns None when the cursor has reached its end. ``pending``: first pull."""
+        """Pulls until there are messages to deliver; returns None if the cursor reaches its end or the queue leaves the route.
+        ``pending``: the first pull, if it was sent already."""
         backoff = ReadBackoff(None if self._scope.follow else PATIENCE)
         moved_at = machine.monotonic() if pending is None else pending.since
         while not cursor.finished:
@@ -328,7 +329,7 @@ class Reader:
         return None
 
     async def _pull(self, cursor: Cursor, pending: PendingPull | None) -> PullResult:
-        """Pulls once. Raises BrokerNotFoundError for a result that would end the reading if it comes from a replica."""
+        """Pulls once. Raises BrokerNotFoundError if the result would end the reading and may be that of a replica."""
         request = self._request(cursor) if pending is None else pending.request
         result = await pull_once(self._instance, request, self._calls, pending)
         if is_doubtful(cursor, result):
@@ -336,7 +337,7 @@ class Reader:
         return result
 
     async def _has_left(self, cursor: Cursor, error: RocketMQError) -> bool:
-        """Returns whether a followed queue has left the route of its topic; keeps its place for when it is back."""
+        """Returns whether the queue of a read without an end has left its route; keeps the cursor for a queue that returns."""
         if not (self._scope.follow and isinstance(error, BrokerError) and await has_left(self._instance, cursor.queue, error)):
             return False
         logger.info("queue %s is no longer in its topic's route: %s", cursor.queue, printable(error))
@@ -348,10 +349,10 @@ class Reader:
         return True
 
     def _rest(self, cursor: Cursor, result: PullResult, quiet: float) -> float | None:
-        """Seconds to wait after a pull that did not move the cursor; None for a pull that the broker may have held.
+        """Returns the seconds to wait after a pull that did not move the cursor; None if the broker may have held the pull.
 
-        ``quiet``: seconds since the cursor moved. After too many of them the reading ends where it is. An offset that stays above
-        the queue's end is an OffsetRangeError.
+        ``quiet``: seconds since the cursor moved; after more than ``request_timeout`` of them a reading up to "latest" or a
+        datetime ends where it is. Raises OffsetRangeError for an offset that stays above the queue's end.
         """
         if result.status is PullStatus.OFFSET_ILLEGAL:
             cursor.recheck = cursor.last is not None
@@ -360,9 +361,8 @@ class Reader:
             return FIRST_REST
         cursor.ahead_since = None
         if cursor.end is not None and not cursor.wait_for_end and quiet > self._instance.config.request_timeout:
-            logger.warning(
-                "%s ends at %d, %d was expected; nothing came for %.1f s", cursor.queue, cursor.offset, cursor.end, quiet
-            )
+            text = "%s ends at %d, %d was expected; nothing came for %.1f s, and the reading of the queue ends there"
+            logger.warning(text, cursor.queue, cursor.offset, cursor.end, quiet)
             cursor.end = cursor.offset
             return 0.0
         return FIRST_REST if result.status is PullStatus.NO_MATCH else None
@@ -411,7 +411,7 @@ class Reader:
         return _Batch()
 
     def _loss(self, cursor: Cursor, lost: tuple[range, ...], low: int, high: int) -> OffsetRangeError | None:
-        """The error for lost messages; a cursor with ``at_first`` only logs them, and gets None."""
+        """Returns the error for lost messages; for a cursor with ``at_first`` logs them and returns None."""
         queue = self._instance.names.shown_queue(cursor.queue)
         if sum(map(len, lost[:2])) == 1:
             text = f"offset {lost[0].start} of {queue} was deleted before it was read"
@@ -435,7 +435,7 @@ class Reader:
         return cursor.check_due or cursor.recheck
 
     async def _check(self, cursor: Cursor) -> OffsetRangeError | None:
-        """Checks the last message where that is due, and offsets that pulls with tags skipped; returns the error for a loss."""
+        """Checks the last message and offsets that pulls with tags skipped, if that is due; returns the error for a loss."""
         error = await check_last(self._instance, self._group, cursor, self._calls) if cursor.recheck else None
         skipped = cursor.skipped
         if error is not None or skipped is None or not cursor.check_due:

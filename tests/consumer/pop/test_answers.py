@@ -193,7 +193,7 @@ async def test_messages_whose_time_is_over_are_refused(monkeypatch: pytest.Monke
         async with popping(server, seen, invisible_time=1.0) as consumer:
             await send(server.namesrv, b"1")
             await until(lambda: consumer.health().problems)
-            assert "invisibleTime -1, which is over already" in consumer.health().problems[0].text
+            assert "invisibleTime -1, which is over already; it must be above 0 ms" in consumer.health().problems[0].text
             await until(lambda: seen.bodies)
         assert seen.attempts == [(b"1", 3)]
 
