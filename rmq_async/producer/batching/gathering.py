@@ -233,7 +233,7 @@ class Gathering(ABC):
 
     @abstractmethod
     def request(self, entry: Entry, target: Target) -> tuple[Entry, Request | None]:
-        """Returns the entry without refused messages, and what its first attempt sends, or None if no message is left."""
+        """Returns the entry without the messages that hooks refuse, and what its first attempt sends; None if none is left."""
 
     @abstractmethod
     def not_sent(self) -> RequestTimeoutError:

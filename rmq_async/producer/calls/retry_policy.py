@@ -135,7 +135,7 @@ def _first_try(untried: frozenset[str], brokers: Brokers, rules: Rules, attempts
 
 
 def _repeated_try(usable: frozenset[str], brokers: Brokers, newest: Any) -> Step:
-    """Returns an attempt on a broker tried before, but not on the newest one if there is another; REACH if all are down."""
+    """Returns an attempt on a broker tried before, not on the one tried last if there is another; REACH if all are down."""
     if usable.issubset(brokers.down):
         return Step(Verdict.REACH, usable)
     ready = usable.difference(brokers.resting) or usable
