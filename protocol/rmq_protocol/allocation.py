@@ -87,7 +87,7 @@ def allocate_nearby_rooms(
     room_of_client: Callable[[str], str],
     allocate: Callable[[str, Sequence[MessageQueue], Sequence[str]], Sequence[MessageQueue]],
 ) -> tuple[MessageQueue, ...]:
-    """Returns the queues of ``client_id`` if the members in a room share the queues of that room
+    """Returns the share of ``client_id``, where the members in a room share the queues of brokers in that room
     (``AllocateMachineRoomNearby``).
 
     Queues of rooms without a member are shared by all members, room by room. ``allocate``: the strategy for the queues of one

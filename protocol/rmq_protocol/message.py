@@ -396,7 +396,7 @@ def _check_delay(message: Message) -> None:
     when = message.deliver_at
     if isinstance(when, datetime):
         if when.utcoffset() is None:
-            raise InvalidMessageError(f"deliver_at must be an aware datetime, {when.isoformat()} has no time zone")
+            raise InvalidMessageError(f"deliver_at must be an aware datetime, {when.isoformat()} has no time zone; give it one")
         when = when.timestamp()
     if when is not None:
         _check_seconds("deliver_at", when)

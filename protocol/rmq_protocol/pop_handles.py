@@ -37,8 +37,8 @@ _RETRY_FLAGS: Final = frozenset({"0", "1", "2"})
 
 
 def find_handles(answer: PopMessageResponseHeader, messages: Sequence[MessageExt], broker_name: str) -> list[ExtraInfo | None]:
-    """Returns the handle of each message of a pop; None for a message without property POP_CK that the infos do not name, for a
-    handle with numbers out of range, and for one that an earlier message of the response has.
+    """Returns the handle of each message of a pop, from its property POP_CK or else from the infos. It is None if neither has one
+    of this pop, if its numbers are out of range, and if an earlier message of the response has the same.
 
     ``messages``: as decoded, with the topics on the wire. ``broker_name``: name of the broker of the pop. Raises
     RemoteProtocolError for infos that are malformed.
@@ -102,8 +102,8 @@ def left_handles(answer: PopMessageResponseHeader, found: Iterable[ExtraInfo | N
 
 
 def _own_handle(answer: PopMessageResponseHeader, message: MessageExt, broker_name: str) -> ExtraInfo | None:
-    """Returns the handle in the message's property POP_CK; None if there is none, and for the handle of another pop, which a
-    sender has copied with the properties."""
+    """Returns the handle in the message's property POP_CK; None if there is none, if it cannot be read, and if it is of another
+    pop because a sender has copied the properties of a received message."""
     text = message.properties.get(PropertyName.POP_CK)
     if text is None:
         return None
@@ -164,7 +164,7 @@ def gather_acks(group: str, handles: Iterable[tuple[str, ExtraInfo]]) -> tuple[B
 
 
 def can_be_gathered(handle: ExtraInfo) -> bool:
-    """Returns whether ``gather_acks`` accepts the handle."""
+    """Returns whether ``gather_acks`` accepts the handle, which comes from one of the functions above."""
     return handle.msg_queue_offset is not None and handle.msg_queue_offset - handle.ck_queue_offset <= MAX_ACK_SPAN
 
 

@@ -53,8 +53,7 @@ class Resolver:
         return [*self._looking.close()]
 
     async def _look_up(self, host: str) -> list[str] | OSError | ValueError:
-        """Returns the addresses or the error. An error that were raised would be reported by the loop if no connect waits for the
-        look-up any more."""
+        """Returns the addresses or the error. The loop would report a raised error if no connect waits for the look-up any more."""
         try:
             infos = await self._loop.getaddrinfo(host, None, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP)
         except (OSError, ValueError) as error:

@@ -171,7 +171,7 @@ class ConnectionPool:
         return ConnectError(text, address=address)
 
     def trouble(self, address: str) -> str | None:
-        """Returns the known reason why ``address`` cannot be reached; None also before the first attempt.
+        """Returns the known reason why ``address`` cannot be reached; None if there is none, as before the first attempt.
 
         This and ``last_stored`` may be called from any thread.
         """
@@ -349,7 +349,8 @@ class ConnectionPool:
             connection.closed.add_done_callback(lambda _: self._all.discard(connection))
         if self._closing or not connection.is_open:
             connection.close(CloseReason.LOCAL)
-            raise ConnectionLostError(f"{address}: connection lost at once", address=address)
+            text = f"{address}: the new connection was closed immediately: {connection.close_text()}"
+            raise ConnectionLostError(text, address=address)
         self.open[address] = connection
         if self._idle_timer is None:
             self._idle_timer = self._loop.call_later(self._config.idle_timeout / 4, self._close_idle)

@@ -1,8 +1,8 @@
 """The steps that each request of a client goes through before it is written: namespace, users' hooks, signature.
 
-A signature covers all extFields and the body, so nothing may be added after it (``AclSigner``). Sends made from templates go
-through these steps only if ``active`` is True, or sign themselves if ``only_sign`` is True; functions in ``on_change`` are called
-when a hook is added or removed.
+A signature covers all extFields and the body, so nothing may be added after it (``AclSigner``). Sends made from templates skip
+these steps: templates are used only without hooks and namespace (``only_sign``), and sign their frames themselves. Functions in
+``on_change`` are called when a hook is added or removed.
 """
 
 from __future__ import annotations

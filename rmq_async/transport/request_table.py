@@ -54,7 +54,8 @@ def _oldest_of(owner: object, table: Mapping[int, Pending | HeldFrame], since: i
 
 
 class RequestTable:
-    """The requests of one connection. A request leaves the table with its answer, at its deadline, or when its caller cancels it.
+    """The requests of one connection. A request leaves the table with its answer, at the deadline of its call, or when its caller
+    cancels it.
 
     ``lost(written, code)`` returns the error of a request on a connection that is not open. ``die``: called when the peer has not
     sent a byte for ``dead_after`` seconds, counted from the first request, long polls excepted, that was written after the last

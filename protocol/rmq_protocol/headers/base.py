@@ -43,7 +43,8 @@ class Header(msgspec.Struct, kw_only=True, gc=False):
 class RpcRequestHeader(Header, kw_only=True):
     """The fields of requests that a broker may forward to another one.
 
-    ``ns``: namespace, ``nsd``: True if ``ns`` is given, ``bname``: name of the broker, ``oway``: True for a one-way request.
+    ``ns``: namespace, ``nsd``: True if the request's names are in the namespace, ``bname``: name of the broker, ``oway``: True for
+    a one-way request.
     """
 
     ns: str | None = None
@@ -117,7 +118,7 @@ def to_ext(header: Header) -> dict[str, str]:
 
 
 def from_ext(cls: type[H], ext: Mapping[str, str | None] | None, *, lenient: bool = False) -> H:
-    """Returns the header in ``ext``, which are extFields, or None if the peer sent none; unknown fields are ignored.
+    """Returns the header in extFields; unknown fields are ignored. ``ext``: None if the peer sent no extFields.
 
     Raises RemoteProtocolError, with header and field, for an integer that cannot be read, does not fit or is none of the
     field's choices, and for a missing required field. With ``lenient`` a missing required field is None, against its declared
