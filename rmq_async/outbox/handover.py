@@ -1,8 +1,7 @@
 """Hands rows from a user's session to the sender, after the commit of their transaction.
 
 SQLAlchemy's events report commits and rollbacks, those of savepoints included. An event only shows when to look: before a row
-is sent, a query confirms that the database has it. Without the events of rollbacks its rows would be dropped later, by that
-query.
+is sent, a query confirms that the database has it. The events of rollbacks only drop rows sooner than that query would.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ class Additions:
         return 0 if found is None else len(found._added)
 
     def add(self, session: Session, row: Held, then: Callable[[list[Held]], None]) -> None:
-        """Adds a row. ``then``: called after the commit, with all its rows of the transaction."""
+        """Adds a row. ``then``: called after the commit, with all rows of the transaction that were added with it."""
         self._added.append((then, row, session.get_nested_transaction() or session.get_transaction()))
 
     def _committed(self, session: Session) -> None:

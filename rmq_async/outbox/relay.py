@@ -89,8 +89,8 @@ class Relay:
     # -- life
 
     def is_here(self) -> bool:
-        """Returns True on the loop of its start, and False if that loop was closed. Raises WrongLoopError if that loop is
-        another one, ForkedError in a child of the process."""
+        """Returns True on the loop of the start, and False if that loop was closed. Raises WrongLoopError on another loop while
+        the first one is open, and ForkedError in a forked child of the process."""
         check_not_forked(self._generation)
         if self.loop is not asyncio.get_running_loop() and not self.loop.is_closed():
             raise WrongLoopError("the outbox was started on another event loop; make one per loop")
@@ -277,7 +277,8 @@ class Relay:
             if found and self._on_stuck is None:
                 oldest = found[0]
                 logger.warning(
-                    "%d messages wait too long in the outbox, the first: row %d, topic %s, %d s old, %d attempts, last error %s",
+                    "%d messages wait too long in the outbox, the first: row %d, topic %s, %d s old, %d attempts, last error %s; "
+                    "those that are FAILED need a retry",
                     len(found), oldest.id, oldest.topic, oldest.age, oldest.attempts, oldest.last_error,
                 )  # fmt: skip
             if len(found) < _STUCK_AT_ONCE:

@@ -65,7 +65,7 @@ _MESSAGE: Final = (
 
 
 def _written(value: str) -> ColumnElement[str]:
-    """Returns a literal, as in the conditions of the partial indexes, which match no bound value."""
+    """Returns a literal, because a condition with a bound value matches no partial index."""
     return literal_column(f"'{value}'", String)
 
 

@@ -59,5 +59,7 @@ async def test_read_from_committed_offset_that_is_deleted() -> None:
 
 async def test_read_from_an_unknown_start() -> None:
     consumer = PullConsumer("g", namesrv="127.0.0.1:1")
-    with pytest.raises(ConfigError, match='start must be "earliest", "latest", "committed", a datetime or offsets by queue'):
+    with pytest.raises(
+        ConfigError, match='start must be "earliest", "latest", "committed", an aware datetime or offsets by queue'
+    ):
         consumer.read("T", start="first")  # type: ignore[arg-type]

@@ -131,7 +131,7 @@ class SavedPositions(Commits):
             self.count += changed
 
     def _failed(self, error: Exception, raised: Exception) -> None:
-        """Notes why a save failed; logs the first failure of a row, with the traceback of ``raised``."""
+        """Notes why a save failed; logs only the first of consecutive failures, with the traceback of ``raised``."""
         text = f"save() of the positions failed: {printable(repr(error), 300)}"
         if self.error is None:
             logger.warning("%s; it is called again", text, exc_info=raised)

@@ -18,8 +18,8 @@ __all__ = ["merged_members", "share_of"]
 
 
 def merged_members(lists: Iterable[Sequence[str]]) -> tuple[tuple[str, ...], bool]:
-    """Returns the sorted client ids of all lists, each as often as the list with most of it has it, and whether the lists have
-    the same ids."""
+    """Returns the sorted client ids of all lists, each as often as in the list that has it most often, and whether all lists
+    have the same ids."""
     counts = [Counter(each) for each in lists]
     merged: Counter[str] = Counter()
     for count in counts:

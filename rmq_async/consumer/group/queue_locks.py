@@ -72,7 +72,7 @@ class QueueLocks:
         self._addresses: dict[str, str] = {}
         """Broker name -> address that answered last, for unlocks while no name server knows the broker."""
         self._turns: dict[str, tuple[asyncio.Lock, int]] = {}
-        """Broker name -> its lock, and how many hold it or wait for it."""
+        """Broker name -> the lock of the requests to it, and the number of requests that hold it or wait for it."""
 
     def __repr__(self) -> str:
         return f"<QueueLocks of {printable(self._group)}: {len(self._held)} held, {len(self._assumed)} assumed>"
@@ -146,9 +146,9 @@ class QueueLocks:
     async def renew(self) -> frozenset[MessageQueue]:
         """Renews all locks and requests those of assumed queues; returns the queues lost since the last call.
 
-        A lock is lost when its broker refuses it, or 55 s after the last request that was granted it: another client may have
-        had the queue in the meantime, so a lock that is granted again does not count as held. An assumed queue is lost when
-        its lock is refused after 60 s: a running client has it.
+        A lock is lost when its broker refuses it, or 55 s after the last request that was granted the lock: another client may
+        have had the queue in the meantime, so a lock that is granted again does not count as held. An assumed queue is lost
+        when its lock is refused after 60 s: a running client has it.
         """
         self._drop_ended()
 

@@ -33,8 +33,9 @@ SPACING: Final = 1.0
 LOOK_UP_EVERY: Final = 2.0
 """Seconds between two requests for the route of a topic that no name server knows, or whose queues have left it lately.
 
-A member that starts while a name server has lost its routes must not wait for the next poll, for the others leave it its share.
-When a broker is back, all queues are shared anew: what one member gives up is read when the next one knows the route, too."""
+A member that starts while a name server has lost its routes must not wait for the next poll, for the other members leave it its
+share. When a broker is back, all queues are shared anew: what one member gives up is read when the next one knows the route,
+too."""
 AT_ONCE: Final = 16
 MOST_DEPARTED: Final = 64
 UNLISTED_LIMIT: Final = 120.0
@@ -76,7 +77,7 @@ class Rebalance:
         self.count = 0
         """Number of rounds, including those that changed nothing."""
         self.problem: str | None = None
-        """Why the last round could not determine a share, or for sure; None if it could."""
+        """Why a share of the last round is unknown or uncertain; None if all are certain."""
 
     @property
     def others(self) -> list[str]:

@@ -149,6 +149,6 @@ async def offset_at(instance: ClientInstance, queue: MessageQueue, to: object) -
     high = await max_offset(instance, queue, any_replica=False)
     if not low <= to <= high:
         raise ConfigError(
-            f"offset {to} is outside of {instance.names.shown_queue(queue)}, with offsets {low} to {high}; give one of these"
+            f"offset {to} is outside {instance.names.shown_queue(queue)}, whose offsets are {low} to {high}; give one of these"
         )
     return to

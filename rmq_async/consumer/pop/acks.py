@@ -1,6 +1,6 @@
 """Gathers acknowledgements by broker: one request is in flight, and messages handled during that time go into the next one.
 
-A broker keeps one record for each queue of a request, so gathering saves it one for each message. A late acknowledgement still
+A broker keeps one record for each pop and queue in a request, and not one for each message. A late acknowledgement still
 counts until the broker has delivered the message again, some 2 s after the lease, so the first attempt is always made. An
 acknowledgement without an answer is sent again until these 2 s are over; repetition is harmless.
 """

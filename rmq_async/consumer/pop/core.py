@@ -288,7 +288,8 @@ class PopCore:
         if ended:
             self.expired += len(ended)
             logger.warning(
-                "the leases of %d messages ended before they were extended, %s is one; another member may have them",
+                "the leases of %d messages ended before they were extended, %s is one; another member may have them: raise "
+                "invisible_time if that happens often",
                 len(ended),
                 ended[0].message.msg_id,
             )

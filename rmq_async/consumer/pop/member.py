@@ -168,7 +168,7 @@ class PopMember:
         for topic in looked.pulled:
             logger.warning(
                 "an operator has set at broker %s that group %s pulls topic %s (setConsumeMode), and this member pops it: members "
-                "that obey the setting repeat messages",
+                "that obey the setting repeat messages; set the mode to POP, or use mode='pull' in all members",
                 broker,
                 self._group,
                 topic,
@@ -178,7 +178,7 @@ class PopMember:
     async def _prepare(self, topic: str) -> None:
         """Finds the offsets at which a new group begins, before the member joins. Raises the errors of the requests.
 
-        A group that begins with the first messages needs no positions: there a broker begins with queues that have none.
+        A group that begins with the first messages needs no positions: brokers begin there in queues without a position.
         """
         if self._config.start_from == "earliest":
             return

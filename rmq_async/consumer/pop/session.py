@@ -239,7 +239,7 @@ class PopSession:
             logger.info("group %s: %s", self.group, ", ".join(f"{count} {what}" for what, count in counts.items() if count))
 
     def abort(self) -> None:
-        """Ends the wait for running handlers, a current or a later one."""
+        """Ends the wait of ``close`` for running handlers; a later ``close`` does not wait."""
         self._drain_until = 0.0
         self._changed.set()
 
@@ -268,7 +268,7 @@ class PopSession:
         """Ignores NOTIFY_CONSUMER_IDS_CHANGED (40): members that pop share no queues."""
 
     def serve(self, command: RemotingCommand) -> RemotingCommand | Awaitable[RemotingCommand | None] | None:
-        """Answers requests of tools for this member."""
+        """Answers requests of admin tools for this member."""
         return self.tools.serve(command)
 
     def pause(self, topics: Iterable[str]) -> None:

@@ -24,7 +24,7 @@ REPORT_EVERY: Final = 30.0
 
 
 class ReadBackoff:
-    """The waits of one row of failures. ``patience``: seconds after which the error is raised; None for never."""
+    """The waits between consecutive failures. ``patience``: seconds after which the error is raised; None for never."""
 
     __slots__ = ("_patience", "_reported", "_rests", "_since")
 

@@ -371,7 +371,7 @@ def _check_start(start: Start) -> None:
         epoch_ms(start)
     elif not isinstance(start, Mapping) and start not in ("earliest", "latest", "committed"):
         raise ConfigError(
-            f'start must be "earliest", "latest", "committed", a datetime or offsets by queue, not {shown(start)}'
+            f'start must be "earliest", "latest", "committed", an aware datetime or offsets by queue, not {shown(start)}'
         )
 
 
@@ -379,7 +379,7 @@ def _check_end(end: End) -> None:
     if isinstance(end, datetime):
         epoch_ms(end)
     elif end is not None and not isinstance(end, Mapping) and end != "latest":
-        raise ConfigError(f'end must be "latest", None, a datetime or offsets by queue, not {shown(end)}')
+        raise ConfigError(f'end must be "latest", None, an aware datetime or offsets by queue, not {shown(end)}')
 
 
 def _check_offset(queue: MessageQueue, offset: int) -> None:

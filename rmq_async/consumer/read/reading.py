@@ -177,7 +177,7 @@ class Reader:
                 self._start_fetching(cursor, None)
                 continue
             self._pending[pending.future] = (cursor, pending)
-            self._calls[pending.future] = None  # what ``add`` does; a pull of a few messages shows the cost of a call
+            self._calls[pending.future] = None  # as ``add`` does, without a call, which would cost small pulls time
             pending.future.add_done_callback(self._answered)
 
     def _start_pull(self, cursor: Cursor) -> PendingPull | None:
