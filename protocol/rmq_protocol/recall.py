@@ -51,4 +51,4 @@ def decode_recall_handle(text: str | None) -> RecallHandle:
         else:
             if version == _VERSION and len(parts) >= len(RecallHandle._fields):
                 return RecallHandle(*parts[: len(RecallHandle._fields)])
-    raise RemoteProtocolError(f"recall handle {shown(text)} is not base64 of 'v1 topic broker time id'")
+    raise RemoteProtocolError(f"recall handle {shown(text)} is invalid: it must be base64 of 'v1 topic broker time id'")

@@ -198,7 +198,7 @@ def test_a_seed_that_is_no_number_is_named(project: pytest.Pytester, monkeypatch
     project.makepyfile(test_simulated=SIMULATED)
     result = project.runpytest_subprocess("-k", "passes or repeats")
     result.assert_outcomes(passed=1, failed=1)
-    result.stdout.fnmatch_lines(["*RMQ_SEED must be a whole number, not 'seven'"])
+    result.stdout.fnmatch_lines(["*RMQ_SEED must be a whole number, not 'seven'; *"])
 
 
 def test_a_simulated_test_is_a_plain_one(project: pytest.Pytester) -> None:

@@ -148,7 +148,7 @@ async def test_request_ends_while_threads_are_busy(cluster: Cluster) -> None:
     async with producer(cluster) as asking:
         assert (await asking.request(message())).body == INCOMPRESSIBLE
         async with full_threads():
-            with timed(0.3, 0.3), pytest.raises(errors.ReplyTimeoutError, match="was not decompressed") as caught:
+            with timed(0.3, 0.3), pytest.raises(errors.ReplyTimeoutError, match="were not decompressed") as caught:
                 await asking.request(message(), timeout=0.3)
             call = asyncio.ensure_future(asking.request(message(), timeout=30.0))
             await until(lambda: len(cluster.sends) == 3)

@@ -46,7 +46,7 @@ async def test_what_cannot_be_recalled_is_refused_before_anybody_is_asked(server
             (TOPIC, handle, "belongs to topic 'other', not to T"),
             (TOPIC, "bm90IGEgaGFuZGxl", "is invalid"),
             (TOPIC, "", "is invalid"),
-            (TOPIC, None, "handle None is invalid"),
+            (TOPIC, None, "handle None is invalid: it must be base64"),
             (TOPIC, 7, "handle 7 is invalid"),
             ("%RETRY%group", handle, "retry or dead letter topic"),
             ("%DLQ%group", handle, "retry or dead letter topic"),

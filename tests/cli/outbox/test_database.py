@@ -31,7 +31,7 @@ async def test_every_command_works_on_postgresql() -> None:
 
         ended = await rmq("outbox", "status", "--table", "nothing", **there)
         assert ended.code == 2
-        assert "create_table() makes it" in one_line(ended.err)
+        assert "create_table() creates it" in one_line(ended.err)
         ended = await rmq("outbox", "status", "--database", table.url.replace("/postgres?", "/nothing?"))
         assert (ended.code, ended.err) == (1, 'rmq: the database: database "nothing" does not exist\n')
 
@@ -70,7 +70,7 @@ class TestTheDatabase:
         (tmp_path / "service.db").touch()
         ended = rmq_here("outbox", *command, "--database", table.url)
         assert (ended.code, ended.out) == (2, "")
-        assert "await outbox.create_table() makes it" in one_line(ended.err)
+        assert "await outbox.create_table() creates it" in one_line(ended.err)
 
     @pytest.mark.parametrize(
         ("url", "code", "says"),

@@ -154,7 +154,7 @@ async def test_control_refuses_what_it_does_not_know() -> None:
                 consumer.pause(MessageQueue("T", "broker-a", 9))
             with pytest.raises(QueueLostError):
                 await consumer.seek(MessageQueue("T", "broker-a", 9), 0)
-            with pytest.raises(ConfigError, match="which has 0 to 0"):
+            with pytest.raises(ConfigError, match="whose offsets are 0 to 0"):
                 await consumer.seek(Q0, 1)
             for bad in (-1, True, 1.0, "begin", datetime(2026, 1, 1)):
                 with pytest.raises(ConfigError):

@@ -52,7 +52,7 @@ class SimulatedNetwork:
             raise SimulationError(f"there is a machine {name!r}; choose another name" if name else "a machine needs a name")
         address = str(FIRST_ADDRESS + len(self._hosts))
         if address in self._addresses:
-            raise SimulationError(f"{name} has no address: a machine has moved to {address}; move it to another one before")
+            raise SimulationError(f"{name} would get {address}, to which another machine has moved; move that one on first")
         host = self._hosts[name] = self._addresses[address] = Host(name, address, self, self._generator(f"host {name}"))
         return host
 
