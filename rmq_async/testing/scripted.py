@@ -14,21 +14,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
-import struct
 from collections import Counter
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Final, NamedTuple, cast
+from typing import Final, NamedTuple
 
 from rmq_protocol.cluster import ClusterInfo, encode_cluster_info
-from rmq_protocol.command import RemotingCommand, decode_command
+from rmq_protocol.command import RemotingCommand
 from rmq_protocol.constants import MASTER_ID, RequestCode
 from rmq_protocol.errors import ProtocolError
-from rmq_protocol.frame import FrameDecoder
 from rmq_protocol.route import BrokerData, QueueData, TopicRouteData, encode_route
 
 from .._asyncio import Startable
+from ._link import Link
 from ._steps import Answer, Close, Expect, ExpectClose, Reset, Step, Wait, Write, differences, name_of
 
 __all__ = [
@@ -282,48 +280,23 @@ class ScriptedPeer(Startable):
         self._events.put_nowait(_Event(link, "lost"))
 
 
-class _Link(asyncio.Protocol):
+class _Link(Link):
     """One connection of the client."""
 
     def __init__(self, peer: ScriptedPeer) -> None:
+        super().__init__()
         self._peer = peer
-        self._transport: asyncio.Transport | None = None
-        self._decoder = FrameDecoder()
-        self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    @property
-    def closing(self) -> bool:
-        return self._transport is None or self._transport.is_closing()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)
+        super().connection_made(transport)
         self._peer.made(self)
 
-    def data_received(self, data: bytes) -> None:
-        try:
-            for frame in self._decoder.feed(data):
-                self._peer.received(self, decode_command(frame))
-            if self._decoder.error is not None:
-                self._peer.broken(self, self._decoder.error)
-        except ProtocolError as error:
-            self._peer.broken(self, error)
+    def take(self, command: RemotingCommand) -> None:
+        self._peer.received(self, command)
+
+    def broken(self, error: ProtocolError) -> None:
+        self._peer.broken(self, error)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._transport = None
-        self.lost.set_result(None)
+        super().connection_lost(exc)
         self._peer.lost(self)
-
-    def write(self, data: bytes) -> None:
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.write(data)
-
-    def close(self) -> None:
-        if self._transport is not None:
-            self._transport.close()
-
-    def reset(self) -> None:
-        if self._transport is not None:
-            with contextlib.suppress(OSError):
-                linger = struct.pack("ii", 1, 0)
-                self._transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
-            self._transport.abort()
