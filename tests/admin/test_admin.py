@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from time import monotonic
 from typing import Any
@@ -24,15 +24,13 @@ from rmq_async.errors import (
     RequestTimeoutError,
     TopicNotFoundError,
 )
-from rmq_protocol.command import RemotingCommand
 from rmq_protocol.constants import RequestCode
 from rmq_protocol.message import MessageQueue
 
-from ..client.support import FakeBroker, route, until
+from ..client.support import until
 from ..consumer.support import put
+from ..fakes import Broker, NameServer, route
 from ..instances import client_of
-from ..transport.peer import Link
-from .support import Cluster
 
 CREATE = RequestCode.UPDATE_AND_CREATE_TOPIC
 
@@ -85,8 +83,8 @@ async def test_sharers_of_the_client_see_new_queues_at_once() -> None:
 
 async def test_what_goes_to_the_broker() -> None:
     async with (
-        FakeBroker() as broker,
-        Cluster({"c": {"broker-a": broker.address}}, t=route(broker.address, queues=8)) as server,
+        Broker() as broker,
+        NameServer({"c": {"broker-a": broker.address}}, t=route(broker.address, queues=8)) as server,
     ):
         async with Admin(namesrv=server.address) as admin:
             await admin.create_topic("t", order=True, topic_sys_flag=1, attributes={"message.type": "FIFO", "a": "b"})
@@ -111,8 +109,8 @@ async def test_what_goes_to_the_broker() -> None:
 
 async def test_a_topic_that_is_not_shown_in_time_is_reported() -> None:
     async with (
-        FakeBroker() as broker,
-        Cluster({"c": {"broker-a": broker.address}}) as server,
+        Broker() as broker,
+        NameServer({"c": {"broker-a": broker.address}}) as server,
         Admin(namesrv=server.address, request_timeout=0.3) as admin,
     ):
         start = monotonic()
@@ -127,8 +125,8 @@ async def test_a_topic_that_is_not_shown_in_time_is_reported() -> None:
 
 
 async def test_a_refusal_names_the_broker_and_the_others_are_waited_for() -> None:
-    async with FakeBroker() as good, FakeBroker() as bad, Cluster({"c": {"a": bad.address, "b": good.address}}) as server:
-        bad.answer = lambda link, request: link.reply(request, code=16, remark="User:x has no permission to access Topic:t")
+    async with Broker() as good, Broker() as bad, NameServer({"c": {"a": bad.address, "b": good.address}}) as server:
+        bad.serve = lambda link, request: link.reply(request, code=16, remark="User:x has no permission to access Topic:t")
         async with Admin(namesrv=server.address) as admin:
             with pytest.raises(BrokerError, match="UPDATE_AND_CREATE_TOPIC") as caught:
                 await admin.create_topic("t")
@@ -138,7 +136,7 @@ async def test_a_refusal_names_the_broker_and_the_others_are_waited_for() -> Non
 
 async def test_where_to_create_must_be_clear() -> None:
     clusters = {"one": {"a": "127.0.0.1:1"}, "two": {"b": "127.0.0.1:2"}}
-    async with Cluster(clusters) as server, Admin(namesrv=server.address) as admin:
+    async with NameServer(clusters) as server, Admin(namesrv=server.address) as admin:
         with pytest.raises(ConfigError, match="one, two"):
             await admin.create_topic("t")
         with pytest.raises(BrokerNotFoundError, match="three"):
@@ -196,20 +194,12 @@ async def test_the_cluster_is_shown() -> None:
 async def test_topics_are_listed_and_deleted() -> None:
     """By scripted peers: which peer is asked for what."""
     async with (
-        FakeBroker() as broker,
-        Cluster({"c": {"a": broker.address}}, t=route(broker.address)) as one,
-        Cluster({"c": {"a": broker.address}}, t=route(broker.address)) as two,
+        Broker() as broker,
+        NameServer({"c": {"a": broker.address}}, t=route(broker.address)) as one,
+        NameServer({"c": {"a": broker.address}}, t=route(broker.address)) as two,
     ):
         for server in (one, two):
-            plain = server.answer
-
-            def answer(link: Link, request: RemotingCommand, plain: Callable[..., None] = plain) -> None:
-                if request.code == 206:
-                    link.reply(request, body=b'{"topicList":["b","a"]}')
-                else:
-                    plain(link, request)
-
-            server.answer = answer
+            server.answers[206] = lambda link, request: link.reply(request, body=b'{"topicList":["b","a"]}')
         async with Admin(namesrv=[one.address, two.address]) as admin:
             assert await admin.topics() == ("a", "b")
             await admin.delete_topic("t")
@@ -248,8 +238,8 @@ async def test_life() -> None:
 @pytest.mark.parametrize("steps", [0, 1, 2, 3, 5, 8, 13, 21])
 async def test_cancelling_a_creation_leaves_nothing(steps: int) -> None:
     async with (
-        FakeBroker() as broker,
-        Cluster({"c": {"broker-a": broker.address}}) as server,
+        Broker() as broker,
+        NameServer({"c": {"broker-a": broker.address}}) as server,
         Admin(namesrv=server.address) as admin,
     ):
         call = asyncio.ensure_future(admin.create_topic("t"))

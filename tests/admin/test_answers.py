@@ -30,11 +30,11 @@ from rmq_protocol.ids import pack_offset_id
 from rmq_protocol.message import MessageQueue
 from rmq_protocol.route import BrokerData, QueueData, TopicRouteData
 
-from ..client.support import FakeBroker, route, until
+from ..client.support import until
 from ..consumer.support import record
-from ..transport.peer import Link, Peer
+from ..fakes import Broker, Link, NameServer, Peer, route, silence
 from ..transport.support import Exact
-from .support import Cluster, one_broker, scripted
+from .support import one_broker, scripted
 
 CREATE = RequestCode.UPDATE_AND_CREATE_TOPIC
 
@@ -54,7 +54,7 @@ CALLS: dict[str, Callable[[Admin], Any]] = {
 @pytest.mark.parametrize("name", CALLS)
 async def test_stopping_ends_a_call_at_once_though_others_share_the_client(name: str) -> None:
     async with one_broker({}, request_timeout=30.0) as (broker, admin), Admin(client=admin.config) as sharer:
-        broker.answer = lambda link, request: None
+        broker.serve = silence
         calls = [asyncio.ensure_future(CALLS[name](user)) for user in (admin, sharer)]
         await until(lambda: len(broker.requests) >= 2)
         start = monotonic()
@@ -69,10 +69,10 @@ async def test_stopping_ends_a_call_at_once_though_others_share_the_client(name:
 
 
 async def test_stopping_ends_waiting_for_a_name_server() -> None:
-    async with Cluster({}) as server:
+    async with NameServer({}) as server:
         admin = Admin(namesrv=server.address, request_timeout=30.0)
         await admin.start()
-        server.answer = lambda link, request: None
+        server.serve = silence
         call = asyncio.ensure_future(admin.topics())
         await until(lambda: server.requests[-1].code == 206)
         await admin.stop()
@@ -109,15 +109,15 @@ async def test_figures_of_single_queues_end_in_time() -> None:
         if request.code == RequestCode.GET_TOPIC_STATS_INFO:
             link.reply(request, body=b'{"offsetTable":{}}')
         elif request.code == RequestCode.GET_MIN_OFFSET:
-            link.reply_later(answered_after, request, ext_fields={"offset": "0"}, body=b"")
+            link.reply_later(answered_after, request, ext_fields={"offset": "0"})
         elif request.code != RequestCode.GET_MAX_OFFSET:  # never answered
-            link.reply(request, body=b"")
+            link.reply(request)
 
-    async with FakeBroker() as broker:
-        broker.answer = answer
+    async with Broker() as broker:
+        broker.serve = answer
         data = TopicRouteData((QueueData("broker-a", 1, 0, 6),), (BrokerData("broker-a", {0: broker.address}, "c"),))
         async with (
-            Cluster({"c": {"broker-a": broker.address}}, t=data) as server,
+            NameServer({"c": {"broker-a": broker.address}}, t=data) as server,
             Admin(namesrv=server.address, request_timeout=timeout) as admin,
         ):
             with Exact() as exact, pytest.raises(RequestTimeoutError):
@@ -134,14 +134,14 @@ async def test_connections_of_a_group_are_those_of_all_brokers() -> None:
         return json.dumps({"connectionSet": [connection], **more}).encode()
 
     subscribed = {"T": {"topic": "T", "subString": "a", "subVersion": 2}}
-    async with FakeBroker() as one, FakeBroker() as two, FakeBroker() as three:
+    async with Broker() as one, Broker() as two, Broker() as three:
         scripted(
             one, {204: (0, None, of("x")), 203: (0, None, of("x", subscriptionTable=subscribed, consumeType="CONSUME_POP"))}
         )
         scripted(two, {204: (0, None, of("w")), 203: (0, None, of("x", consumeType="CONSUME_POP"))})
         scripted(three, {204: (1, "the producer group[g] not exist", b""), 203: (206, "not online", b"")})
         clusters = {"c": {"a": one.address, "b": two.address}, "d": {"e": three.address}}
-        async with Cluster(clusters) as server, Admin(namesrv=server.address) as admin:
+        async with NameServer(clusters) as server, Admin(namesrv=server.address) as admin:
             producers = await admin.producer_connections("g")
             assert [(each.client_id, each.broker, each.version) for each in producers] == [("w", "b", 407), ("x", "a", 407)]
             consumers = await admin.consumer_connections("g")
@@ -158,7 +158,7 @@ async def test_connections_of_a_group_are_those_of_all_brokers() -> None:
 # -- messages
 
 
-def stored(broker: FakeBroker, offset: int, **changes: Any) -> bytes:
+def stored(broker: Broker, offset: int, **changes: Any) -> bytes:
     fields = {"store_host": broker.address, "commit_log_offset": offset, "properties": b"UNIQ_KEY\x01id\x02KEYS\x01k l\x02"}
     return record(0, **(fields | changes))
 
@@ -178,10 +178,10 @@ async def test_an_id_chooses_the_broker_only_among_those_of_the_cluster() -> Non
 
 
 async def test_a_broker_known_by_name_is_found_by_its_address() -> None:
-    async with FakeBroker() as broker:
+    async with Broker() as broker:
         scripted(broker, {33: (0, None, stored(broker, 700))})
         named = broker.address.replace("127.0.0.1", "localhost")
-        async with Cluster({"c": {"broker-a": named}}, t=route(named)) as server, Admin(namesrv=server.address) as admin:
+        async with NameServer({"c": {"broker-a": named}}, t=route(named)) as server, Admin(namesrv=server.address) as admin:
             assert (await admin.view_message("t", pack_offset_id(broker.address, 700))).commit_log_offset == 700
 
 
@@ -277,18 +277,10 @@ async def test_arguments_that_cannot_be(call: Callable[[Admin], Any]) -> None:
 
 async def test_order_is_merged_on_every_name_server() -> None:
     async with (
-        FakeBroker() as broker,
-        Cluster({"c": {"b": broker.address}}, t=route(broker.address, queues=8, name="b")) as one,
+        Broker() as broker,
+        NameServer({"c": {"b": broker.address}}, t=route(broker.address, queues=8, name="b")) as one,
     ):
-        plain = one.answer
-
-        def answer(link: Link, request: RemotingCommand) -> None:
-            if request.code == 101:
-                link.reply(request, ext_fields={"value": "a:4;b:2;"}, body=b"")
-            else:
-                plain(link, request)
-
-        one.answer = answer
+        one.answers[101] = lambda link, request: link.reply(request, ext_fields={"value": "a:4;b:2;"})
         async with Admin(namesrv=one.address) as admin:
             await admin.create_topic("t", order=True, broker="b")
             await admin.create_topic("t", order=True)
@@ -306,7 +298,7 @@ async def test_a_copy_changes_only_what_differs() -> None:
             {"topicConfigTable": {name: {"topicName": name} | config for name, config in topics.items()}}
         ).encode()
 
-    async with FakeBroker() as source, FakeBroker() as target:
+    async with Broker() as source, Broker() as target:
         same = {"readQueueNums": 4, "writeQueueNums": 4}
         own = {
             name: {}
@@ -318,7 +310,7 @@ async def test_a_copy_changes_only_what_differs() -> None:
         scripted(target, {21: (0, None, table(same=same, other=same | {"perm": 4, "attributes": {"x": "y"}}))})
         routes = {name: route(target.address, queues=4, name="broker-b") for name in ("new", "other")}
         clusters = {"c": {"broker-a": source.address, "broker-b": target.address}}
-        async with Cluster(clusters, **routes) as server, Admin(namesrv=server.address) as admin:
+        async with NameServer(clusters, **routes) as server, Admin(namesrv=server.address) as admin:
             done = await admin.sync_topics("broker-a", "broker-b")
         assert [(each.topic, each.action) for each in done] == [("new", "create"), ("other", "update"), ("same", "same")]
         created = {(r.ext_fields or {})["topic"]: r.ext_fields or {} for r in target.requests if r.code == CREATE}
@@ -329,11 +321,11 @@ async def test_a_copy_changes_only_what_differs() -> None:
 
 async def test_large_settings_that_are_nested_deeply_are_an_error_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(topics, "MAX_JSON_BODY_SIZE", 50_000)
-    async with FakeBroker() as source, FakeBroker() as target:
+    async with Broker() as source, Broker() as target:
         scripted(source, {21: (0, None, b'{"topicQueueMappingDetailMap":{"t":' + b"[" * 100_000)})
         scripted(target, {21: (0, None, b"{}")})
         clusters = {"c": {"broker-a": source.address, "broker-b": target.address}}
-        async with Cluster(clusters) as server, Admin(namesrv=server.address) as admin:
+        async with NameServer(clusters) as server, Admin(namesrv=server.address) as admin:
             with pytest.raises(RemoteProtocolError):
                 await admin.sync_topics("broker-a", "broker-b", dry_run=True)
 
@@ -343,10 +335,10 @@ async def test_a_broker_may_have_many_topics() -> None:
         {"readQueueNums": 4, "writeQueueNums": 4, "topicName": "x" * 100, "attributes": {"message.type": "NORMAL"}}
     )
     many = "{" + ",".join(f'"{number}":{config}' for number in range(30_000)) + "}"
-    async with FakeBroker() as source, FakeBroker() as target:
+    async with Broker() as source, Broker() as target:
         scripted(source, {21: (0, None, b'{"topicConfigTable":%b}' % many.encode())})
         scripted(target, {21: (0, None, b"{}")})
         clusters = {"c": {"broker-a": source.address, "broker-b": target.address}}
-        async with Cluster(clusters) as server, Admin(namesrv=server.address) as admin:
+        async with NameServer(clusters) as server, Admin(namesrv=server.address) as admin:
             assert len(await admin.sync_topics("broker-a", "broker-b", dry_run=True)) == 30_000
             assert len(await admin.sync_topics("broker-a", "broker-b", topics="?", dry_run=True)) == 10

@@ -14,11 +14,12 @@ from rmq_async.client.instance import ClientInstance
 from rmq_async.config import ClientConfig
 from rmq_async.embedded import EmbeddedRocketMQ
 
-from .support import FakeNameServer, client, config_of, fork, until
+from ..fakes import NameServer
+from .support import client, config_of, fork, until
 
 
 async def test_clients_with_other_configs_have_other_ids() -> None:
-    async with FakeNameServer() as server, client(server) as one:
+    async with NameServer() as server, client(server) as one:
         assert one.client_id == f"127.0.0.1@{one.config.instance_name}"
         async with client(server, heartbeat_interval=7.0) as two, client(server, unit_name="east") as three:
             assert two.client_id == f"{one.client_id}#2"
@@ -28,7 +29,7 @@ async def test_clients_with_other_configs_have_other_ids() -> None:
 
 
 async def test_an_id_is_free_when_its_client_has_closed() -> None:
-    async with FakeNameServer() as server:
+    async with NameServer() as server:
         async with client(server) as one:
             pass
         async with client(server, heartbeat_interval=7.0) as two, client(server) as three:
@@ -37,7 +38,7 @@ async def test_an_id_is_free_when_its_client_has_closed() -> None:
 
 
 async def test_clients_on_other_loops_have_other_ids() -> None:
-    async with FakeNameServer() as server, client(server) as one:
+    async with NameServer() as server, client(server) as one:
         ids: list[str] = []
 
         def run() -> None:

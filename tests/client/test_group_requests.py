@@ -24,9 +24,8 @@ from rmq_protocol.constants import RequestCode
 from rmq_protocol.heartbeat import ConsumerData
 from rmq_protocol.stored import decode_messages
 
-from ..embedded.raw import RawClient
-from ..transport.peer import Link, Peer
-from .support import FakeNameServer, client, route, until
+from ..fakes import Link, NameServer, Peer, RawClient, route
+from .support import client, until
 
 NOTIFY, RESET, STATUS = 40, RequestCode.RESET_CONSUMER_CLIENT_OFFSET, RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT
 RUNNING, DIRECTLY = RequestCode.GET_CONSUMER_RUNNING_INFO, RequestCode.CONSUME_MESSAGE_DIRECTLY
@@ -127,7 +126,7 @@ async def test_notices_go_to_the_group_they_name(nothing_left: list[dict[str, An
     def silence(link: Link, request: RemotingCommand) -> None:
         pass
 
-    async with Peer(silence) as broker, FakeNameServer(T=route(broker.address)) as names, client(names) as instance:
+    async with Peer(silence) as broker, NameServer(T=route(broker.address)) as names, client(names) as instance:
         first, second = Member(), Member()
         instance.group_requests.add("A", first)
         instance.group_requests.add("B", second)
@@ -152,7 +151,7 @@ async def test_requests_for_unknown_groups_are_answered_as_by_java() -> None:
     def silence(link: Link, request: RemotingCommand) -> None:
         pass
 
-    async with Peer(silence) as broker, FakeNameServer(T=route(broker.address)) as names, client(names) as instance:
+    async with Peer(silence) as broker, NameServer(T=route(broker.address)) as names, client(names) as instance:
         member = Member()
         instance.group_requests.add("A", member)
         await instance.pool.connect(broker.address, 1.0)

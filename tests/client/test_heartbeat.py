@@ -21,14 +21,15 @@ from rmq_protocol.constants import RequestCode
 from rmq_protocol.heartbeat import ConsumerData, HeartbeatData, decode_heartbeat, encode_heartbeat
 from rmq_protocol.route import BrokerData, QueueData, TopicRouteData
 
-from .support import FakeBroker, FakeNameServer, client, config_of, ours, route, until
+from ..fakes import Broker, NameServer, route
+from .support import client, config_of, ours, until
 
 
 @asynccontextmanager
-async def cluster(*, brokers: int = 1) -> AsyncIterator[tuple[FakeNameServer, list[FakeBroker]]]:
+async def cluster(*, brokers: int = 1) -> AsyncIterator[tuple[NameServer, list[Broker]]]:
     """A name server that knows topic "t" on all the brokers."""
-    peers = [FakeBroker() for _ in range(brokers)]
-    async with FakeNameServer() as server:
+    peers = [Broker() for _ in range(brokers)]
+    async with NameServer() as server:
         for peer in peers:
             await peer.start()
         names = [f"broker-{number}" for number in range(brokers)]
@@ -43,7 +44,7 @@ async def cluster(*, brokers: int = 1) -> AsyncIterator[tuple[FakeNameServer, li
                 await peer.stop()
 
 
-def groups(broker: FakeBroker, beat: int = -1) -> tuple[list[str], list[str]]:
+def groups(broker: Broker, beat: int = -1) -> tuple[list[str], list[str]]:
     data = broker.beats[beat]
     return [p.group_name for p in data.producer_data_set], [c.group_name for c in data.consumer_data_set]
 
@@ -237,7 +238,7 @@ async def test_one_answer_between_them_keeps_the_connection() -> None:
 
 async def test_a_refused_heartbeat_is_reported_once_and_closes_nothing(caplog: pytest.LogCaptureFixture) -> None:
     async with cluster() as (server, [broker]), client(server, heartbeat_interval=0.05) as instance:
-        broker.answer = lambda link, request: link.reply(request, code=16, remark="check signature failed.\n", body=b"")
+        broker.serve = lambda link, request: link.reply(request, code=16, remark="check signature failed.\n")
         instance.register_producer("p")
         await instance.routes.get("t", 1.0)
         connection = await instance.pool.connect(broker.address, 1.0)
@@ -261,7 +262,7 @@ async def test_refusals_forgotten_when_broker_leaves_route(
         staying, leaving = brokers
         both, heartbeats, pool = server.routes["t"], instance.heartbeats, instance.pool
         for broker in brokers:
-            broker.answer = lambda link, request: link.reply(request, code=16, remark="no", body=b"")
+            broker.serve = lambda link, request: link.reply(request, code=16, remark="no")
         instance.register_producer("p")
         await instance.routes.get("t", 1.0)
         for broker in brokers:
@@ -353,7 +354,7 @@ async def test_cancelling_a_farewell_leaves_nothing(steps: int) -> None:
 UNREGISTER, BEAT = RequestCode.UNREGISTER_CLIENT, RequestCode.HEART_BEAT
 
 
-def registrations(broker: FakeBroker, link: int = 0) -> list[tuple[int, str]]:
+def registrations(broker: Broker, link: int = 0) -> list[tuple[int, str]]:
     """Heartbeats and farewells of one connection, with their producer groups."""
     return [
         (request.code, (request.ext_fields or {}).get("producerGroup") or "")
@@ -400,12 +401,12 @@ async def test_a_former_connection_that_ends_takes_the_id_along(monkeypatch: pyt
         instance.register_producer("p")
         await instance.routes.get("t", 1.0)
         await instance.heartbeats.introduce([broker.address], 1.0)
-        broker.answer = lambda link, request: link.reply(request, code=1500, remark="go away", body=b"")
+        broker.serve = lambda link, request: link.reply(request, code=1500, remark="go away")
         former = instance.pool.get(broker.address)
         assert former is not None
         (beat,) = [request.body for request in broker.requests if request.code == BEAT]
         await former.request(RemotingCommand(code=BEAT, body=beat), 1.0)
-        broker.answer = broker.serve
+        del broker.serve
         await instance.heartbeats.introduce([broker.address], 1.0)
         assert (former.closed.done(), registrations(broker, 1)) == (False, [(BEAT, "p")])
         await until(lambda: len(registrations(broker, 1)) == 3)

@@ -26,15 +26,15 @@ from rmq_protocol.command import RemotingCommand
 from rmq_protocol.ids import unpack_unique_id
 from rmq_protocol.route import BrokerData, QueueData, TopicRouteData
 
+from ..fakes import Broker, Link, NameServer, Peer, echo, late, route, silence
 from ..instances import registered
-from ..transport.peer import Link, Peer, silence
-from .support import FakeBroker, FakeNameServer, client, config_of, fork, ours, route, until
+from .support import client, config_of, fork, ours, until
 
 # Sharing.
 
 
 async def test_equal_settings_share_one_client(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with FakeNameServer() as one, FakeNameServer() as two:
+    async with NameServer() as one, NameServer() as two:
         spellings = [f"{one.address};{two.address}", [two.address, one.address], f" {two.address} , {one.address};"]
         instances = await asyncio.gather(*[ClientInstance.acquire(ClientConfig(namesrv=text)) for text in spellings])
         monkeypatch.setenv("NAMESRV_ADDR", f"{one.address};{two.address}")
@@ -49,7 +49,7 @@ async def test_equal_settings_share_one_client(monkeypatch: pytest.MonkeyPatch) 
 
 
 async def test_other_settings_make_another_client() -> None:
-    async with FakeNameServer() as server, client(server) as one, client(server, instance_name="x") as two:
+    async with NameServer() as server, client(server) as one, client(server, instance_name="x") as two:
         assert one is not two
         assert two.client_id == "127.0.0.1@x"
         async with client(server, heartbeat_interval=7.0) as three:
@@ -57,7 +57,7 @@ async def test_other_settings_make_another_client() -> None:
 
 
 async def test_a_client_that_was_closed_is_not_given_out_again() -> None:
-    async with FakeNameServer() as server:
+    async with NameServer() as server:
         async with client(server) as one:
             pass
         with pytest.raises(ClientStateError):
@@ -67,7 +67,7 @@ async def test_a_client_that_was_closed_is_not_given_out_again() -> None:
 
 
 async def test_one_start_for_all_who_come_together() -> None:
-    async with FakeNameServer() as server:
+    async with NameServer() as server:
         config = config_of(server)
         instances = await asyncio.gather(*[ClientInstance.acquire(config) for _ in range(50)])
         assert len({id(each) for each in instances}) == 1
@@ -79,7 +79,7 @@ async def test_one_start_for_all_who_come_together() -> None:
 
 
 async def test_the_client_is_known_by_its_address_towards_the_name_server() -> None:
-    async with FakeNameServer() as server, client(server) as instance:
+    async with NameServer() as server, client(server) as instance:
         assert instance.client_ip == "127.0.0.1"
         assert instance.client_id == f"127.0.0.1@{instance.config.instance_name}"
         assert instance.config.instance_name.startswith(f"{os.getpid()}#")
@@ -87,7 +87,7 @@ async def test_the_client_is_known_by_its_address_towards_the_name_server() -> N
 
 
 async def test_ipv6_works_as_well() -> None:
-    server = FakeNameServer()
+    server = NameServer()
     server.host = "::1"
     async with server, client(server) as instance:
         assert instance.client_id.startswith("::1@")
@@ -95,7 +95,7 @@ async def test_ipv6_works_as_well() -> None:
 
 
 async def test_a_given_address_goes_into_the_client_id_and_the_message_ids() -> None:
-    async with FakeNameServer() as server:
+    async with NameServer() as server:
         async with client(server, client_ip="10.9.8.7") as instance:
             assert instance.client_id.startswith("10.9.8.7@")
             assert unpack_unique_id(instance.unique_ids.next()).ip == "10.9.8.7"
@@ -138,20 +138,20 @@ async def test_any_answer_of_a_name_server_is_good_enough_to_start() -> None:
 
 
 async def test_all_who_wait_for_a_failing_start_fail_and_the_next_one_tries_anew() -> None:
-    async with FakeNameServer() as server:
-        server.answer = silence
+    async with NameServer() as server:
+        server.serve = silence
         config = config_of(server, request_timeout=0.2)
         failures = await asyncio.gather(*[ClientInstance.acquire(config) for _ in range(5)], return_exceptions=True)
         assert all(isinstance(failure, NameServerError) for failure in failures)
         assert len({id(failure) for failure in failures}) == 5
-        server.answer = server.serve
+        del server.serve
         instance = await ClientInstance.acquire(config)
         await instance.release()
 
 
 @pytest.mark.parametrize("steps", range(14))
 async def test_cancelling_a_start_leaves_nothing(steps: int) -> None:
-    async with FakeNameServer() as server:
+    async with NameServer() as server:
         call = asyncio.ensure_future(ClientInstance.acquire(config_of(server)))
         for _ in range(steps):
             await asyncio.sleep(0)
@@ -166,7 +166,7 @@ async def test_cancelling_a_start_leaves_nothing(steps: int) -> None:
 
 @pytest.mark.parametrize("steps", range(10))
 async def test_cancelling_one_who_starts_does_not_stop_the_others(steps: int) -> None:
-    async with FakeNameServer() as server:
+    async with NameServer() as server:
         config = config_of(server)
         first = asyncio.ensure_future(ClientInstance.acquire(config))
         second = asyncio.ensure_future(ClientInstance.acquire(config))
@@ -183,7 +183,7 @@ async def test_cancelling_one_who_starts_does_not_stop_the_others(steps: int) ->
 @pytest.mark.parametrize("steps", range(8))
 @pytest.mark.parametrize("patience", [0.0, 5.0])
 async def test_cancelling_a_release_closes_all_the_same(steps: int, patience: float) -> None:
-    async with FakeNameServer() as server, Peer(silence) as broker:
+    async with NameServer() as server, Peer(silence) as broker:
         instance = await ClientInstance.acquire(config_of(server))
         connection = await instance.pool.connect(broker.address, 1.0)
         request = asyncio.ensure_future(connection.request(RemotingCommand(code=1), 30.0))
@@ -203,7 +203,7 @@ async def test_cancelling_a_release_closes_all_the_same(steps: int, patience: fl
 
 
 async def test_the_last_release_waits_for_requests_under_way() -> None:
-    async with FakeNameServer() as server, Peer(lambda link, request: link.reply_later(0.1, request)) as broker:
+    async with NameServer() as server, Peer(late(0.1, echo)) as broker:
         instance = await ClientInstance.acquire(config_of(server))
         connection = await instance.pool.connect(broker.address, 1.0)
         request = asyncio.ensure_future(connection.request(RemotingCommand(code=1), 5.0))
@@ -216,17 +216,17 @@ async def test_the_last_release_waits_for_requests_under_way() -> None:
 
 
 async def test_a_broker_is_found_by_its_name() -> None:
-    async with FakeBroker() as broker, FakeNameServer(t=route(broker.address)) as server, client(server) as instance:
+    async with Broker() as broker, NameServer(t=route(broker.address)) as server, client(server) as instance:
         response, address = await instance.ask_broker("broker-a", "t", RemotingCommand(code=30), 1.0)
         assert (response.code, address) == (0, broker.address)
         with pytest.raises(BrokerNotFoundError, match="broker-x") as caught:
             await instance.ask_broker("broker-x", "t", RemotingCommand(code=30), 1.0)
         assert caught.value.broker == "broker-x"
-        assert server.asked["t"] == 2, "a name that is not known is looked for once more"
+        assert server.asked.count("t") == 2, "a name that is not known is looked for once more"
 
 
 async def test_a_replica_serves_where_the_master_is_gone() -> None:
-    async with FakeBroker() as broker, FakeNameServer() as server, client(server) as instance:
+    async with Broker() as broker, NameServer() as server, client(server) as instance:
         server.routes["t"] = TopicRouteData(
             queue_datas=(QueueData("broker-a", 4, 4, 6),), broker_datas=(BrokerData("broker-a", {3: "x:1", 2: broker.address}),)
         )
@@ -237,12 +237,12 @@ async def test_a_replica_serves_where_the_master_is_gone() -> None:
 
 
 async def test_errors_name_the_broker_and_refresh_the_route() -> None:
-    async with FakeBroker() as broker, FakeNameServer(t=route(broker.address)) as server, client(server) as instance:
+    async with Broker() as broker, NameServer(t=route(broker.address)) as server, client(server) as instance:
         broker.silent = True
         with pytest.raises(RequestTimeoutError) as late:
             await instance.ask_broker("broker-a", "t", RemotingCommand(code=30), 0.1)
         assert (late.value.broker, late.value.address) == ("broker-a", broker.address)
-        await until(lambda: server.asked["t"] == 2)
+        await until(lambda: server.asked.count("t") == 2)
         await broker.stop()
         with pytest.raises(ConnectError) as refused:
             await instance.ask_broker("broker-a", "t", RemotingCommand(code=30), 1.0)
@@ -251,9 +251,9 @@ async def test_errors_name_the_broker_and_refresh_the_route() -> None:
 
 async def test_a_lost_broker_makes_the_routes_fresh() -> None:
     async with (
-        FakeBroker() as one,
-        FakeBroker() as two,
-        FakeNameServer(t=route(one.address)) as server,
+        Broker() as one,
+        Broker() as two,
+        NameServer(t=route(one.address)) as server,
         client(server) as instance,
     ):
         await instance.ask_broker("broker-a", "t", RemotingCommand(code=30), 1.0)
@@ -271,9 +271,9 @@ async def test_a_request_of_the_server_goes_to_its_handler() -> None:
     def keep(_link: Link, response: RemotingCommand) -> None:
         answers.append(response)
 
-    broker = FakeBroker()
+    broker = Broker()
     broker.on_response = keep
-    async with broker, FakeNameServer(t=route(broker.address)) as server, client(server) as instance:
+    async with broker, NameServer(t=route(broker.address)) as server, client(server) as instance:
         instance.handlers[326] = lambda _connection, request: RemotingCommand(code=0, opaque=request.opaque, flag=1)
         await instance.pool.connect(broker.address, 1.0)
         link = await broker.accepted()
@@ -287,9 +287,9 @@ async def test_a_request_of_the_server_goes_to_its_handler() -> None:
 
 async def test_a_handler_that_raises_is_reported_and_answered(nothing_left: list[dict[str, Any]]) -> None:
     answers: list[RemotingCommand] = []
-    broker = FakeBroker()
+    broker = Broker()
     broker.on_response = lambda _link, response: answers.append(response)
-    async with broker, FakeNameServer() as server, client(server) as instance:
+    async with broker, NameServer() as server, client(server) as instance:
 
         def broken(_connection: object, _request: RemotingCommand) -> None:
             raise ZeroDivisionError
@@ -306,7 +306,7 @@ async def test_a_handler_that_raises_is_reported_and_answered(nothing_left: list
 
 
 async def test_another_loop_is_refused() -> None:
-    async with FakeNameServer() as server, client(server) as instance:
+    async with NameServer() as server, client(server) as instance:
         caught: list[BaseException] = []
 
         async def elsewhere() -> None:
@@ -323,7 +323,7 @@ async def test_another_loop_is_refused() -> None:
 
 
 async def test_two_loops_have_clients_of_their_own() -> None:
-    async with FakeNameServer() as server, client(server) as instance:
+    async with NameServer() as server, client(server) as instance:
         found: list[ClientInstance] = []
 
         async def elsewhere() -> None:
@@ -336,7 +336,7 @@ async def test_two_loops_have_clients_of_their_own() -> None:
 
 
 async def test_a_forked_child_is_refused_and_touches_nothing() -> None:
-    async with FakeNameServer() as server, client(server) as instance:
+    async with NameServer() as server, client(server) as instance:
         child = fork()
         if child == 0:
             status = 1
@@ -353,7 +353,7 @@ async def test_a_forked_child_is_refused_and_touches_nothing() -> None:
 
 
 async def test_a_loop_that_was_closed_under_a_client_is_forgotten() -> None:
-    async with FakeNameServer() as server:
+    async with NameServer() as server:
 
         def run() -> None:
             loop = asyncio.new_event_loop()

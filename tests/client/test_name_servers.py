@@ -17,14 +17,10 @@ from rmq_async.errors import NameServerError, RequestTimeoutError
 from rmq_async.transport import ConnectionPool
 from rmq_protocol.command import RemotingCommand
 
-from ..transport.peer import Link, Peer, echo, silence
+from ..fakes import Link, Peer, echo, refuse, reset, silence
 from .support import until
 
 ASK = RemotingCommand(code=106)
-
-
-def refuse(link: Link, request: RemotingCommand) -> None:
-    link.reply(request, code=1, remark="name server not ready", body=b"")
 
 
 def new_pool() -> ConnectionPool:
@@ -91,9 +87,9 @@ async def test_a_silent_one_may_use_its_share_of_the_time_only() -> None:
 async def test_a_connection_that_breaks_under_the_request_is_tried_again() -> None:
     def once(link: Link, request: RemotingCommand) -> None:
         if len(peer.links) == 1:
-            link.fin()
+            link.close()
         else:
-            link.reply(request)
+            echo(link, request)
 
     async with Peer(once) as peer, name_servers(peer) as servers:
         assert (await servers.request(ASK, 1.0))[1] == peer.address
@@ -101,7 +97,7 @@ async def test_a_connection_that_breaks_under_the_request_is_tried_again() -> No
 
 
 async def test_one_that_always_hangs_up_is_tried_twice() -> None:
-    async with Peer(lambda link, _: link.rst()) as peer, name_servers(peer) as servers:
+    async with Peer(reset) as peer, name_servers(peer) as servers:
         with pytest.raises(NameServerError, match="connection lost"):
             await servers.request(ASK, 1.0)
         assert len(peer.links) == 2
@@ -129,11 +125,11 @@ async def test_an_unusable_answer_makes_the_next_one_be_asked() -> None:
             raise broker_error(response.code, response.remark, address=address)
         return response.body
 
-    async with Peer(refuse) as first, Peer(echo) as second, name_servers(first, second) as servers:
+    async with Peer(refuse(1, "name server not ready")) as first, Peer(echo) as second, name_servers(first, second) as servers:
         assert await servers.ask(RemotingCommand(code=105, body=b"x"), 1.0, read) == (b"x", second.address)
         assert (await servers.ask(RemotingCommand(code=105, body=b"y"), 1.0, read))[1] == second.address
         assert first.received == 1
-        second.answer = refuse
+        second.answer = refuse(1, "name server not ready")
         with pytest.raises(NoUsableAnswerError, match=r"answered, 1 SYSTEM_ERROR: name server not ready") as caught:
             await servers.ask(ASK, 1.0, read)
         assert str(caught.value).count("not ready") == 2

@@ -15,8 +15,8 @@ from rmq_async.consumer import PullConsumer
 from rmq_async.errors import ClientStateError, ForkedError, WrongLoopError
 from rmq_async.producer import Producer
 
-from ..transport.peer import Peer, silence
-from .support import FakeNameServer, fork
+from ..fakes import NameServer, Peer, silence
+from .support import fork
 
 MAKERS: dict[str, Any] = {
     "producer": lambda namesrv: Producer("g", namesrv=namesrv),
@@ -28,7 +28,7 @@ USERS: dict[str, Any] = {name: MAKERS[name] for name in ("consumer", "admin")}
 
 @pytest.mark.parametrize("name", MAKERS)
 async def test_a_stop_with_a_timeout_that_is_none_changes_nothing(name: str) -> None:
-    async with FakeNameServer() as server:
+    async with NameServer() as server:
         user = MAKERS[name](server.address)
         await user.start()
         running = repr(user)
@@ -42,7 +42,7 @@ async def test_a_stop_with_a_timeout_that_is_none_changes_nothing(name: str) -> 
 
 @pytest.mark.parametrize("name", USERS)
 async def test_start_stop_and_start_a_step_apart(name: str) -> None:
-    async with FakeNameServer() as server:
+    async with NameServer() as server:
         user: ClientUser = USERS[name](server.address)
         calls = []
         for call in (user.start, user.stop, user.start):
@@ -75,8 +75,8 @@ async def test_a_stop_does_not_wait_for_a_silent_name_server(name: str) -> None:
 
 @pytest.mark.parametrize("name", USERS)
 async def test_a_call_elsewhere_does_not_stop_what_is_starting_here(name: str) -> None:
-    async with FakeNameServer() as server:
-        server.answer = silence
+    async with NameServer() as server:
+        server.serve = silence
         user: ClientUser = USERS[name](server.address)
         starting = asyncio.ensure_future(user.start())
         await asyncio.sleep(0)

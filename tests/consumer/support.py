@@ -11,18 +11,15 @@ from rmq_async.admin import Admin
 from rmq_async.config import ClientConfig
 from rmq_async.consumer import PullConsumer
 from rmq_async.embedded import EmbeddedRocketMQ
-from rmq_protocol.command import RemotingCommand, make_response
+from rmq_protocol.command import RemotingCommand
 from rmq_protocol.constants import RequestCode
-from rmq_protocol.headers import PullMessageRequestHeader, SendMessageRequestHeaderV2, from_ext, to_ext
-from rmq_protocol.json_body import encode_body
+from rmq_protocol.headers import SendMessageRequestHeaderV2, to_ext
 from rmq_protocol.message import MessageExt, MessageQueue
 from rmq_protocol.properties import encode_properties
 from rmq_protocol.stored import encode_stored
-from rmq_protocol.topics import TopicConfigAndQueueMapping
 
-from ..client.support import FakeBroker, FakeNameServer, route
+from ..fakes import NameServer, OnPull, PullBroker, route
 from ..instances import client_of
-from ..transport.peer import Link
 
 TOPIC = "t"
 
@@ -68,59 +65,11 @@ def record(offset: int, body: bytes = b"x", **changes: Any) -> bytes:
     return encode_stored(**(fields | changes))
 
 
-class ScriptedBroker(FakeBroker):
-    """Answers pulls by ``on_pull(header) -> (code, next offset, body)`` with offsets ``low`` and ``high``.
-
-    ``settings``: the topic's.
-    """
-
-    def __init__(self, on_pull: Callable[[PullMessageRequestHeader], tuple[int, int, bytes]] | None = None) -> None:
-        super().__init__()
-        self.on_pull = on_pull
-        self.name_server: FakeNameServer
-        self.low = 0
-        self.high = 100
-        self.settings = TopicConfigAndQueueMapping(TOPIC)
-        self.settings_asked = 0
-        self.pulls: list[PullMessageRequestHeader] = []
-
-    def serve(self, link: Link, request: RemotingCommand) -> None:
-        if request.code == RequestCode.GET_MAX_OFFSET:
-            self._send(link, make_response(request, 0, None, {"offset": str(self.high)}))
-        elif request.code == RequestCode.GET_MIN_OFFSET:
-            self._send(link, make_response(request, 0, None, {"offset": str(self.low)}))
-        elif request.code == RequestCode.GET_TOPIC_CONFIG:
-            self.settings_asked += 1
-            self._send(link, make_response(request, 0, None, None, encode_body(self.settings, standard=False)))
-        elif request.code == RequestCode.PULL_MESSAGE and self.on_pull is not None:
-            header = from_ext(PullMessageRequestHeader, request.ext_fields)
-            self.pulls.append(header)
-            code, after, body = self.on_pull(header)
-            ext: dict[str, str | None] = {
-                "suggestWhichBrokerId": "0",
-                "nextBeginOffset": str(after),
-                "minOffset": str(self.low),
-                "maxOffset": str(self.high),
-            }
-            self._send(link, make_response(request, code, "said the script", ext, body))
-        else:
-            super().serve(link, request)
-
-    def _send(self, link: Link, response: RemotingCommand) -> None:
-        link.reply(
-            RemotingCommand(code=0, opaque=response.opaque),
-            code=response.code,
-            remark=response.remark,
-            ext_fields=response.ext_fields,
-            body=response.body,
-        )
-
-
 @asynccontextmanager
 async def scripted(
-    on_pull: Callable[[PullMessageRequestHeader], tuple[int, int, bytes]] | None = None, *, queues: int = 1, **options: Any
-) -> AsyncIterator[tuple[ScriptedBroker, PullConsumer]]:
-    async with ScriptedBroker(on_pull) as broker, FakeNameServer(t=route(broker.address, queues=queues)) as server:
+    on_pull: OnPull | None = None, *, queues: int = 1, **options: Any
+) -> AsyncIterator[tuple[PullBroker, PullConsumer]]:
+    async with PullBroker(on_pull) as broker, NameServer(t=route(broker.address, queues=queues)) as server:
         broker.name_server = server
         config = ClientConfig(namesrv=server.address, **({"request_timeout": 0.5} | options))
         async with PullConsumer("g", client=config) as consumer:

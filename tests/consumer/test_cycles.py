@@ -12,13 +12,12 @@ import pytest
 from rmq_async import Admin
 from rmq_async.consumer import PullConsumer
 from rmq_async.errors import ClientStateError, CorruptMessageError, RocketMQError
-from rmq_protocol.command import RemotingCommand
 from rmq_protocol.message import MessageQueue
 
 from ..client.support import GARBAGE, until
 from ..cycles import frozen as frozen
 from ..cycles import no_cycle
-from ..transport.peer import Link, silence
+from ..fakes import cut, refuse, silence
 from .support import TOPIC, collect, record, scripted, under_way
 
 CALLS = 4
@@ -47,14 +46,6 @@ def calls(consumer: PullConsumer, admin: Admin) -> dict[str, Call]:
     }
 
 
-def refuse(link: Link, request: RemotingCommand) -> None:
-    link.reply(request, code=1, remark="no", body=b"")
-
-
-def cut(link: Link, _: RemotingCommand) -> None:
-    link.fin()
-
-
 async def failing(call: Call, *, cancelled: bool = False) -> None:
     task = asyncio.ensure_future(call())
     if cancelled:
@@ -65,22 +56,22 @@ async def failing(call: Call, *, cancelled: bool = False) -> None:
         assert isinstance(task.exception(), RocketMQError)
 
 
-@pytest.mark.parametrize("fault", [silence, refuse, cut, None], ids=["no answer", "refused", "cut", "cancelled"])
+@pytest.mark.parametrize("fault", [silence, refuse(1), cut, None], ids=["no answer", "refused", "cut", "cancelled"])
 async def test_failed_calls_leave_no_cycle(frozen: None, fault: Any) -> None:
     async with scripted(request_timeout=0.1) as (broker, consumer), Admin(client=consumer.config) as admin:
         await consumer.queues(TOPIC)
-        broker.answer = fault or silence
+        broker.serve = fault or silence
         for name, call in calls(consumer, admin).items():
             async with no_cycle(f"{CALLS} calls of {name}"):
                 await asyncio.gather(*[failing(call, cancelled=fault is None) for _ in range(CALLS)])
                 await asyncio.sleep(0.005)
         assert not under_way(consumer)
-        broker.answer = broker.serve
+        del broker.serve
 
 
 async def test_unusable_answers_of_a_name_server_leave_no_cycle(frozen: None) -> None:
     async with scripted() as (broker, consumer), Admin(client=consumer.config) as admin:
-        broker.name_server.cluster = GARBAGE
+        broker.name_server.clusters = GARBAGE
         async with no_cycle("calls without a cluster"):
             await asyncio.gather(*[failing(admin.cluster_info) for _ in range(CALLS)])
 
@@ -98,7 +89,7 @@ async def test_readings_of_damaged_messages_leave_no_cycle(frozen: None) -> None
 async def test_stopped_readings_leave_no_cycle(frozen: None) -> None:
     async with scripted() as (broker, consumer):
         await consumer.queues(TOPIC)
-        broker.answer = silence
+        broker.serve = silence
         async with no_cycle("readings"):
             readings = [asyncio.ensure_future(collect(consumer.read(TOPIC, start={QUEUE: 0}, end=None))) for _ in range(CALLS)]
             await until(lambda: len(under_way(consumer)) == 2 * CALLS)
@@ -106,4 +97,4 @@ async def test_stopped_readings_leave_no_cycle(frozen: None) -> None:
             for error in await asyncio.gather(*readings, return_exceptions=True):
                 assert isinstance(error, ClientStateError)
             del readings, error
-        broker.answer = broker.serve
+        del broker.serve

@@ -25,8 +25,8 @@ from rmq_async.results import PullStatus
 from rmq_protocol.message import MessageExt, MessageQueue
 
 from ..client.support import fork, ours, until
+from ..fakes import silence
 from ..instances import client_of
-from ..transport.peer import silence
 from .support import TOPIC, bodies, embedded, put, scripted, under_way
 
 QUEUE = MessageQueue(TOPIC, "broker-a", 0)
@@ -161,7 +161,7 @@ async def test_two_stops_at_once_are_one() -> None:
 async def test_cancelling_a_pull_leaves_no_entry(steps: int) -> None:
     async with scripted() as (broker, consumer):
         await consumer.max_offset(QUEUE)
-        broker.answer = silence
+        broker.serve = silence
         pull = asyncio.ensure_future(consumer.pull(QUEUE, 0, wait=9.0))
         for _ in range(steps):
             await asyncio.sleep(0)
@@ -171,7 +171,7 @@ async def test_cancelling_a_pull_leaves_no_entry(steps: int) -> None:
         connection = (await client_of(consumer)).pool.get(broker.address)
         assert connection is not None
         assert (connection.pending, under_way(consumer)) == (0, set())
-        broker.answer = broker.serve
+        del broker.serve
 
 
 async def test_another_loop_and_a_forked_child_are_refused() -> None:

@@ -21,7 +21,7 @@ from rmq_protocol.message import Message
 from rmq_protocol.route import BrokerData, QueueData, TopicRouteData
 from rmq_protocol.topics import LogicQueueMappingItem, TopicConfigAndQueueMapping, TopicQueueMappingDetail
 
-from ..transport.peer import Link
+from ..fakes import Link
 from .support import TOPIC, collect, each, embedded, offsets_by_queue, put, record, scripted
 
 Q0 = MessageQueue(TOPIC, "broker-a", 0)
@@ -331,7 +331,7 @@ async def test_a_slow_check_in_long_steps_names_all_that_is_lost() -> None:
 
     tasks: list[asyncio.Task[None]] = []
     async with scripted(pull, request_timeout=0.3) as (broker, consumer):
-        serve, broker.answer, broker.high = broker.answer, answer, stop + 1
+        serve, broker.serve, broker.high = broker.serve, answer, stop + 1
         with pytest.raises(OffsetRangeError) as caught:
             await collect(consumer.read(TOPIC, start={Q0: 0}, tags="a"))
         assert caught.value.lost == (range(stop),)

@@ -25,7 +25,7 @@ from rmq_protocol.headers import PullMessageRequestHeader
 from rmq_protocol.heartbeat import decode_heartbeat
 from rmq_protocol.message import MessageQueue
 
-from ..transport.peer import Link
+from ..fakes import Link, silence
 from .support import TOPIC, embedded, record, scripted
 
 QUESTIONS: dict[str, Callable[[PullConsumer, MessageQueue], Any]] = {
@@ -55,7 +55,7 @@ async def test_a_queue_that_does_not_exist_is_an_error(name: str) -> None:
 @pytest.mark.parametrize("name", QUESTIONS)
 async def test_stopping_ends_a_question_at_once(name: str) -> None:
     async with scripted(request_timeout=30.0) as (broker, consumer):
-        broker.answer = lambda link, request: None
+        broker.serve = silence
         call = asyncio.ensure_future(QUESTIONS[name](consumer, MessageQueue(TOPIC, "broker-a", 0)))
         while not [request for request in broker.requests if request.code != 34]:
             await asyncio.sleep(0.001)
@@ -75,14 +75,14 @@ async def test_a_group_that_a_broker_has_not_heard_of_yet_commits_all_the_same()
         def answer(link: Link, request: RemotingCommand) -> None:
             if request.code == RequestCode.HEART_BEAT:
                 groups = {data.group_name for data in decode_heartbeat(request.body).consumer_data_set}
-                asyncio.get_running_loop().call_later(0.1, lambda: (known.update(groups), link.reply(request, body=b"")))
+                asyncio.get_running_loop().call_later(0.1, lambda: (known.update(groups), link.reply(request)))
             elif request.code == RequestCode.UPDATE_CONSUMER_OFFSET:
                 commits.append((request.ext_fields or {})["consumerGroup"] in known)
-                link.reply(request, code=0 if commits[-1] else 26, remark=None if commits[-1] else "not exist", body=b"")
+                link.reply(request, code=0 if commits[-1] else 26, remark=None if commits[-1] else "not exist")
             else:
-                link.reply(request, body=b"")
+                link.reply(request)
 
-        broker.answer = answer
+        broker.serve = answer
         config = ClientConfig(namesrv=broker.name_server.address, instance_name="later", request_timeout=0.5)
         async with PullConsumer("later", client=config) as consumer:
             queue = MessageQueue(TOPIC, "broker-a", 0)
@@ -117,7 +117,7 @@ async def test_search_beside_a_foreign_record(foreign: dict[str, Any]) -> None:
 
     async with scripted(pull) as (broker, consumer):
         broker.high = 4
-        serve = broker.answer
+        serve = broker.serve
 
         def answer(link: Link, request: RemotingCommand) -> None:
             if request.code == RequestCode.SEARCH_OFFSET_BY_TIMESTAMP:
@@ -125,7 +125,7 @@ async def test_search_beside_a_foreign_record(foreign: dict[str, Any]) -> None:
             else:
                 serve(link, request)
 
-        broker.answer = answer
+        broker.serve = answer
         assert await consumer.search_offset(MessageQueue(TOPIC, "broker-a", 0), 2.0) == 2
 
 

@@ -33,7 +33,7 @@ from rmq_protocol.message import MessageQueue
 from rmq_protocol.route import BrokerData, QueueData, TopicQueueMapping, TopicRouteData, encode_route
 from rmq_protocol.stored import decode_pull
 
-from ..transport.peer import silence
+from ..fakes import silence
 from .support import TOPIC, embedded, put, record, scripted, under_way
 
 QUEUE = MessageQueue(TOPIC, "broker-a", 0)
@@ -118,13 +118,13 @@ async def test_a_waiting_pull_ends_in_time_without_one() -> None:
 
 async def test_a_broker_that_holds_pulls_too_long_does_not_make_them_late() -> None:
     async with scripted(lambda header: (19, header.queueOffset, b"")) as (broker, consumer):
-        inner = broker.answer
+        inner = broker.serve
 
         def hold(link: Any, request: RemotingCommand) -> None:
             if request.code != 11 or not int((request.ext_fields or {}).get("sysFlag") or 0) & 2:
                 inner(link, request)
 
-        broker.answer = hold
+        broker.serve = hold
         start = monotonic()
         result = await consumer.pull(QUEUE, 5, wait=0.2)
         assert (result.status, result.next_offset) == (PullStatus.NO_NEW, 5)
@@ -204,7 +204,7 @@ async def test_refusals_raise_with_the_brokers_words(code: int) -> None:
 
 async def test_an_answer_without_its_fields_is_a_protocol_error() -> None:
     async with scripted() as (broker, consumer):
-        broker.answer = lambda link, request: link.reply(request, code=0, ext_fields=None, body=b"")
+        broker.serve = lambda link, request: link.reply(request, code=0, ext_fields=None)
         with pytest.raises(RemoteProtocolError, match="suggestWhichBrokerId") as caught:
             await consumer.pull(QUEUE, 0)
         assert caught.value.broker == "broker-a"
@@ -214,7 +214,7 @@ async def test_an_answer_without_its_fields_is_a_protocol_error() -> None:
 
 async def test_a_silent_broker_ends_by_the_deadline_and_leaves_no_entry() -> None:
     async with scripted(request_timeout=0.2) as (broker, consumer):
-        broker.answer = silence
+        broker.serve = silence
         start = monotonic()
         with pytest.raises(RequestTimeoutError) as caught:
             await consumer.pull(QUEUE, 0)

@@ -17,7 +17,7 @@ from rmq_protocol.command import RemotingCommand
 from rmq_protocol.constants import RequestCode
 from rmq_protocol.headers import PullMessageRequestHeader
 
-from ..transport.peer import Link
+from ..fakes import Link
 from ..transport.support import Exact
 from .support import TOPIC, collect, record, scripted
 
@@ -31,7 +31,7 @@ async def test_a_pull_with_gaps_ends_in_time(wait: float) -> None:
     """The topic's settings, which say whether a gap is a loss, are asked for within the time that the pull has."""
     timeout, answered_after = 0.6, 0.0 if wait else 0.45
     async with scripted(lambda header: (0, 10, record(5)), request_timeout=timeout) as (broker, consumer):
-        serve = broker.answer
+        serve = broker.serve
 
         def answer(link: Link, request: RemotingCommand) -> None:
             if request.code == RequestCode.PULL_MESSAGE:
@@ -39,7 +39,7 @@ async def test_a_pull_with_gaps_ends_in_time(wait: float) -> None:
             elif request.code != RequestCode.GET_TOPIC_CONFIG:  # never answered
                 serve(link, request)
 
-        broker.answer = answer
+        broker.serve = answer
         await consumer.max_offset(Q0)
         with Exact() as exact, pytest.raises(RequestTimeoutError):
             began = monotonic()

@@ -17,8 +17,8 @@ from rmq_protocol.constants import RequestCode
 from rmq_protocol.headers import PullMessageRequestHeader
 from rmq_protocol.route import BrokerData, QueueData, TopicRouteData
 
-from ..client.support import route, until
-from ..transport.peer import Link
+from ..client.support import until
+from ..fakes import Link, route
 from .support import TOPIC, collect, each, record, scripted
 
 Q0 = MessageQueue(TOPIC, "broker-a", 0)
@@ -52,7 +52,7 @@ async def test_a_queue_that_comes_while_opening() -> None:
     """The route has it after the read has looked where to begin, and before it listens to changes."""
     held: list[tuple[Link, RemotingCommand]] = []
     async with scripted(lambda header: stored(header, 3), route_poll_interval=POLL, request_timeout=5.0) as (broker, consumer):
-        serve, names = broker.answer, broker.name_server
+        serve, names = broker.serve, broker.name_server
 
         def answer(link: Link, request: RemotingCommand) -> None:
             if request.code == RequestCode.GET_MIN_OFFSET and not held:
@@ -60,12 +60,12 @@ async def test_a_queue_that_comes_while_opening() -> None:
             else:
                 serve(link, request)
 
-        broker.answer = answer
+        broker.serve = answer
         async with followed(consumer) as found:
             await until(lambda: held)
             names.routes[TOPIC] = route(broker.address, queues=2)
-            asked = names.asked[TOPIC]
-            await until(lambda: names.asked[TOPIC] > asked + 2)
+            asked = names.asked.count(TOPIC)
+            await until(lambda: names.asked.count(TOPIC) > asked + 2)
             serve(*held[0])
             await until(lambda: len(found) == 6)
             assert sorted(found) == [(queue, offset) for queue in (0, 1) for offset in range(3)]
@@ -94,8 +94,8 @@ async def test_a_queue_that_returns_goes_on(caplog: pytest.LogCaptureFixture) ->
     async with scripted(pull, route_poll_interval=POLL) as (broker, consumer), followed(consumer) as found:
         await until(lambda: len(found) == 5)
         broker.name_server.routes[TOPIC] = route(broker.address, queues=1, perm=2)
-        asked = broker.name_server.asked[TOPIC]
-        await until(lambda: broker.name_server.asked[TOPIC] > asked + 2)
+        asked = broker.name_server.asked.count(TOPIC)
+        await until(lambda: broker.name_server.asked.count(TOPIC) > asked + 2)
         closed = True
         await until(lambda: "no longer in its topic's route" in caplog.text, 20)
         closed, end = False, 7
@@ -160,8 +160,8 @@ async def test_a_queue_made_anew_is_read_from_its_first(caplog: pytest.LogCaptur
     async with scripted(pull, queues=2, route_poll_interval=POLL) as (broker, consumer), followed(consumer) as found:
         await until(lambda: len(found) == 10)
         broker.name_server.routes[TOPIC] = route(broker.address, queues=1)
-        asked = broker.name_server.asked[TOPIC]
-        await until(lambda: broker.name_server.asked[TOPIC] > asked + 2)
+        asked = broker.name_server.asked.count(TOPIC)
+        await until(lambda: broker.name_server.asked.count(TOPIC) > asked + 2)
         ends[1] = None
         await until(lambda: "no longer in its topic's route" in caplog.text, 20)
         ends[1] = 2
@@ -207,7 +207,7 @@ async def test_an_acting_master_of_another_topic() -> None:
     async with scripted(lambda header: stored(header, 3)) as (broker, consumer):
         broker.high = 3
         names = broker.name_server
-        names.cluster = encode_cluster_info(
+        names.clusters = encode_cluster_info(
             ClusterInfo({"broker-a": BrokerData("broker-a", {1: broker.address}, "DefaultCluster")}, {})
         )
         data = BrokerData("broker-a", {0: broker.address}, "DefaultCluster", enable_acting_master=True)

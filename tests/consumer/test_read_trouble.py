@@ -22,7 +22,8 @@ from rmq_async.errors import (
 from rmq_protocol.headers import PullMessageRequestHeader
 from rmq_protocol.message import MessageQueue
 
-from ..client.support import route, until
+from ..client.support import until
+from ..fakes import route
 from .support import TOPIC, bodies, collect, each, embedded, offsets_by_queue, pulls_under_way, put, record, scripted
 
 Q0, Q1, Q2, Q3 = (MessageQueue(TOPIC, "broker-a", number) for number in range(4))

@@ -28,8 +28,8 @@ from rmq_protocol.heartbeat import (
     java_hash,
 )
 
+from ..fakes import RawClient
 from .inside import broker_of
-from .raw import RawClient
 
 HEARTBEAT = RequestCode.HEART_BEAT
 UNREGISTER = RequestCode.UNREGISTER_CLIENT

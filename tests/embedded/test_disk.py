@@ -14,8 +14,8 @@ from rmq_protocol.constants import RequestCode
 from rmq_protocol.heartbeat import ConsumerData, HeartbeatData, ProducerData, SubscriptionData, encode_heartbeat
 from rmq_protocol.message import MessageQueue
 
+from ..fakes import RawClient, pull_fields
 from .inside import START
-from .raw import RawClient, pull_fields
 from .transactions.support import COMMIT, answer_to, beat, checks, end, put_half
 
 COMMIT_OFFSET = RequestCode.UPDATE_CONSUMER_OFFSET

@@ -11,7 +11,7 @@ from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_protocol.constants import RequestCode
 from rmq_protocol.heartbeat import HeartbeatData, encode_heartbeat
 
-from .raw import RawClient, oneway, send_fields
+from ..fakes import RawClient, oneway, send_fields
 
 ROUTE = RequestCode.GET_ROUTEINFO_BY_TOPIC
 

@@ -12,8 +12,8 @@ from rmq_protocol.bodies import SubscriptionGroupConfig, SubscriptionGroupWrappe
 from rmq_protocol.constants import RequestCode
 from rmq_protocol.heartbeat import ConsumerData, HeartbeatData, SubscriptionData, encode_heartbeat
 
+from ..fakes import RawClient
 from .inside import broker_of
-from .raw import RawClient
 
 PUT = RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP
 PUT_LIST = RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST

@@ -21,8 +21,8 @@ from rmq_protocol.constants import MAX_FRAME_SIZE, RESPONSE_FLAG, RequestCode, S
 from rmq_protocol.errors import ProtocolError
 from rmq_protocol.frame import Frame, FrameDecoder
 
+from ..fakes import RawClient, pull_fields, send_fields
 from .inside import broker_of, congested, name_server_of
-from .raw import RawClient, pull_fields, send_fields
 
 GARBAGE = {
     "2^31-1 bytes": struct.pack(">iI", 2**31 - 1, 10),

@@ -15,8 +15,8 @@ from rmq_protocol.constants import RequestCode
 from rmq_protocol.ids import unpack_offset_id
 from rmq_protocol.stored import decode_messages
 
+from ..fakes import RawClient, oneway, send_fields
 from .inside import START, broker_of, log_of
-from .raw import RawClient, oneway, send_fields
 
 QUERY = RequestCode.QUERY_MESSAGE
 

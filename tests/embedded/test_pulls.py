@@ -15,8 +15,8 @@ from rmq_protocol.constants import RequestCode
 from rmq_protocol.headers import PullMessageRequestHeader, from_ext
 from rmq_protocol.stored import decode_messages
 
+from ..fakes import RawClient, pull_fields, send_fields
 from .inside import broker_of
-from .raw import RawClient, pull_fields, send_fields
 
 SUSPEND = {"sysFlag": "6"}
 

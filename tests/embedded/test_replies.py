@@ -13,8 +13,8 @@ from rmq_protocol.heartbeat import ConsumerData, HeartbeatData, ProducerData, en
 from rmq_protocol.properties import decode_properties
 from rmq_protocol.stored import decode_messages
 
+from ..fakes import RawClient, oneway, pull_fields, send_fields
 from .inside import broker_of, congested
-from .raw import RawClient, oneway, pull_fields, send_fields
 
 TOPIC = "DefaultCluster_REPLY_TOPIC"
 V2 = RequestCode.SEND_REPLY_MESSAGE_V2

@@ -9,7 +9,7 @@ from rmq_async import Admin, Message, Producer
 from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_protocol.constants import RequestCode, ResponseCode
 
-from .raw import RawClient
+from ..fakes import RawClient
 
 
 def second(address: str) -> str:

@@ -11,8 +11,8 @@ import pytest
 from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_protocol.constants import RequestCode
 
+from ..fakes import RawClient, pull_fields, send_fields
 from ..leftovers import start_twice_at_once
-from .raw import RawClient, pull_fields, send_fields
 
 ROUTE = RequestCode.GET_ROUTEINFO_BY_TOPIC
 MAX = RequestCode.GET_MAX_OFFSET

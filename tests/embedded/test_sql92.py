@@ -16,7 +16,7 @@ from rmq_protocol.constants import RequestCode
 from rmq_protocol.heartbeat import ConsumerData, HeartbeatData, SubscriptionData, encode_heartbeat
 from rmq_protocol.stored import decode_messages
 
-from .raw import RawClient, pull_fields
+from ..fakes import RawClient, pull_fields
 
 VECTORS = json.loads((Path(__file__).parent / "conditions.json").read_text())
 PROPERTIES, CASES = VECTORS[0], VECTORS[1:]

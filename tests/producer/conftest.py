@@ -27,10 +27,10 @@ from rmq_async.producer.oneway.pacing import OnewayPacing
 from rmq_async.transport import Connection, ConnectionPool
 from rmq_async.transport.deadlines import Deadlines
 
+from ..fakes import Cluster
 from ..instances import registered
 from ..leftovers import made_of
 from ..loops import pytest_asyncio_loop_factories as pytest_asyncio_loop_factories
-from .peers import Cluster
 from .support import gathers_nothing, until
 
 PROTOCOL_TESTS = Path(__file__).parents[1] / "protocol"

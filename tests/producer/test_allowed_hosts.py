@@ -10,7 +10,7 @@ from rmq_async import Admin, ConnectError, Message, Producer, PullConsumer, Rock
 from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_protocol.route import BrokerData, TopicRouteData
 
-from .peers import Cluster
+from ..fakes import Cluster
 
 
 async def test_no_call_reaches_a_host_that_is_not_allowed_and_each_says_so() -> None:
@@ -48,7 +48,7 @@ async def test_sends_go_to_the_broker_that_is_allowed(pair: Cluster) -> None:
             assert (await producer.send(Message("T", b"x"))).queue.broker_name == "b"
         with pytest.raises((ConnectError, SendError), match="allowed_broker_hosts"):
             await producer.send(Message("T", b"x"), queue=pair.queue(pair.a))
-    assert not pair.a.links
+    assert not pair.a.open_links
     assert len(pair.b.sends) == 4
 
 

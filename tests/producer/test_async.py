@@ -12,8 +12,8 @@ import pytest
 
 from rmq_async import Producer, SendError, errors
 
+from ..fakes import TOPIC, Cluster, each, late, refuse, silence, stored
 from ..instances import client_of
-from .peers import TOPIC, Cluster, each, late, refuse, silent, stored
 from .support import Calls, message, messages, outcomes, producer, spin, until
 
 
@@ -49,7 +49,7 @@ async def test_results_of_callback_and_future_are_the_same(cluster: Cluster) -> 
     [
         (refuse(13), errors.MessageIllegalError),
         (refuse(1), errors.SendError),
-        (silent, errors.RequestTimeoutError),
+        (silence, errors.RequestTimeoutError),
     ],
 )
 async def test_errors_of_callback_and_future_are_the_same(cluster: Cluster, answer: Any, kind: type[Exception]) -> None:
@@ -94,7 +94,7 @@ async def test_a_callback_that_raises_is_reported_and_harms_no_other(
         future = await sender.send_async(message(), on_error=bad)
         with pytest.raises(errors.MessageIllegalError):
             await future
-        assert len(cluster.a.links) == 1, "the connection is the same"
+        assert len(cluster.a.open_links) == 1, "the connection is the same"
     assert [type(context["exception"]) for context in loop_errors] == [ZeroDivisionError] * 4
     assert all("callback" in context["message"] for context in loop_errors)
     loop_errors.clear()
@@ -106,7 +106,7 @@ async def test_a_callback_that_raises_what_it_is_given(cluster: Cluster, loop_er
     def reraise(error: BaseException) -> None:
         raise error
 
-    cluster.a.answer = silent
+    cluster.a.answer = silence
     async with producer(cluster, stop_timeout=0) as sender:
         neighbour = await sender.send_async(message())
         future = await sender.send_async(message(), on_error=reraise)
@@ -114,7 +114,7 @@ async def test_a_callback_that_raises_what_it_is_given(cluster: Cluster, loop_er
         assert future.cancel()
         assert future.cancelled()
         assert not neighbour.done()
-        assert len(cluster.a.links) == 1
+        assert len(cluster.a.open_links) == 1
     await outcomes(neighbour)
     assert [type(context["exception"]) for context in loop_errors] == [asyncio.CancelledError]
     loop_errors.clear()
@@ -122,7 +122,7 @@ async def test_a_callback_that_raises_what_it_is_given(cluster: Cluster, loop_er
 
 async def test_cancelling_frees_the_place_and_calls_back_at_once(cluster: Cluster) -> None:
     calls = Calls()
-    cluster.a.answer = silent
+    cluster.a.answer = silence
     async with producer(cluster, timeout=0.3) as sender:
         future = await sender.send_async(message(), **calls.both)
         connection = (await client_of(sender)).pool.open[cluster.a.address]
@@ -139,7 +139,7 @@ async def test_cancelling_frees_the_place_and_calls_back_at_once(cluster: Cluste
 
 async def test_cancelling_the_waiter_cancels_the_send(cluster: Cluster) -> None:
     calls = Calls()
-    cluster.a.answer = silent
+    cluster.a.answer = silence
     async with producer(cluster) as sender:
         future = await sender.send_async(message(), **calls.both)
 
@@ -157,7 +157,7 @@ async def test_cancelling_the_waiter_cancels_the_send(cluster: Cluster) -> None:
 async def test_cancelling_while_it_is_being_tried_again(cluster: Cluster) -> None:
     for steps in range(12):
         calls = Calls()
-        cluster.a.answer = each(refuse(1), silent)
+        cluster.a.answer = each(refuse(1), silence)
         cluster.a.sends.clear()
         async with producer(cluster) as sender:
             future = await sender.send_async(message(), **calls.both)
@@ -204,7 +204,7 @@ async def test_a_callback_may_cancel_the_futures_its_own_included(cluster: Clust
             future.cancel()
 
     async with producer(cluster) as sender:
-        cluster.a.answer = each(stored, silent)
+        cluster.a.answer = each(stored, silence)
         futures += [await sender.send_async(item, on_success=won, on_error=lost) for item in messages(5)]
         first, *others = await outcomes(*futures)
         assert calls.results == [first]
@@ -212,7 +212,7 @@ async def test_a_callback_may_cancel_the_futures_its_own_included(cluster: Clust
         assert calls.count == 5
         assert sender.health().unanswered == 0
         futures.clear()
-        cluster.a.answer = each(refuse(13), silent)
+        cluster.a.answer = each(refuse(13), silence)
         futures += [await sender.send_async(item, on_success=won, on_error=lost) for item in messages(5)]
         kinds = [type(error) for error in await outcomes(*futures)]
         assert kinds == [errors.MessageIllegalError] + [asyncio.CancelledError] * 4
@@ -278,7 +278,7 @@ async def test_a_callback_may_stop_the_producer(cluster: Cluster) -> None:
 
 async def test_stop_calls_back_and_resolves_each_future(cluster: Cluster) -> None:
     calls = Calls()
-    cluster.a.answer = silent
+    cluster.a.answer = silence
     sender = producer(cluster, stop_timeout=0.1)
     await sender.start()
     futures = [await sender.send_async(item, **calls.both) for item in messages(50)]
@@ -327,7 +327,7 @@ async def test_it_waits_for_route_and_connection_and_not_for_the_answer(cluster:
     async with producer(cluster) as sender:
         future = await sender.send_async(message())
         assert not future.done()
-        assert len(cluster.a.links) == 1
+        assert len(cluster.a.open_links) == 1
         assert not cluster.sends or cluster.a.answer
         await future
 
@@ -345,7 +345,7 @@ async def test_what_the_call_itself_raises_goes_to_no_callback(cluster: Cluster)
         for item, options, kind in bad:
             with pytest.raises(kind):
                 await sender.send_async(item, **calls.both, **options)  # type: ignore[arg-type]
-        cluster.a.answer = silent
+        cluster.a.answer = silence
         future = await sender.send_async(message(), **calls.both)
         with pytest.raises(errors.BackpressureError):
             await sender.send_async(message(), **calls.both, timeout=0.02)

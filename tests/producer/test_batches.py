@@ -27,7 +27,7 @@ from rmq_async.client.unique_ids import UniqueIds
 from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_protocol.batch import encode_batch
 
-from .peers import TOPIC, Cluster, each, late, refuse, reset, silent, stored
+from ..fakes import TOPIC, Cluster, each, late, refuse, reset, silence, stored
 from .support import Calls, message, messages, outcomes, producer, seeded, until
 
 LIMIT = 4 * 1024 * 1024
@@ -225,7 +225,7 @@ async def test_errors_go_to_callback_and_future(pair: Cluster) -> None:
 
 async def test_cancelling_frees_the_credits_of_all_its_messages(cluster: Cluster) -> None:
     calls = Calls()
-    cluster.a.answer = silent
+    cluster.a.answer = silence
     async with producer(cluster, async_limit=8) as sender:
         future = await sender.send_batch_async(messages(8), **calls.both)
         with pytest.raises(BackpressureError, match="no room for 2 more sends"):
@@ -245,7 +245,7 @@ async def test_cancelling_frees_the_credits_of_all_its_messages(cluster: Cluster
 
 async def test_stop_ends_batches_too(cluster: Cluster) -> None:
     calls = Calls()
-    cluster.a.answer = silent
+    cluster.a.answer = silence
     sender = producer(cluster)
     await sender.start()
     future = await sender.send_batch_async(messages(3), **calls.both)

@@ -21,7 +21,7 @@ from rmq_async import Credentials, Hook, Message, MessageQueue, Producer, SendCo
 from rmq_async.testing.threaded import ThreadedRocketMQ
 
 from ..calls import counted
-from .peers import TOPIC
+from ..fakes import TOPIC
 from .support import message, messages
 
 OURS = (os.path.dirname(rmq_async.__file__), os.path.dirname(rmq_protocol.__file__))

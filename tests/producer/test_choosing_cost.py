@@ -13,7 +13,7 @@ from typing import Any
 from rmq_async import FaultTable
 from rmq_async import producer as room
 
-from .peers import TOPIC, Cluster, each, refuse, silent
+from ..fakes import TOPIC, Cluster, each, refuse, silence
 from .support import message, outcomes, producer
 
 ROOM = str(Path(room.__file__).parent)
@@ -45,7 +45,7 @@ def counted() -> Iterator[Lines]:
 async def lines_of_a_send(cluster: Cluster, topics: int) -> float:
     """While one broker of its topic is on trial, with an attempt under way. ``topics`` others live on another broker."""
     elsewhere, good, suspect = cluster.brokers
-    suspect.answer = each(refuse(14), silent)
+    suspect.answer = each(refuse(14), silence)
     async with producer(cluster, f"with-{topics}-topics", latency_fault=True, fault_table=SHORT, timeout=6.0) as sender:
         for number in range(topics):
             cluster.name_server.routes[f"T{number}"] = cluster.route(elsewhere)

@@ -20,7 +20,7 @@ from rmq_async.producer.routing.fault_table import Blame, FaultTable, blame
 from rmq_protocol.constants import ResponseCode
 from rmq_protocol.reply import create_reply
 
-from .peers import Cluster, Link, Sent, each, refuse, status, stored
+from ..fakes import Cluster, Link, Sent, each, refuse, status, stored
 from .support import message, messages, outcomes, producer
 
 PAGE = Path(__file__).parents[2] / "docs" / "errors.md"

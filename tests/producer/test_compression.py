@@ -11,7 +11,7 @@ import pytest
 from rmq_protocol.compression import CompressionType, decompress
 from rmq_protocol.constants import SysFlag
 
-from .peers import Cluster, Sent, each, refuse, stored
+from ..fakes import Cluster, Sent, each, refuse, stored
 from .support import message, producer, until
 
 KINDS = {"zlib": CompressionType.ZLIB, "lz4": CompressionType.LZ4, "zstd": CompressionType.ZSTD}

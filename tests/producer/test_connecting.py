@@ -10,9 +10,9 @@ from msgspec.structs import replace
 from rmq_async import SendError, errors
 from rmq_protocol.route import BrokerData
 
+from ..fakes import TOPIC, Broker, Cluster, cut, late, refuse, silence
 from ..holes import black_hole
 from ..instances import client_of
-from .peers import TOPIC, Broker, Cluster, cut, late, refuse, silent
 from .support import Send, every_way, message, messages, outcomes, producer, spin, timed, until
 
 
@@ -171,7 +171,7 @@ async def test_a_thousand_first_sends_make_one_route_request_and_one_connection(
         )
         await sender.flush()
     assert cluster.name_server.asked == [TOPIC]
-    assert cluster.a.accepted == 1
+    assert len(cluster.a.links) == 1
 
 
 async def test_after_a_failed_attempt_the_route_is_asked_for_anew_and_used(cluster: Cluster) -> None:
@@ -251,7 +251,7 @@ async def test_a_route_without_a_master(pair: Cluster) -> None:
 
 
 async def test_a_slow_name_server_is_inside_the_budget(cluster: Cluster) -> None:
-    cluster.name_server.answer = lambda link, command: None
+    cluster.name_server.answer = silence
     async with producer(cluster) as sender:
         with timed(0.2, 0.2), pytest.raises(errors.NameServerError, match=cluster.namesrv):
             await sender.send(message(), timeout=0.2)
@@ -265,6 +265,6 @@ async def test_connections_that_break_at_once(pair: Cluster) -> None:
     async with producer(pair, timeout=2.0) as sender:
         results = await asyncio.gather(*[sender.send(item) for item in messages(20)])
         assert {result.queue.broker_name for result in results} == {"b"}
-        assert pair.a.accepted <= 3
-        pair.a.answer = silent
+        assert len(pair.a.links) <= 3
+        pair.a.answer = silence
         await spin()

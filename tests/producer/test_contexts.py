@@ -14,7 +14,7 @@ import pytest
 
 from rmq_async import Message, MessageQueue, Producer
 
-from .peers import Cluster, each, refuse, stored
+from ..fakes import Cluster, each, refuse, stored
 from .support import message, producer, until
 
 OWNER: ContextVar[str] = ContextVar("whose call it is", default="none")

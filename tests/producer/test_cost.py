@@ -13,8 +13,8 @@ import pytest
 from rmq_async import Producer
 from rmq_async.embedded import EmbeddedRocketMQ
 
+from ..fakes import TOPIC
 from ..instances import client_of
-from .peers import TOPIC
 from .support import message, until
 
 pytestmark = pytest.mark.wall_clock

@@ -13,8 +13,8 @@ from rmq_async.errors import ClientStateError, RequestTimeoutError
 
 from ..cycles import frozen as frozen
 from ..cycles import no_cycle
+from ..fakes import TOPIC, Cluster, refuse, silence
 from ..instances import client_of
-from .peers import TOPIC, Cluster, refuse, silent
 from .support import core_of, message, messages, outcomes, producer, tasks_named, until
 
 CALLS = 10
@@ -62,8 +62,8 @@ async def refusing_each_attempt(cluster: Cluster) -> None:
     cluster.answer(refuse(14))
 
 
-async def silence(cluster: Cluster) -> None:
-    cluster.answer(silent)
+async def silenced(cluster: Cluster) -> None:
+    cluster.answer(silence)
 
 
 async def absence(cluster: Cluster) -> None:
@@ -74,9 +74,9 @@ async def absence(cluster: Cluster) -> None:
 FAULTS = {
     "refused": (refusing, 1.0, False),
     "refused by all": (refusing_each_attempt, 1.0, False),
-    "no answer": (silence, 0.02, False),
+    "no answer": (silenced, 0.02, False),
     "no broker": (absence, 0.02, False),
-    "cancelled": (silence, 1.0, True),
+    "cancelled": (silenced, 1.0, True),
 }
 
 
@@ -148,7 +148,7 @@ async def test_ended_waits_leave_no_cycle(
 ) -> None:
     async with producer(cluster, async_limit=1 if wait in (for_credits, in_line) else 100, stop_timeout=0.0) as sender:
         await sender.send(message())
-        cluster.answer(silent)
+        cluster.answer(silence)
         async with no_cycle(f"waits {wait.__name__}"):
             await wait(sender, cluster)
             await asyncio.sleep(0.005)

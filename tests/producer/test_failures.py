@@ -19,8 +19,8 @@ from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_async.producer.routing.avoidance import KEPT, MOST_ITEMS
 from rmq_async.producer.routing.suspects import FailureTable
 
+from ..fakes import TOPIC, Cluster, cut, late, refuse, silence, stored
 from ..instances import client_of
-from .peers import TOPIC, Cluster, cut, late, refuse, silent, stored
 from .support import Send, Taken, awaited, core_of, every_way, is_available, message, messages, outcomes, producer, timed, until
 
 TIMEOUT = 0.9
@@ -48,7 +48,7 @@ async def met(cluster: Cluster, sender: Any, send: Send = awaited) -> float:
 
 @every_way(2)
 async def test_silent_broker_is_left_alone(cluster: Cluster, send: Send) -> None:
-    cluster.a.answer = silent
+    cluster.a.answer = silence
     async with producer(cluster, timeout=TIMEOUT) as sender:
         await met(cluster, sender, send)
         before = at(cluster)
@@ -85,7 +85,7 @@ async def test_answer_of_any_code_is_no_failure(pair: Cluster) -> None:
 
 
 async def test_cancelled_call_blames_no_broker(pair: Cluster) -> None:
-    pair.a.answer = silent
+    pair.a.answer = silence
     async with producer(pair) as sender:
         for _ in range(2):
             calls = [asyncio.ensure_future(sender.send(message())) for _ in range(8)]
@@ -111,7 +111,7 @@ async def test_one_way_sends_avoid_dead_broker(pair: Cluster) -> None:
 
 
 async def test_batched_sends_avoid_a_silent_broker(pair: Cluster) -> None:
-    pair.a.answer = silent
+    pair.a.answer = silence
     async with producer(pair, batching=True, timeout=TIMEOUT) as sender:
         await met(pair, sender)
         before = at(pair)
@@ -125,7 +125,7 @@ async def test_suspect_is_reason_enough_to_cap_an_attempt(pair: Cluster) -> None
     pair.a.answer = cut
     async with producer(pair, timeout=2.4) as sender:
         await met(pair, sender)
-        pair.a.answer, pair.b.answer = stored, silent
+        pair.a.answer, pair.b.answer = stored, silence
         assert (await sender.send(message())).queue.broker_name == "a"
 
 
@@ -144,7 +144,7 @@ async def test_select_best_avoids_for_selectors(trio: Cluster) -> None:
 
 
 async def test_fixed_queues_and_keys_avoid_no_broker(pair: Cluster) -> None:
-    pair.a.answer = silent
+    pair.a.answer = silence
     async with producer(pair, timeout=TIMEOUT, retries=1) as sender:
         await met(pair, sender)
         before = len(pair.a.sends)
@@ -154,7 +154,7 @@ async def test_fixed_queues_and_keys_avoid_no_broker(pair: Cluster) -> None:
 
 
 async def test_all_failing_brokers_are_used(pair: Cluster) -> None:
-    pair.answer(silent)
+    pair.answer(silence)
     async with producer(pair, timeout=TIMEOUT, retries=1) as sender:
         with pytest.raises(errors.SendError):
             await sender.send(message())
@@ -200,7 +200,7 @@ def test_detector_needs_latency_fault_true(value: Any) -> None:
 async def test_recovered_broker_is_probed_by_one_send(cluster: Cluster, send: Send) -> None:
     async with producer(cluster, timeout=TIMEOUT) as sender:
         await asyncio.gather(*[send(sender) for _ in range(4)])  # there are connections to both
-        cluster.a.answer = silent
+        cluster.a.answer = silence
         began, before = await met(cluster, sender, send), len(cluster.a.sends)
         cluster.a.answer = late(0.05)
         while len(cluster.a.sends) == before:

@@ -22,7 +22,7 @@ from rmq_protocol.properties import RESERVED_NAMES, decode_properties
 from rmq_protocol.signing import SIGNATURE, sign
 
 from ..calls import counted
-from .peers import TOPIC, Cluster, Sent
+from ..fakes import TOPIC, Cluster, Sent
 from .support import producer, until
 
 USER = Credentials("alice", "her secret", "a token")

@@ -8,7 +8,7 @@ import pytest
 
 from rmq_async import errors
 
-from .peers import Cluster, Link, Sent, late, refuse, silent, stored
+from ..fakes import Cluster, Link, Sent, late, refuse, silence, stored
 from .support import message, messages, outcomes, producer, spin, timed, until
 
 
@@ -70,7 +70,7 @@ async def test_it_ends_while_others_go_on_sending(cluster: Cluster) -> None:
 
 async def test_what_comes_later_is_not_waited_for(cluster: Cluster) -> None:
     def by_body(link: Link, sent: Sent) -> None:
-        (late(0.05) if sent.body == b"early" else silent)(link, sent)
+        (late(0.05) if sent.body == b"early" else silence)(link, sent)
 
     cluster.a.answer = by_body
     async with producer(cluster, oneway_window=1, stop_timeout=0) as sender:
@@ -88,7 +88,7 @@ async def test_what_comes_later_is_not_waited_for(cluster: Cluster) -> None:
 
 
 async def test_several_flushes_at_once(cluster: Cluster) -> None:
-    cluster.a.answer = silent
+    cluster.a.answer = silence
     async with producer(cluster) as sender:
         futures, flushes = [], []
         for item in messages(5):
@@ -97,14 +97,14 @@ async def test_several_flushes_at_once(cluster: Cluster) -> None:
             await spin()
         await until(lambda: len(cluster.sends) == 5)
         for count, sent in enumerate(sorted(cluster.sends, key=lambda sent: sent.body), 1):
-            stored(cluster.a.links[0], sent)
+            stored(cluster.a.open_links[0], sent)
             await until(futures[count - 1].done)
             await spin(5)
             assert [flush.done() for flush in flushes] == [True] * count + [False] * (5 - count)
 
 
 async def test_its_own_timeout(cluster: Cluster) -> None:
-    cluster.a.answer = silent
+    cluster.a.answer = silence
     async with producer(cluster, stop_timeout=0) as sender:
         futures = [await sender.send_async(item) for item in messages(3)]
         with timed(0.1, 0.1), pytest.raises(errors.RequestTimeoutError, match="3 messages") as caught:

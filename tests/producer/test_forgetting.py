@@ -20,8 +20,7 @@ from rmq_protocol.command import RemotingCommand
 from rmq_protocol.constants import RequestCode
 from rmq_protocol.route import BrokerData, QueueData, TopicRouteData, encode_route
 
-from ..client.support import FakeNameServer
-from ..transport.peer import Link
+from ..fakes import Link, NameServer
 from .support import until
 
 ROUTE = RequestCode.GET_ROUTEINFO_BY_TOPIC
@@ -124,7 +123,7 @@ async def test_names_that_a_name_server_invents_are_forgotten(monkeypatch: pytes
     monkeypatch.setattr(topic_table, "NAMES_KEPT", 100)
 
     def invented(link: Link, request: RemotingCommand) -> None:
-        brokers = ["broker-a", *(f"{names.asked['T']:04}-{item:0200}" for item in range(100))]
+        brokers = ["broker-a", *(f"{names.asked.count('T'):04}-{item:0200}" for item in range(100))]
         queues = tuple(QueueData(name, 1, 1, 6) for name in brokers)
         link.reply(
             request,
@@ -135,11 +134,11 @@ async def test_names_that_a_name_server_invents_are_forgotten(monkeypatch: pytes
         """The memory after so many further answers, with a use of the topic between them."""
         for _ in range(number):
             await sender.fetch_publish_queues("T")
-            await polls(lambda: names.asked["T"], 1)
+            await polls(lambda: names.asked.count("T"), 1)
         gc.collect()
         return tracemalloc.get_traced_memory()[0]
 
-    async with FakeNameServer(T=invented) as names, Producer("g", namesrv=names.address, route_poll_interval=POLL) as sender:
+    async with NameServer(T=invented) as names, Producer("g", namesrv=names.address, route_poll_interval=POLL) as sender:
         tracemalloc.start()
         try:
             before = await answered(5)

@@ -15,9 +15,8 @@ from rmq_protocol.command import RemotingCommand
 from rmq_protocol.constants import RequestCode
 from rmq_protocol.heartbeat import decode_heartbeat
 
+from ..fakes import TOPIC, Cluster, refuse, reset, with_second_ports
 from ..instances import client_of
-from .peers import TOPIC, Cluster, refuse, reset
-from .second_ports import with_second_ports
 from .support import message, producer, until
 
 Way = Callable[[Producer, Message], Awaitable[Any]]
@@ -130,7 +129,7 @@ async def test_consumers_say_so_in_their_heartbeats(cluster: Cluster) -> None:
     async with producer(cluster, unit_mode=True) as sender, PullConsumer("c", client=sender.client_config):
         await sender.send(message())
         await until(lambda: cluster.a.codes[RequestCode.HEART_BEAT])
-    beat = next(each for each in cluster.a.control if each.code == RequestCode.HEART_BEAT)
+    beat = next(each for each in cluster.a.requests if each.code == RequestCode.HEART_BEAT)
     assert [data.unit_mode for data in decode_heartbeat(beat.body).consumer_data_set] == [True]
 
 
@@ -138,9 +137,9 @@ async def test_the_name_of_the_unit_is_part_of_the_clients_id(cluster: Cluster) 
     async with producer(cluster, unit_name="east", instance_name="me", client_ip="10.1.2.3") as sender:
         await sender.send(message())
         await until(lambda: cluster.a.codes[RequestCode.HEART_BEAT])
-    beat = next(each for each in cluster.a.control if each.code == RequestCode.HEART_BEAT)
+    beat = next(each for each in cluster.a.requests if each.code == RequestCode.HEART_BEAT)
     assert decode_heartbeat(beat.body).client_id == "10.1.2.3@me@east"
-    farewell = next(each for each in cluster.a.control if each.code == RequestCode.UNREGISTER_CLIENT)
+    farewell = next(each for each in cluster.a.requests if each.code == RequestCode.UNREGISTER_CLIENT)
     assert (farewell.ext_fields or {})["clientID"] == "10.1.2.3@me@east"
 
 

@@ -13,11 +13,10 @@ from msgspec.structs import replace
 from rmq_async import FaultTable, MessageQueue, errors, select_best
 from rmq_async.producer.routing import broker_probe as detector
 from rmq_async.producer.routing.fault_table import LatencyTable
-from rmq_protocol.command import RemotingCommand
 from rmq_protocol.constants import RequestCode
 
+from ..fakes import TOPIC, Cluster, Link, Sent, late, refuse, silence, stored
 from ..instances import client_of
-from .peers import TOPIC, Broker, Cluster, Link, Sent, late, refuse, silent, stored
 from .support import Send, Taken, core_of, every_way, is_available, message, messages, outcomes, producer, spin, timed, until
 
 QUICK = FaultTable((0.02, 0.1), (0.0, 0.3), isolation=0.2)
@@ -43,7 +42,7 @@ def chi_square(counts: Counter[MessageQueue], queues: int) -> float:
 
 @every_way(2)
 async def test_a_silent_broker_is_left_alone_after_its_first_attempt(cluster: Cluster, send: Send) -> None:
-    cluster.a.answer = silent
+    cluster.a.answer = silence
     async with faulty(cluster) as sender:
         while not cluster.a.sends:
             result = await send(sender)
@@ -55,7 +54,7 @@ async def test_a_silent_broker_is_left_alone_after_its_first_attempt(cluster: Cl
 
 
 async def test_without_it_a_silent_broker_is_tried_again_and_again(pair: Cluster) -> None:
-    pair.a.answer = silent
+    pair.a.answer = silence
     async with producer(pair, timeout=0.6, latency_fault=False) as sender:
         await asyncio.gather(*[sender.send(item) for item in messages(8)])
         await asyncio.gather(*[sender.send(item) for item in messages(8)])
@@ -90,7 +89,7 @@ async def test_a_broker_is_on_trial_when_its_time_is_over_and_used_again_once_it
         while not pair.a.sends:
             await sender.send(message())
         began, at_a = monotonic(), len(pair.a.sends)
-        pair.a.answer = silent
+        pair.a.answer = silence
         while len(pair.a.sends) == at_a:
             await asyncio.gather(*[sender.send(item) for item in messages(4)])
         assert monotonic() - began > 0.25
@@ -117,7 +116,7 @@ async def test_a_slow_broker_is_left_alone_though_it_answers(pair: Cluster) -> N
 async def test_an_attempt_that_is_still_unanswered_keeps_others_away(pair: Cluster) -> None:
     async with faulty(pair, fault_table=QUICK, timeout=3.0) as sender:
         await asyncio.gather(*[sender.send(item) for item in messages(4)])
-        pair.a.answer = silent
+        pair.a.answer = silence
         calls, began, taken = [], monotonic(), Taken()
         while monotonic() < began + 0.3:
             calls.append(asyncio.ensure_future(sender.send(message())))
@@ -155,7 +154,7 @@ async def test_every_way_reports_the_outcome_of_its_attempt(cluster: Cluster, se
                 await send(sender, **options)
             assert set(items) == {"a"}
             assert faults_of(sender).silent() == ()
-            broker.answer = silent
+            broker.answer = silence
             items.clear()
             call = asyncio.ensure_future(send(sender, **options))
             await asyncio.sleep(0.45)
@@ -177,7 +176,7 @@ async def test_a_call_that_left_its_broker_no_time_blames_no_broker(cluster: Clu
             await send(sender, timeout=0.2)  # most of it goes by while the first has the only credit
         assert len(cluster.a.sends) == 3
         assert not faults_of(sender).items
-        cluster.a.answer = silent
+        cluster.a.answer = silence
         with pytest.raises(errors.RequestTimeoutError):
             await send(sender, timeout=0.12)
         assert faults_of(sender).silent() == ("a",)
@@ -199,7 +198,7 @@ async def test_every_way_reports_the_outcome_of_its_further_attempts(cluster: Cl
 
         def first_late(link: Link, sent: Sent) -> None:
             sends.append(sent.broker.name)
-            (late(0.6) if len(sends) == 1 else silent)(link, sent)
+            (late(0.6) if len(sends) == 1 else silence)(link, sent)
 
         cluster.answer(first_late)
         assert (await send(sender)).queue.broker_name == sends[0]  # 0.2 s later than it should, while the other was waited for
@@ -345,14 +344,14 @@ async def test_pick_one_at_least_takes_the_better_half(trio: Cluster) -> None:
 async def test_the_detector_brings_back_a_broker_that_answers_again(pair: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(detector, "INTERVAL", 0.03)
     monkeypatch.setattr(detector, "TIMEOUT", 0.02)
-    pair.a.answer, pair.a.heartbeats = silent, False
+    pair.a.answer, pair.a.silent = silence, True
     async with faulty(pair, detector=True, request_timeout=0.2) as sender:
         while not pair.a.sends:
             await sender.send(message())
         await until(lambda: pair.a.codes[RequestCode.GET_MAX_OFFSET] >= 3)
         assert faults_of(sender).silent() == ("a",)
         assert pair.b.codes[RequestCode.GET_MAX_OFFSET] == 0
-        pair.a.answer, pair.a.heartbeats = stored, True
+        pair.a.answer, pair.a.silent = stored, False
         await until(lambda: not faults_of(sender).items)
         asked = pair.a.codes[RequestCode.GET_MAX_OFFSET]
         assert {(await sender.send(message())).queue.broker_name for _ in range(4)} == {"a", "b"}
@@ -365,26 +364,14 @@ async def test_an_answer_that_is_an_error_brings_no_broker_back(
     pair: Cluster, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
     monkeypatch.setattr(detector, "INTERVAL", 0.02)
-    pair.a.answer = silent
-    monkeypatch.setattr(pair.a, "serve", _refusing(pair.a, code))
+    pair.a.answer = silence
+    pair.a.answers[RequestCode.GET_MAX_OFFSET] = refuse(code)
     async with faulty(pair, detector=True, fault_table=FaultTable((0.02, 0.1), (0.0, 30.0), isolation=0.2)) as sender:
         while not pair.a.sends:
             await sender.send(message())
         await until(lambda: pair.a.codes[RequestCode.GET_MAX_OFFSET] >= 2)
         await asyncio.sleep(0.03)
         assert faults_of(sender).silent() == ("a",)
-
-
-def _refusing(broker: Broker, code: int) -> Any:
-    serve = broker.serve
-
-    def answer(link: Link, command: RemotingCommand) -> None:
-        if command.code == RequestCode.GET_MAX_OFFSET:
-            link.reply(command, code, "no")
-        else:
-            serve(link, command)
-
-    return answer
 
 
 async def test_the_detector_connects_to_a_broker_that_was_down(pair: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from rmq_async import Producer, errors
 from rmq_async.client.instance import _instances
 from rmq_async.embedded import EmbeddedRocketMQ
 
-from .peers import TOPIC, Cluster, late, silent
+from ..fakes import TOPIC, Cluster, late, silence
 from .support import Calls, Send, every_call, every_way, message, messages, outcomes, producer, spin, timed, until
 
 
@@ -146,7 +146,7 @@ async def test_while_it_stops_new_calls_are_refused_and_waiting_ones_too(cluster
 
 
 async def test_after_its_timeout_stop_ends_the_rest(cluster: Cluster) -> None:
-    cluster.a.answer = silent
+    cluster.a.answer = silence
     sender = producer(cluster, timeout=30.0, stop_timeout=0.1)
     await sender.start()
     sends = [asyncio.ensure_future(sender.send(item)) for item in messages(10)]
@@ -161,7 +161,7 @@ async def test_after_its_timeout_stop_ends_the_rest(cluster: Cluster) -> None:
 
 async def test_after_its_timeout_stop_ends_keyed_calls(cluster: Cluster) -> None:
     """Those that wait in the client for the one under way were not sent, and their errors say so."""
-    cluster.a.answer = silent
+    cluster.a.answer = silence
     sender = producer(cluster, timeout=30.0, stop_timeout=0.1)
     await sender.start()
     items = messages(20)
@@ -180,7 +180,7 @@ async def test_after_its_timeout_stop_ends_keyed_calls(cluster: Cluster) -> None
 
 @every_way(1)
 async def test_stop_says_of_each_call_whether_it_may_be_stored(cluster: Cluster, send: Send) -> None:
-    cluster.a.answer = silent
+    cluster.a.answer = silence
     sender = producer(cluster, timeout=30.0, broker_window=1)
     await sender.start()
     written = asyncio.ensure_future(send(sender))
@@ -209,7 +209,7 @@ async def test_stop_between_attempts_of_which_none_was_stored_says_so(cluster: C
 
 
 async def test_stop_with_ten_thousand_in_flight(cluster: Cluster) -> None:
-    cluster.a.answer = silent
+    cluster.a.answer = silence
     calls = Calls()
     sender = producer(cluster, timeout=30.0, stop_timeout=0.05)
     await sender.start()
@@ -225,7 +225,7 @@ async def test_stop_with_ten_thousand_in_flight(cluster: Cluster) -> None:
 async def test_stop_ends_those_who_have_not_got_to_sending(shared: bool) -> None:
     """They wait for a route, a connection or a turn; another producer keeps the client instance alive, or none does."""
     async with Cluster(1) as cluster:
-        cluster.name_server.answer = lambda link, command: None
+        cluster.name_server.answer = silence
         neighbour = producer(cluster, "neighbour")
         if shared:
             await neighbour.start()
@@ -250,8 +250,8 @@ async def test_stop_ends_those_who_have_not_got_to_sending(shared: bool) -> None
 
 
 async def test_a_cancelled_stop_leaves_nothing_and_takes_no_more_time(cluster: Cluster) -> None:
-    cluster.a.answer = silent
-    cluster.a.heartbeats = False
+    cluster.a.answer = silence
+    cluster.a.silent = True
     for steps in range(1, 40):
         sender = producer(cluster, timeout=30.0, stop_timeout=30.0)
         await sender.start()
@@ -273,11 +273,11 @@ async def test_the_group_is_unregistered_at_the_end(cluster: Cluster) -> None:
         async with producer(cluster, "two") as two:
             await one.send(message())
             await two.send(message())
-            assert cluster.a.accepted == 1
+            assert len(cluster.a.links) == 1
         assert cluster.a.unregistered == ["two"]
         await one.send(message())
     assert cluster.a.unregistered == ["two", "one"]
-    assert cluster.a.accepted == 1
+    assert len(cluster.a.links) == 1
 
 
 async def test_the_same_group_twice(cluster: Cluster) -> None:

@@ -9,12 +9,12 @@ import pytest
 from rmq_async import BackpressureError, Message, Producer, errors
 from rmq_async.embedded import EmbeddedRocketMQ
 
-from .peers import TOPIC, Cluster, Link, Sent, late, refuse, silent, stored
+from ..fakes import TOPIC, Cluster, Link, Sent, late, refuse, silence, stored
 from .support import Calls, Send, every_way, message, messages, outcomes, producer, spin, timed, until
 
 
 async def test_the_ninth_of_eight_waits_until_its_deadline(cluster: Cluster) -> None:
-    cluster.a.answer = silent
+    cluster.a.answer = silence
     async with producer(cluster, async_limit=8, timeout=5.0, stop_timeout=0) as sender:
         futures = [await sender.send_async(item) for item in messages(8)]
         await until(lambda: len(cluster.sends) == 8)
@@ -45,7 +45,7 @@ async def test_first_come_first_served(cluster: Cluster) -> None:
 
 async def test_bytes_are_counted_as_they_are_given(cluster: Cluster) -> None:
     """Compression does not make room for more."""
-    cluster.a.answer = silent
+    cluster.a.answer = silence
     async with producer(cluster, pending_bytes_limit=100_000, stop_timeout=0) as sender:
         futures = [await sender.send_async(message(b"x" * 30_000)) for _ in range(3)]
         with timed(0.05, 0.05), pytest.raises(BackpressureError, match="90000 of 100000 bytes"):
@@ -68,7 +68,7 @@ async def test_a_body_above_the_whole_limit_passes_alone(cluster: Cluster) -> No
 
 
 async def test_a_batch_counts_its_messages(cluster: Cluster) -> None:
-    cluster.a.answer = silent
+    cluster.a.answer = silence
     async with producer(cluster, async_limit=10, stop_timeout=0) as sender:
         batch = asyncio.ensure_future(sender.send_batch(messages(8)))
         await until(lambda: cluster.sends)
@@ -100,7 +100,7 @@ async def test_credits_return_after_every_outcome(cluster: Cluster, send: Send) 
         with pytest.raises(errors.SendError):
             await send(sender)
         assert sender.health().unanswered == 0
-        cluster.a.answer = silent
+        cluster.a.answer = silence
         with pytest.raises(errors.RequestTimeoutError):
             await send(sender, timeout=0.05)
         assert sender.health().unanswered == 0
@@ -159,7 +159,7 @@ async def test_no_more_than_the_window_is_on_the_wire(cluster: Cluster) -> None:
 
 
 async def test_the_window_of_a_broker_is_counted_over_all_producers(cluster: Cluster) -> None:
-    cluster.a.answer = silent
+    cluster.a.answer = silence
     options = {"broker_window": 5, "stop_timeout": 0}
     async with producer(cluster, "one", **options) as one, producer(cluster, "two", **options) as two:
         futures = [await sender.send_async(item) for item in messages(10) for sender in (one, two)]
@@ -170,7 +170,7 @@ async def test_the_window_of_a_broker_is_counted_over_all_producers(cluster: Clu
 
 
 async def test_what_waits_in_the_client_may_be_late_and_was_never_sent(cluster: Cluster) -> None:
-    cluster.a.answer = silent
+    cluster.a.answer = silence
     async with producer(cluster, broker_window=2, stop_timeout=0) as sender:
         await sender.fetch_publish_queues(TOPIC)
         first, last = messages(2), messages(3)  # those that wait have less time: none leaves in the moment the first are over

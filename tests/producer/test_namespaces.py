@@ -27,8 +27,8 @@ from rmq_async.embedded import EmbeddedRocketMQ, ManualClock
 from rmq_async.errors import GroupNotOnlineError, OffsetRangeError, QueryNotFoundError
 from rmq_protocol.constants import RequestCode
 
+from ..fakes import TOPIC, Cluster
 from ..instances import client_of
-from .peers import TOPIC, Cluster
 from .support import messages, producer, until
 
 NS = "MQ_INST_1"
@@ -314,7 +314,7 @@ async def test_every_request_names_a_namespace_of_the_second_kind(cluster: Clust
         await sender.flush()
     await until(lambda: len(cluster.sends) == 7)
     assert {result.queue.topic for result in results} == {TOPIC}
-    commands = [sent.command for sent in cluster.sends] + cluster.a.control + cluster.name_server.control
+    commands = [sent.command for sent in cluster.sends] + cluster.a.requests + cluster.name_server.requests
     assert {command.code for command in commands} == {
         RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE, RequestCode.HEART_BEAT, RequestCode.UNREGISTER_CLIENT,
         RequestCode.GET_ROUTEINFO_BY_TOPIC, RequestCode.GET_BROKER_CLUSTER_INFO,

@@ -15,8 +15,8 @@ from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_async.producer.oneway.pacing import FIRST_WINDOW, GOOD, SLOW, STEADY, OnewayPacing, pacing_of
 from rmq_async.transport import RequestTable
 
+from ..fakes import TOPIC, Cluster, cut, late, refuse, silence, stored
 from ..instances import client_of
-from .peers import TOPIC, Cluster, cut, late, refuse, silent, stored
 from .support import message, messages, outcomes, producer, spin, timed, until
 
 
@@ -120,7 +120,7 @@ async def test_the_message_of_a_window_is_the_same_message(cluster: Cluster) -> 
 
 
 async def test_a_third_window_waits_for_an_answer(cluster: Cluster) -> None:
-    cluster.a.answer = silent
+    cluster.a.answer = silence
     async with producer(cluster, oneway_window=10, stop_timeout=0) as sender:
         await full_windows(sender, cluster.a)
         with timed(most=0.1):
@@ -134,7 +134,7 @@ async def test_a_third_window_waits_for_an_answer(cluster: Cluster) -> None:
         waiting = [asyncio.ensure_future(sender.send_oneway(item)) for item in messages(5)]
         await asyncio.sleep(0.02)
         assert len(cluster.sends) == 29
-        stored(cluster.a.links[0], cluster.sends[9])
+        stored(cluster.a.open_links[0], cluster.sends[9])
         await asyncio.gather(*waiting)
         await sent_by(cluster, 34)
         assert ordinary(cluster) == [9, 19, 29]
@@ -161,7 +161,7 @@ async def test_any_answer_closes_a_window_and_errors_are_counted(
 
 
 async def test_a_window_that_is_not_answered_closes_after_request_timeout(cluster: Cluster) -> None:
-    cluster.a.answer = silent
+    cluster.a.answer = silence
     async with producer(cluster, oneway_window=2, request_timeout=0.2) as sender:
         await sender.fetch_publish_queues(TOPIC)
         await full_windows(sender, cluster.a)
@@ -182,7 +182,7 @@ async def test_without_windows(cluster: Cluster) -> None:
 
 
 async def test_windows_are_counted_over_all_producers_on_a_connection(cluster: Cluster) -> None:
-    cluster.a.answer = silent
+    cluster.a.answer = silence
     options = {"oneway_window": 10, "stop_timeout": 0}
     async with producer(cluster, "one", **options) as one, producer(cluster, "two", **options) as two:
         await full_windows(one, cluster.a)
@@ -196,7 +196,7 @@ async def test_windows_are_counted_over_all_producers_on_a_connection(cluster: C
 
 
 async def test_each_broker_has_windows_of_its_own(pair: Cluster) -> None:
-    pair.a.answer = silent
+    pair.a.answer = silence
     async with producer(pair, oneway_window=10, stop_timeout=0) as sender:
         await full_windows(sender, pair.a)
         for item in messages(29):
@@ -304,7 +304,7 @@ async def test_stop_waits_for_the_answers_of_windows_and_ends_who_waits(cluster:
     assert (await outcomes(waiting))[0] is None
     assert len(cluster.sends) == 30
 
-    cluster.a.answer = silent
+    cluster.a.answer = silence
     cluster.a.sends.clear()
     waiting = await third_window(sender, cluster)
     with timed(0.05, 0.1):

@@ -28,7 +28,7 @@ from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_async.errors import ForbiddenError
 from rmq_protocol.constants import RequestCode
 
-from .peers import TOPIC, Cluster, Link, MostUnderWay, Sent, each, late, refuse, silent, stored
+from ..fakes import TOPIC, Cluster, Link, MostUnderWay, Sent, each, late, refuse, silence, stored
 from .support import core_of, message, messages, outcomes, producer, queue_places, seeded, spin, timed, until
 
 SENDS = 240
@@ -185,7 +185,7 @@ async def test_queues_do_not_wait_for_one_another(cluster: Cluster) -> None:
     """One queue gets no answers; sends to the other one go on, and those that wait for the first end by their own deadlines."""
 
     def answer(link: Link, sent: Sent) -> None:
-        (silent if sent.queue.queue_id == 0 else stored)(link, sent)
+        (silence if sent.queue.queue_id == 0 else stored)(link, sent)
 
     async with producer(cluster, timeout=5.0, topics=[TOPIC], stop_timeout=0.0) as sender:
         await sender.send(message())
@@ -257,7 +257,7 @@ async def test_oneway_sends_are_written_in_call_order(cluster: Cluster) -> None:
 
 async def test_oneway_send_waits_in_its_time(cluster: Cluster) -> None:
     """Behind one that is not answered: it is not sent, and what comes after it is none the worse when it is cancelled."""
-    cluster.a.answer = each(silent, stored)
+    cluster.a.answer = each(silence, stored)
     async with producer(cluster, timeout=0.5, topics=[TOPIC]) as sender:
         first = asyncio.ensure_future(sender.send(message(b"first"), key="k"))
         await until(lambda: cluster.sends)

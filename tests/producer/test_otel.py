@@ -19,7 +19,7 @@ from rmq_async import Message, Producer, PullConsumer, errors
 from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_async.otel import OpenTelemetryHook, context_of
 
-from .peers import TOPIC, Cluster, cut, each, refuse, silent, stored
+from ..fakes import TOPIC, Cluster, cut, each, refuse, silence, stored
 from .support import message, messages, outcomes, producer, until
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -157,7 +157,7 @@ async def test_every_attempt_is_a_child_of_the_span_the_call_was_made_in(telemet
 
 async def test_what_fails_says_so(telemetry: Telemetry) -> None:
     async with Cluster(1) as cluster:
-        cluster.a.answer = each(refuse(999), refuse(13), silent)
+        cluster.a.answer = each(refuse(999), refuse(13), silence)
         async with producer(cluster, hooks=[telemetry.hook], retries=0) as sender:
             results = await outcomes(*[sender.send(message(), timeout=0.5) for _ in range(3)])
             assert all(isinstance(result, errors.RocketMQError) for result in results)

@@ -9,7 +9,7 @@ import tracemalloc
 from rmq_async import Producer, SendResult
 from rmq_async.embedded import EmbeddedRocketMQ
 
-from .peers import TOPIC
+from ..fakes import TOPIC
 from .support import message
 
 LIMIT = 65_535

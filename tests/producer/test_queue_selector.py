@@ -10,7 +10,7 @@ import pytest
 
 from rmq_async import Message, MessageQueue, errors, select_best, select_by_hash, select_by_machine_room
 
-from .peers import TOPIC, Cluster, late, refuse, silent
+from ..fakes import TOPIC, Cluster, late, refuse, silence
 from .support import core_of, message, messages, outcomes, producer, timed
 
 
@@ -125,7 +125,7 @@ async def test_a_call_for_which_it_has_no_further_queue_fails_as_its_attempts_di
         pair.a.answer = late(0.3)  # the attempt is capped at 0.2 s
         with timed(0.3, 0.3):
             assert (await sender.send(message())).attempts == 1
-        pair.a.answer = silent
+        pair.a.answer = silence
         with timed(0.5, 0.5), pytest.raises(errors.RequestTimeoutError) as late_one:
             await sender.send(message())
         assert late_one.value.maybe_stored

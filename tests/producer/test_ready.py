@@ -12,7 +12,7 @@ from rmq_async.producer import ProducerState
 from rmq_protocol.constants import RequestCode
 from rmq_protocol.heartbeat import decode_heartbeat
 
-from .peers import TOPIC, Cluster, Link
+from ..fakes import TOPIC, Cluster, Link
 from .support import Send, awaited, batched, deferred, message, producer, timed, until
 
 LOG = "rmq_async.producer"
@@ -22,7 +22,7 @@ def heard(cluster: Cluster) -> list[set[str]]:
     """The groups of every heartbeat that the first broker got."""
     return [
         {group.group_name for group in decode_heartbeat(command.body).producer_data_set}
-        for command in cluster.a.control
+        for command in cluster.a.requests
         if command.code == RequestCode.HEART_BEAT
     ]
 
@@ -30,12 +30,12 @@ def heard(cluster: Cluster) -> list[set[str]]:
 @pytest.mark.parametrize("send", [awaited, deferred, batched], ids=lambda send: send.__name__)
 async def test_the_first_send_finds_route_and_connection(pair: Cluster, send: Send) -> None:
     async with producer(pair, topics=[TOPIC]) as sender:
-        asked, accepted = len(pair.name_server.asked), [broker.accepted for broker in pair.brokers]
+        asked, accepted = len(pair.name_server.asked), [len(broker.links) for broker in pair.brokers]
         assert (asked, accepted) == (1, [1, 1])
         for _ in range(4):
             await send(sender)
         await sender.send_oneway(message())
-        assert (len(pair.name_server.asked), [broker.accepted for broker in pair.brokers]) == (asked, accepted)
+        assert (len(pair.name_server.asked), [len(broker.links) for broker in pair.brokers]) == (asked, accepted)
 
 
 async def test_brokers_know_the_group_before_start_returns(pair: Cluster) -> None:
@@ -51,7 +51,7 @@ async def test_brokers_know_the_group_before_start_returns(pair: Cluster) -> Non
 async def test_a_second_producer_of_the_client_is_announced_too(cluster: Cluster) -> None:
     async with producer(cluster, "one", topics=[TOPIC]), producer(cluster, "two", topics=[TOPIC]):
         assert heard(cluster)[-1] == {"one", "two"}
-        assert cluster.a.accepted == 1
+        assert len(cluster.a.links) == 1
 
 
 async def test_without_topics_start_asks_no_broker(cluster: Cluster) -> None:
@@ -81,7 +81,7 @@ async def test_a_broker_that_is_gone_is_one_warning(pair: Cluster, caplog: pytes
 
 
 async def test_a_broker_or_name_server_that_is_silent_costs_request_timeout(cluster: Cluster) -> None:
-    cluster.a.heartbeats = False
+    cluster.a.silent = True
     with timed(0.3, 0.5):
         async with asyncio.timeout(5), producer(cluster, topics=[TOPIC], request_timeout=0.3) as sender:
             await sender.send(message())
@@ -132,13 +132,13 @@ async def test_states(cluster: Cluster) -> None:
     await starting
     assert sender.state is ProducerState.RUNNING
     assert "group running" in repr(sender)
-    cluster.a.heartbeats = False
+    cluster.a.silent = True
     stopping = asyncio.ensure_future(sender.stop(0.05))
     await asyncio.sleep(0)
     assert sender.state is ProducerState.STOPPING
     await stopping
     assert sender.state is ProducerState.STOPPED
-    cluster.a.heartbeats = True
+    cluster.a.silent = False
     await sender.start()
     await sender.start()
     assert sender.state is ProducerState.RUNNING

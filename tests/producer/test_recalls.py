@@ -11,7 +11,7 @@ from rmq_async.embedded import EmbeddedRocketMQ, ManualClock
 from rmq_protocol.constants import RequestCode
 from rmq_protocol.recall import RecallHandle, encode_recall_handle
 
-from .peers import TOPIC
+from ..fakes import TOPIC
 from .support import until
 
 

@@ -14,7 +14,7 @@ from rmq_async.errors import ConnectError
 from rmq_async.producer.calls.recovery import FIRST_GO
 from rmq_async.transport import Connection, ConnectionPool
 
-from .peers import Cluster, late, silent
+from ..fakes import Cluster, late, silence
 from .support import core_of, message, messages, outcomes, producer, until
 
 
@@ -58,7 +58,7 @@ async def test_waiting_call_without_turn_says_so(cluster: Cluster) -> None:
     async with producer(cluster, timeout=60.0, stop_timeout=0.0) as sender, calls_behind(sender, cluster, FIRST_GO):
         last = asyncio.ensure_future(sender.send(message(b"last"), timeout=0.8))
         await until(lambda: len(core_of(sender).recovery) == FIRST_GO + 1)
-        cluster.a.answer = silent
+        cluster.a.answer = silence
         cluster.a.sends.clear()
         await cluster.a.start()
         await until(lambda: len(cluster.a.sends) == FIRST_GO)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import zlib
 from collections.abc import AsyncIterator
-from functools import partial
 from typing import Any
 
 import pytest
@@ -21,8 +20,8 @@ from rmq_protocol.headers import ReplyMessageRequestHeader, to_ext
 from rmq_protocol.properties import properties_text
 from rmq_protocol.route import BrokerData, QueueData, TopicRouteData
 
+from ..fakes import TOPIC, Broker, Cluster, Link, Sent, push, refuse, silence, stored
 from ..instances import client_of
-from .peers import TOPIC, Broker, Cluster, Link, Sent, push, refuse, silent, stored
 from .support import core_of, message, outcomes, producer, timed, until
 
 REPLIES = "DefaultCluster_REPLY_TOPIC"
@@ -238,7 +237,7 @@ async def test_a_request_that_is_not_sent_fails_with_what_sending_raised(pair: C
         pair.answer(refuse(1))
         with pytest.raises(errors.SendError):
             await sender.request(message())
-        pair.answer(silent)
+        pair.answer(silence)
         with timed(0.3, 0.3), pytest.raises(errors.RequestTimeoutError):
             await sender.request(message(), key=1, timeout=0.3)
         with pytest.raises(errors.TopicNotFoundError):
@@ -251,7 +250,7 @@ async def test_a_request_that_is_not_sent_fails_with_what_sending_raised(pair: C
 async def test_a_reply_proves_that_the_request_arrived(cluster: Cluster) -> None:
     """The broker's own answer is lost, or an error: who has a reply has been heard."""
     async with producer(cluster) as sender:
-        for answer in (silent, refuse(13)):
+        for answer in (silence, refuse(13)):
 
             def both(link: Link, sent: Sent, answer: Any = answer) -> None:
                 push(link, sent)
@@ -313,7 +312,7 @@ async def test_brokers_know_the_client_before_the_request_is_sent(pair: Cluster)
 
 
 async def test_a_broker_that_answers_no_heartbeat_holds_up_the_first_request_only(pair: Cluster) -> None:
-    pair.b.heartbeats = False
+    pair.b.silent = True
     pair.answer(lambda link, sent: (push(link, sent), stored(link, sent))[1])
     async with producer(pair, request_timeout=0.5) as sender:
         with timed(0.25, 0.5):
@@ -337,7 +336,7 @@ async def test_reply_topics_that_cannot_be_looked_up_hold_up_the_first_request_o
             await sender.request(message(topic="many"))
             assert sum(topic.startswith("c-") for topic in cluster.name_server.asked) == MOST_CLUSTERS
         await sender.fetch_publish_queues(TOPIC)
-        cluster.name_server.answer = lambda link, command: None
+        cluster.name_server.answer = silence
         with timed(0.2, 0.7):
             await sender.request(message(), timeout=0.9)
         with timed(most=0.2):
@@ -365,14 +364,8 @@ async def test_a_request_with_a_key_keeps_its_place_before_sends_that_follow(clu
 async def test_a_reply_that_is_tried_again_asks_no_selector_of_users(pair: Cluster) -> None:
     pair.name_server.routes["c_REPLY_TOPIC"] = pair.route()
 
-    def serve(link: Link, command: RemotingCommand, served: Any) -> None:
-        if command.code == RequestCode.SEND_REPLY_MESSAGE_V2:
-            link.reply(command, 1, "no channel")
-        else:
-            served(link, command)
-
     for broker in pair.brokers:
-        broker.serve = partial(serve, served=broker.serve)  # type: ignore[method-assign]
+        broker.answers[RequestCode.SEND_REPLY_MESSAGE_V2] = refuse(1, "no channel")
     async with producer(pair, queue_selector=lambda *_: pytest.fail("asked")) as sender:
         properties = {"CLUSTER": "c", "CORRELATION_ID": "i", "REPLY_TO_CLIENT": "x", "TTL": "1"}
         with pytest.raises(errors.SendError) as failed:

@@ -11,8 +11,8 @@ import pytest
 from rmq_async import SendError, SendStatus, errors
 from rmq_async.errors import Attempt, BrokerSystemError, RequestTimeoutError, SystemBusyError
 
+from ..fakes import Cluster, cut, each, late, refuse, reset, silence, status, stored, twice
 from ..instances import client_of
-from .peers import Cluster, cut, each, late, refuse, reset, silent, status, stored, twice
 from .support import GRACE, Send, deferred, every_way, message, messages, outcomes, producer, spin, timed, until
 
 
@@ -23,7 +23,7 @@ def broker_of(attempt: Attempt) -> str:
 @every_way(2)
 async def test_a_silent_broker_costs_its_share_and_another_one_stores(pair: Cluster, send: Send) -> None:
     silenced = pair.brokers[0]
-    silenced.answer = silent
+    silenced.answer = silence
     async with producer(pair, timeout=0.9) as sender:
         while not silenced.sends:  # the first queue is a random one
             with timed(most=0.3) as taken:
@@ -67,7 +67,7 @@ async def test_every_attempt_names_the_queue_it_was_sent_to(pair: Cluster) -> No
 
 
 async def test_two_silent_brokers_of_three(trio: Cluster) -> None:
-    trio.answer(silent)
+    trio.answer(silence)
     trio.brokers[2].answer = stored
     async with producer(trio, timeout=3.0, attempt_timeout=0.2, latency_fault=False) as sender:
         results = await asyncio.gather(*[sender.send(message()) for _ in range(12)])
@@ -76,7 +76,7 @@ async def test_two_silent_brokers_of_three(trio: Cluster) -> None:
 
 
 async def test_the_own_cap_of_attempts(pair: Cluster) -> None:
-    pair.a.answer = silent
+    pair.a.answer = silence
     async with producer(pair, timeout=2.0, attempt_timeout=0.06) as sender:
         with timed(most=0.06):
             results = await asyncio.gather(*[sender.send(message()) for _ in range(4)])
@@ -103,7 +103,7 @@ async def test_a_lone_broker_has_the_whole_budget(cluster: Cluster, send: Send) 
 
 @every_way(1)
 async def test_a_lone_broker_that_stays_silent_is_a_timeout(cluster: Cluster, send: Send) -> None:
-    cluster.a.answer = silent
+    cluster.a.answer = silence
     async with producer(cluster, timeout=0.3) as sender:
         await sender.fetch_publish_queues("T")
         with timed(0.3, 0.3), pytest.raises(RequestTimeoutError) as caught:
@@ -116,7 +116,7 @@ async def test_a_lone_broker_that_stays_silent_is_a_timeout(cluster: Cluster, se
 
 @every_way(1)
 async def test_the_timeout_of_a_call_is_its_own(cluster: Cluster, send: Send) -> None:
-    cluster.a.answer = silent
+    cluster.a.answer = silence
     async with producer(cluster, timeout=30.0) as sender:
         with timed(0.1, 0.1), pytest.raises(RequestTimeoutError):
             await send(sender, timeout=0.1)
@@ -124,7 +124,7 @@ async def test_the_timeout_of_a_call_is_its_own(cluster: Cluster, send: Send) ->
 
 @every_way(2)
 async def test_both_silent_names_both(pair: Cluster, send: Send) -> None:
-    pair.answer(silent)
+    pair.answer(silence)
     async with producer(pair, timeout=0.45) as sender:
         with timed(0.45, 0.45) as taken, pytest.raises(SendError) as caught:
             await send(sender)
@@ -147,7 +147,7 @@ async def test_a_late_stored_resolves_the_call_while_another_attempt_is_under_wa
 
     def slow_then_silent(link: Any, sent: Any) -> None:
         first.append(sent)
-        (late(0.6) if len(first) == 1 else silent)(link, sent)
+        (late(0.6) if len(first) == 1 else silence)(link, sent)
 
     pair.answer(slow_then_silent)
     async with producer(pair, timeout=0.9) as sender:
@@ -160,7 +160,7 @@ async def test_a_late_stored_resolves_the_call_while_another_attempt_is_under_wa
 
 @every_way(2)
 async def test_of_attempts_that_were_given_up_nothing_is_left_when_the_call_ends(pair: Cluster, send: Send) -> None:
-    pair.answer(each(silent, stored))
+    pair.answer(each(silence, stored))
     pair.b.answer = stored
     async with producer(pair, timeout=5.0, attempt_timeout=0.05) as sender:
         while not pair.a.sends:
@@ -186,7 +186,7 @@ async def test_a_late_error_only_fills_in_its_record(pair: Cluster, send: Send) 
 
     def slow_error_then_silent(link: Any, sent: Any) -> None:
         answered.append(sent)
-        (late(0.6, refuse(13, "too large")) if len(answered) == 1 else silent)(link, sent)
+        (late(0.6, refuse(13, "too large")) if len(answered) == 1 else silence)(link, sent)
 
     pair.answer(slow_error_then_silent)
     async with producer(pair, timeout=0.9) as sender:
@@ -322,11 +322,11 @@ async def test_a_lone_broker_whose_connection_breaks_each_time(cluster: Cluster)
 
 
 async def test_a_thousand_in_flight_when_the_connection_breaks_are_all_sent_again(pair: Cluster) -> None:
-    pair.a.answer = silent
+    pair.a.answer = silence
     async with producer(pair, timeout=3.0) as sender:
         sends = asyncio.gather(*[sender.send(item) for item in messages(2000)])
         await until(lambda: len(pair.a.sends) == 1000)
-        for link in list(pair.a.links):
+        for link in list(pair.a.open_links):
             link.transport.abort()
         results = await sends
     assert {result.queue.broker_name for result in results} == {"b"}
@@ -355,7 +355,7 @@ async def test_an_answer_after_the_call_is_dropped(cluster: Cluster) -> None:
         assert {type(error) for error in failed} == {RequestTimeoutError}
 
         def own_body(link: Any, sent: Any) -> None:
-            link.reply(sent.command, 0, None, sent.broker.stored_fields(sent) | {"msgId": sent.body.decode()})
+            link.reply(sent, 0, None, sent.broker.stored_fields(sent) | {"msgId": sent.body.decode()})
 
         cluster.a.answer = own_body
         until_then = asyncio.get_running_loop().time() + 1.1

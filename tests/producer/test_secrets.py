@@ -34,8 +34,8 @@ from rmq_protocol.signing import SIGNATURE, sign
 
 from .. import canaries
 from ..canaries import SECRET_KEY, SECURITY_TOKEN, is_clean
+from ..fakes import SENDS, Answer, Cluster, cut, refuse, silence
 from ..instances import client_of
-from .peers import SENDS, Answer, Cluster, cut, refuse, silent
 
 KEYS = Credentials("alice", SECRET_KEY, SECURITY_TOKEN)
 
@@ -131,7 +131,7 @@ def test_a_refused_secret_is_no_variable_of_ours() -> None:
 
 @pytest.mark.parametrize("call", ["send", "send_batch", "send_oneway"])
 @pytest.mark.parametrize(
-    "answer", [refuse(16, "check signature failed."), refuse(13), cut, silent], ids=["16", "13", "cut", "silent"]
+    "answer", [refuse(16, "check signature failed."), refuse(13), cut, silence], ids=["16", "13", "cut", "silent"]
 )
 async def test_no_error_of_a_signed_request_shows_a_secret(
     cluster: Cluster, call: str, answer: Answer, caplog: pytest.LogCaptureFixture
@@ -153,7 +153,7 @@ async def test_no_error_of_a_signed_request_shows_a_secret(
 
 async def test_no_error_of_another_signed_request_shows_a_secret(cluster: Cluster) -> None:
     async with PullConsumer("group", namesrv=cluster.namesrv, credentials=KEYS, request_timeout=0.2) as consumer:
-        cluster.a.heartbeats = False  # nor anything else but sends is answered
+        cluster.a.silent = True  # nor anything else but sends is answered
         with pytest.raises(RocketMQError) as caught:
             await consumer.max_offset(cluster.queue())
         assert is_clean(forms(caught.value))

@@ -18,7 +18,7 @@ from rmq_protocol.message import MessageExt
 from rmq_protocol.properties import decode_properties
 from rmq_protocol.trace import TRACE_TOPIC, MessageType, TraceContext, TraceType, decode_trace
 
-from .peers import TOPIC, Cluster, Sent, each, fields, refuse, silent, status, stored
+from ..fakes import TOPIC, Cluster, Sent, each, fields, refuse, silence, status, stored
 from .support import core_of, message, messages, outcomes, producer, timed, until
 
 
@@ -135,7 +135,7 @@ async def test_every_attempt_has_a_record() -> None:
 async def test_a_send_without_an_answer_has_a_record_too() -> None:
     began = time() * 1000
     async with Cluster(1) as cluster:
-        (error,), (record,) = await traced(cluster, stored_as=silent, timeout=0.5)
+        (error,), (record,) = await traced(cluster, stored_as=silence, timeout=0.5)
     assert began - 2 <= record.time_stamp <= time() * 1000 - record.cost_time + 2
     assert isinstance(error, errors.RequestTimeoutError)
     assert not record.success
@@ -206,7 +206,7 @@ async def test_what_is_too_much_is_dropped_and_counted_and_no_send_is_the_worse(
     monkeypatch.setattr(trace, "MOST_RECORDS", 300)
     async with Cluster(1) as cluster:
         cluster.name_server.routes[TRACE_TOPIC] = cluster.route()
-        cluster.a.answer = lambda link, sent: (silent if sent.fields["b"] == TRACE_TOPIC else stored)(link, sent)
+        cluster.a.answer = lambda link, sent: (silence if sent.fields["b"] == TRACE_TOPIC else stored)(link, sent)
         with caplog.at_level(logging.WARNING, "rmq_async.producer.trace"):
             async with producer(cluster, trace=True, stop_timeout=0.1) as sender:
                 with timed(most=1.0):
@@ -275,7 +275,7 @@ async def test_traces_are_no_business_of_hooks_selectors_and_credits() -> None:
 
     async with Cluster(1) as cluster:
         cluster.name_server.routes[TRACE_TOPIC] = cluster.route()
-        hanging = lambda link, sent: (silent if sent.fields["b"] == TRACE_TOPIC else stored)(link, sent)  # noqa: E731
+        hanging = lambda link, sent: (silence if sent.fields["b"] == TRACE_TOPIC else stored)(link, sent)  # noqa: E731
         cluster.a.answer = hanging
         options: dict[str, Any] = {"hooks": [Watcher()], "queue_selector": choose, "async_limit": 1, "stop_timeout": 0.05}
         async with producer(cluster, trace=True, **options) as sender:
@@ -290,8 +290,8 @@ async def test_traces_are_no_business_of_hooks_selectors_and_credits() -> None:
 async def test_nothing_of_a_trace_outlives_its_producer(caplog: pytest.LogCaptureFixture) -> None:
     async with Cluster(1) as cluster:
         cluster.name_server.routes[TRACE_TOPIC] = cluster.route()
-        cluster.a.answer = silent
-        cluster.a.heartbeats = False
+        cluster.a.answer = silence
+        cluster.a.silent = True
         sender = producer(cluster, trace=True)
         await sender.start()
         sending = [asyncio.create_task(sender.send(each)) for each in messages(500)]

@@ -10,7 +10,7 @@ import pytest
 from rmq_async import ClientStateError, SendStatus
 from rmq_protocol.constants import ResponseCode
 
-from .peers import Cluster, each, late, refuse, silent, status, stored
+from ..fakes import Cluster, each, late, refuse, silence, status, stored
 from .support import Calls, Send, awaited, batched, deferred, message, messages, producer, timed, until
 
 WAYS: dict[str, Send] = {"sync": awaited, "async": deferred, "batch": batched}
@@ -79,7 +79,7 @@ async def test_without_retries_there_is_one_attempt(pair: Cluster, name: str) ->
 @pytest.mark.parametrize("how", ["retriable", "final", "silent", "no connection"])
 @pytest.mark.parametrize("name", WAYS)
 async def test_what_is_stored_stays_stored_when_a_later_attempt_fails(pair: Cluster, name: str, how: str) -> None:
-    second = {"retriable": refuse(1), "final": refuse(13), "silent": silent, "no connection": stored}[how]
+    second = {"retriable": refuse(1), "final": refuse(13), "silent": silence, "no connection": stored}[how]
     answers = each(status(FLUSH_DISK), second)
     pair.answer(lambda link, sent: answers(link, sent))
     if how == "no connection":
@@ -113,7 +113,7 @@ async def test_a_late_answer_that_is_not_confirmed_is_a_result_too(pair: Cluster
 
 @pytest.mark.parametrize("name", WAYS)
 async def test_a_stop_gives_back_what_is_stored(pair: Cluster, name: str) -> None:
-    answers = each(status(FLUSH_DISK), silent)
+    answers = each(status(FLUSH_DISK), silence)
     pair.answer(lambda link, sent: answers(link, sent))
     sender = producer(pair, **ON)
     await sender.start()

@@ -11,7 +11,7 @@ import pytest
 from rmq_async import SendError, machine
 from rmq_async.client.unique_ids import UniqueIds
 
-from .peers import Cluster, Link, Sent, refuse, stored
+from ..fakes import Cluster, Link, Sent, refuse, stored
 from .support import message, messages, producer, spin, until
 
 

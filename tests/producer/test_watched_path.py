@@ -17,7 +17,7 @@ from rmq_async import Credentials, Hook, Message, RocketMQError, SendContext
 from rmq_async.errors import ForbiddenError
 
 from ..calls import counted
-from .peers import TOPIC, Cluster, each, refuse, status, stored
+from ..fakes import TOPIC, Cluster, each, refuse, status, stored
 from .support import producer
 from .test_fast_path import EXAMPLES, FIELDS, USER, shown
 

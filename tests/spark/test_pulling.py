@@ -26,9 +26,9 @@ from rmq_protocol.columns import QUEUE_OFFSET
 from rmq_protocol.constants import RequestCode
 from rmq_protocol.headers import PullMessageRequestHeader
 
-from ..client.support import FakeNameServer, route
-from ..consumer.support import ScriptedBroker, record
+from ..consumer.support import record
 from ..embedded.inside import broker_of
+from ..fakes import NameServer, PullBroker, route
 from .conftest import Loop, Topics
 
 BROKER = "broker-a"
@@ -219,8 +219,8 @@ def test_a_task_passes_by_what_is_in_the_place_of_a_deleted_message(
 
     async def serve() -> tuple[AsyncExitStack, str]:
         stack = AsyncExitStack()
-        broker = await stack.enter_async_context(ScriptedBroker(pull))
-        names = await stack.enter_async_context(FakeNameServer(t=route(broker.address, queues=1)))
+        broker = await stack.enter_async_context(PullBroker(pull))
+        names = await stack.enter_async_context(NameServer(t=route(broker.address, queues=1)))
         return stack, names.address
 
     stack, namesrv = loop.run(serve())

@@ -16,7 +16,7 @@ from rmq_async.transport import CloseReason, Connection, ConnectionSettings, Con
 from rmq_async.transport.states import next_state
 from rmq_protocol.command import RemotingCommand
 
-from .peer import Link, Peer, frame, response, silence
+from ..fakes import Link, Peer, frame, response, silence
 from .support import FRAME, Notes, Sender, connect, ping, spin, until
 
 ONEWAY = frame(RemotingCommand(code=10, flag=2))
@@ -25,8 +25,8 @@ ENDINGS: dict[CloseReason, Ending] = {
     CloseReason.LOCAL: lambda connection, link: connection.close(CloseReason.LOCAL),
     CloseReason.IDLE: lambda connection, link: connection.close(CloseReason.IDLE),
     CloseReason.DEAD: lambda connection, link: connection.close(CloseReason.DEAD),
-    CloseReason.PEER: lambda connection, link: link.fin(),
-    CloseReason.RESET: lambda connection, link: link.rst(),
+    CloseReason.PEER: lambda connection, link: link.close(),
+    CloseReason.RESET: lambda connection, link: link.reset(),
     CloseReason.PROTOCOL: lambda connection, link: link.write(b"\xff" * 8),
 }
 
@@ -107,7 +107,7 @@ async def test_a_drained_connection_takes_nothing_new_and_answers_what_it_has() 
             sender.submit(b"late")
         for number in range(3):
             await until(lambda number=number: len(requests) == number + 1)
-            peer.link.reply(requests[number], body=b"")
+            peer.link.reply(requests[number])
         await asyncio.gather(*futures)
 
 

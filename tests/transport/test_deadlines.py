@@ -17,7 +17,7 @@ from rmq_async.transport import CloseReason, Connection, Pending
 from rmq_protocol.command import RemotingCommand
 from rmq_protocol.constants import RequestCode
 
-from .peer import Link, Peer, ThreadedPeer, echo, silence, stored
+from ..fakes import Link, Peer, ThreadedPeer, echo, silence, stored
 from .support import BORN, FRAME, Exact, Notes, Sender, connect, ping, pool_of, spin, template, until
 
 pytestmark = pytest.mark.wall_clock
@@ -124,7 +124,7 @@ async def test_a_late_attempt_hears_of_the_end_of_its_connection() -> None:
         notes = Notes()
         submit_attempt(connection, notes, 0.02, 5)
         await until(lambda: notes.outcomes)
-        (await peer.accepted()).rst()
+        (await peer.accepted()).reset()
         await until(lambda: len(notes.outcomes) == 2)
         assert isinstance(notes.outcomes[1], ConnectionLostError)
         assert notes.outcomes[1].maybe_stored
@@ -218,9 +218,9 @@ async def test_a_late_answer_never_completes_a_newer_call() -> None:
 
     def answer(link: Link, request: RemotingCommand) -> None:
         if draw.random() < 0.1:
-            link.reply_later(draw.uniform(0.04, 0.1), request)
+            link.reply_later(draw.uniform(0.04, 0.1), request, body=request.body)
         else:
-            link.reply(request)
+            echo(link, request)
 
     late = good = 0
     async with Peer(answer, keep=False) as peer, connect(peer) as connection:
@@ -389,7 +389,7 @@ async def test_silence_counts_from_the_first_request_after_the_last_byte() -> No
 async def test_one_slow_request_among_answered_ones_is_not_death() -> None:
     def answer(link: Link, request: RemotingCommand) -> None:
         if request.body != b"slow":
-            link.reply(request)
+            echo(link, request)
 
     async with Peer(answer) as peer, connect(peer, dead_after=0.1) as connection:
         slow = asyncio.ensure_future(connection.request(ping(b"slow"), 0.5))

@@ -18,8 +18,8 @@ from rmq_async.transport.pool import Backoff, split_address
 from rmq_protocol.command import RemotingCommand
 from rmq_protocol.constants import SerializeType
 
+from ..fakes import Link, Peer, echo, frame, response, silence
 from ..holes import black_hole
-from .peer import Link, Peer, echo, frame, response, silence
 from .support import Exact, free_port, ping, pool_of, spin, until
 
 pytestmark = pytest.mark.wall_clock
@@ -185,7 +185,7 @@ async def test_a_peer_that_comes_back_is_found_within_the_back_off() -> None:
 
 
 async def test_a_peer_that_accepts_and_drops_is_not_stormed() -> None:
-    async with Peer(greet=lambda link: link.rst()) as peer, pool_of() as pool:
+    async with Peer(greet=lambda link: link.reset()) as peer, pool_of() as pool:
         started = monotonic()
         while monotonic() - started < 0.5:
             try:
@@ -198,7 +198,7 @@ async def test_a_peer_that_accepts_and_drops_is_not_stormed() -> None:
 
 
 def away(link: Link, request: RemotingCommand) -> None:
-    link.reply(request, code=1500, body=b"")
+    link.reply(request, code=1500)
 
 
 async def test_a_server_that_sends_its_clients_away_is_left_alone_from_the_second_time_in_a_while(
@@ -269,7 +269,7 @@ async def test_listeners_are_called_for_each_connection() -> None:
         for _ in range(2):
             connection = await pool.connect(peer.address, 5)
             await connection.request(ping(), 1)
-            peer.link.fin()
+            peer.link.close()
             await connection.closed
         assert events == [("connected", True), ("closed", False)] * 2
 
@@ -335,7 +335,7 @@ async def test_a_closed_connection_is_made_again_and_opaques_do_not_mix() -> Non
         first = await pool.connect(peer.address, 5)
         lost = asyncio.ensure_future(first.request(ping(b"old"), 5))
         await until(lambda: peer.received == 1)
-        peer.link.fin()
+        peer.link.close()
         with pytest.raises(ConnectionLostError):
             await lost
         peer.answer = echo
@@ -356,7 +356,7 @@ async def test_500_callers_during_a_flapping_peer_all_end() -> None:
     def flap(link: Link, request: RemotingCommand) -> None:
         echo(link, request)
         if peer.received % 50 == 0:
-            link.rst()
+            link.reset()
 
     async with Peer(flap, keep=False) as peer, pool_of() as pool:
         await asyncio.wait_for(asyncio.gather(*[call() for _ in range(100)]), 20)

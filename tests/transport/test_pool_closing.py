@@ -11,8 +11,8 @@ from rmq_async.errors import ClientStateError, ConnectionLostError
 from rmq_async.transport import CloseReason
 from rmq_protocol.command import RemotingCommand
 
+from ..fakes import Link, Peer, echo, late, silence
 from ..holes import black_hole
-from .peer import Link, Peer, silence
 from .support import Exact, Sender, ping, pool_of, spin
 
 pytestmark = pytest.mark.wall_clock
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.wall_clock
 async def test_aclose_lets_answers_come_until_its_time_is_over() -> None:
     def answer(link: Link, request: RemotingCommand) -> None:
         if request.body == b"soon":
-            link.reply_later(0.05, request)
+            late(0.05, echo)(link, request)
 
     async with Peer(answer) as peer, pool_of() as pool:
         connection = await pool.connect(peer.address, 5)
@@ -37,7 +37,7 @@ async def test_aclose_lets_answers_come_until_its_time_is_over() -> None:
 
 
 async def test_aclose_does_not_wait_longer_than_needed() -> None:
-    async with Peer(lambda link, request: link.reply_later(0.05, request)) as peer, pool_of() as pool:
+    async with Peer(late(0.05, echo)) as peer, pool_of() as pool:
         connection = await pool.connect(peer.address, 5)
         tasks = [asyncio.ensure_future(connection.request(ping(), 5)) for _ in range(100)]
         await spin(2)

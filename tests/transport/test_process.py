@@ -12,8 +12,8 @@ import pytest
 PROLOGUE = f"""
 import asyncio, gc, json, os, socket, sys
 import uvloop
-sys.path.insert(0, {str(Path(__file__).parent)!r})
-from peer import Peer
+sys.path.insert(0, {str(Path(__file__).parents[1])!r})
+from fakes import Peer
 from rmq_async.config import ClientConfig
 from rmq_async.transport import ConnectionPool
 from rmq_protocol.command import RemotingCommand

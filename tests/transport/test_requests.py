@@ -18,7 +18,7 @@ from rmq_protocol.command import RemotingCommand
 from rmq_protocol.constants import RESPONSE_FLAG, ResponseCode, SerializeType
 from rmq_protocol.send_codec import FIRST_OPAQUE, LAST_OPAQUE
 
-from .peer import Link, Peer, frame, response, silence, stored
+from ..fakes import Link, Peer, echo, frame, response, silence, stored
 from .support import Sender, connect, ping, rss
 
 
@@ -32,7 +32,7 @@ async def test_answers_in_any_order_reach_their_own_request() -> None:
         if len(requests) == 1000:
             random.Random(seed).shuffle(requests)
             for other in requests:
-                link.reply(other)
+                echo(link, other)
 
     async with Peer(answer) as peer, connect(peer) as connection:
         bodies = [b"%d" % number for number in range(1000)]
@@ -55,7 +55,7 @@ async def test_answers_are_read_in_either_form_after_any_request(own: SerializeT
 
 async def test_any_response_code_is_an_answer() -> None:
     def refuse(link: Link, request: RemotingCommand) -> None:
-        link.reply(request, code=ResponseCode.SYSTEM_BUSY, remark="too busy", body=b"")
+        link.reply(request, code=ResponseCode.SYSTEM_BUSY, remark="too busy")
 
     async with Peer(refuse) as peer, connect(peer) as connection:
         answer = await connection.request(ping(), 2)
@@ -123,7 +123,7 @@ async def test_strays_are_counted_and_leave_no_memory() -> None:
     def flood(link: Link, request: RemotingCommand) -> None:
         for _ in range(10):
             link.write(burst)
-        link.reply(request)
+        echo(link, request)
 
     async with Peer(flood) as peer, connect(peer) as connection:
         await connection.request(ping(b"warm"), 10)
@@ -139,8 +139,8 @@ async def test_strays_are_counted_and_leave_no_memory() -> None:
 async def test_unknown_opaques_of_any_kind_harm_no_request() -> None:
     def answer(link: Link, request: RemotingCommand) -> None:
         for opaque in (0, -1, 1, 0x7FFFFFFF, -0x80000000, request.opaque + 1):
-            link.reply(request, opaque=opaque, body=b"")
-        link.reply(request)
+            link.reply(request, opaque=opaque)
+        echo(link, request)
 
     async with Peer(answer) as peer, connect(peer) as connection:
         assert (await connection.request(ping(b"mine"), 2)).body == b"mine"

@@ -13,7 +13,7 @@ from rmq_async.transport.server_requests import MAX_ANSWERING
 from rmq_protocol.command import RemotingCommand
 from rmq_protocol.constants import RESPONSE_FLAG
 
-from .peer import Link, Peer, echo, frame, response, silence
+from ..fakes import Link, Peer, echo, frame, response, silence
 from .support import Sender, connect, ping, pool_of, until
 
 
@@ -50,7 +50,7 @@ async def test_unknown_requests_are_answered_as_not_supported_unless_one_way() -
 async def test_a_request_of_the_server_with_an_opaque_of_ours_is_no_answer() -> None:
     def answer(link: Link, request: RemotingCommand) -> None:
         link.ask(RemotingCommand(code=40, opaque=request.opaque))
-        link.reply(request)
+        echo(link, request)
 
     async with Peer(answer) as peer, connect(peer) as connection:
         assert (await connection.request(ping(b"m"), 1)).body == b"m"

@@ -24,7 +24,7 @@ from rmq_async.transport import CloseReason, Threads, client_context
 from rmq_async.transport.tls import SHUTDOWN_TIMEOUT
 from rmq_protocol.command import RemotingCommand
 
-from .peer import Link, Peer, stored
+from ..fakes import Link, Peer, reset, stored
 from .support import FRAME, Sender, ping, pool_of, spin, until
 
 AUTHORITY = trustme.CA()
@@ -257,10 +257,10 @@ async def test_mutual_tls_without_a_certificate_says_so(version: ssl.TLSVersion)
 
 
 async def test_a_server_that_leaves_right_after_the_handshake_is_reported_as_such() -> None:
-    async with Peer(lambda link, _: link.rst(), tls=server()) as peer, pool_of(tls=client()) as pool:
+    async with Peer(reset, tls=server()) as peer, pool_of(tls=client()) as pool:
         with pytest.raises(ConnectionLostError, match="right after the TLS handshake: the server may want a client's certif"):
             await (await pool.connect(peer.address, 5)).request(ping(), 5)
-    async with Peer(lambda link, _: link.rst()) as peer, pool_of() as pool:
+    async with Peer(reset) as peer, pool_of() as pool:
         with pytest.raises(ConnectionLostError) as caught:
             await (await pool.connect(peer.address, 5)).request(ping(), 5)
         assert "TLS" not in str(caught.value)
@@ -310,7 +310,7 @@ async def test_what_was_written_before_a_close_arrives() -> None:
 def bytes_of(size: int) -> bytes:
     from rmq_protocol.command import RemotingCommand
 
-    from .peer import frame
+    from ..fakes import frame
 
     return frame(RemotingCommand(code=1, flag=2, body=bytes(size)))
 

@@ -12,7 +12,7 @@ import trustme
 from rmq_async.errors import ConnectionLostError, RequestTimeoutError
 from rmq_async.transport import CloseReason, Connection, ConnectionSettings
 
-from .peer import Link, Peer, ThreadedPeer, stored
+from ..fakes import Link, Peer, ThreadedPeer, stored
 from .support import FRAME, Recorder, Sender, bytes_frame, connect, rss, until
 
 pytestmark = pytest.mark.usefixtures("each_way_on_one_loop")
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("each_way_on_one_loop")
 
 async def test_held_requests_leave_in_order_when_the_peer_reads_again() -> None:
     async with Peer(stored, reading=False) as peer, connect(peer) as connection:
-        peer.answer = lambda link, request: link.reply(request, body=b"")
+        peer.answer = lambda link, request: link.reply(request)
         link = await peer.accepted()
         sender = Sender(connection, timeout=20)
         futures = [sender.submit(bytes([number]) * 100_000) for number in range(200)]
@@ -133,7 +133,7 @@ async def test_oneway_frames_queued_before_a_close_by_us_still_arrive() -> None:
 
 async def test_a_fast_peer_in_another_thread_and_back_pressure_lose_nothing() -> None:
     def slow(link: Link, request: Any) -> None:
-        link.reply(request, body=b"")
+        link.reply(request)
 
     with ThreadedPeer(slow, keep=False) as peer:
         async with connect(peer) as connection:

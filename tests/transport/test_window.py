@@ -11,7 +11,7 @@ from rmq_async.errors import RequestTimeoutError
 from rmq_async.transport import CloseReason
 from rmq_protocol.constants import SerializeType
 
-from .peer import Link, Peer, silence, stored
+from ..fakes import Link, Peer, echo, silence, stored
 from .support import FRAME, Sender, bytes_frame, connect, ping, spin, until
 
 pytestmark = pytest.mark.usefixtures("each_way_on_one_loop")
@@ -29,7 +29,7 @@ async def test_sends_above_the_window_wait_for_answers_in_order() -> None:
             await asyncio.sleep(0.002)
             assert len(requests) == seen
             assert connection.requests.in_flight == min(4, left)
-            peer.link.reply(requests[answered], body=b"")
+            peer.link.reply(requests[answered])
         await asyncio.gather(*futures)
         assert [request.body for request in requests] == [b"%d" % number for number in range(10)]
 
@@ -69,7 +69,7 @@ async def test_a_cancelled_held_send_never_leaves() -> None:
         await asyncio.wait(tasks[1:3])
         assert (connection.requests.in_flight, connection.pending) == (1, 2)
         peer.answer = stored
-        peer.link.reply(held[0], body=b"")
+        peer.link.reply(held[0])
         await asyncio.gather(tasks[0], tasks[3])
         assert [request.body for request in peer.requests] == [b"0", b"3"]
 
@@ -120,7 +120,7 @@ async def test_answers_of_a_peer_that_does_not_read_end_nothing_that_is_held() -
             link.reply(ping(), opaque=sender.opaques[0] + ahead, body=b"", ext_fields=FORGED)
         await until(lambda: connection.strays == 4)
         assert not any(future.done() for future in (*held, control))
-        peer.answer = lambda link, request: link.reply(request, body=b"") if request.body[1:] else stored(link, request)
+        peer.answer = lambda link, request: link.reply(request) if request.body[1:] else stored(link, request)
         link.transport.resume_reading()
         replies = await asyncio.gather(*held)
         assert [reply.extFields.msgId for reply in replies if reply.extFields] == ["0", "1", "2"]
@@ -165,7 +165,7 @@ async def test_control_requests_pass_the_sends_that_are_held() -> None:
     async with Peer(silence) as peer, connect(peer) as connection:
         sender = Sender(connection, window=1, timeout=0.3)
         futures = [sender.submit(b"%d" % number) for number in range(5)]
-        peer.answer = lambda link, request: link.reply(request) if request.body == b"control" else None
+        peer.answer = lambda link, request: echo(link, request) if request.body == b"control" else None
         assert (await connection.request(ping(b"control"), 1)).body == b"control"
         assert [request.body for request in peer.requests] == [b"0", b"control"]
         await asyncio.gather(*futures, return_exceptions=True)
@@ -180,12 +180,12 @@ async def test_control_requests_pass_held_sends_also_after_a_pause() -> None:
         control = asyncio.ensure_future(connection.request(ping(b"control"), 10))
         await asyncio.sleep(0.01)
         assert (connection.requests.in_flight, connection.pending) == (1, 5)
-        peer.answer = lambda link, request: link.reply(request, body=b"") if request.body == b"control" else None
+        peer.answer = lambda link, request: link.reply(request) if request.body == b"control" else None
         link.transport.resume_reading()
         await control
         assert [request.body for request in peer.requests[1:]] == [b"control"], "the window is still taken by the large one"
         peer.answer = stored
-        link.reply(peer.requests[0], body=b"")
+        link.reply(peer.requests[0])
         await asyncio.gather(filler, *held)
 
 

@@ -11,7 +11,7 @@ import pytest
 from rmq_async.transport.coalescer import GATHER_FROM
 from rmq_protocol.command import RemotingCommand
 
-from .peer import Link, Peer, silence, stored
+from ..fakes import Link, Peer, silence, stored
 from .support import FRAME, Exact, Recorder, Sender, connect, ping, spin, until
 
 pytestmark = pytest.mark.usefixtures("each_way_on_one_loop")
@@ -80,7 +80,7 @@ async def test_large_bodies_are_handed_over_without_a_copy(monkeypatch: pytest.M
     recorder = Recorder()
     async with Peer(stored) as peer, connect(peer, recorder=recorder) as connection:
         sender = Sender(connection)
-        peer.answer = lambda link, request: link.reply(request, body=b"")
+        peer.answer = lambda link, request: link.reply(request)
         await asyncio.gather(*[sender.submit(body) for _ in range(2)])
         for parts in recorder.writes:
             assert isinstance(parts, list)

@@ -20,8 +20,8 @@ from rmq_protocol.constants import RequestCode
 from rmq_protocol.errors import RemoteProtocolError
 from rmq_protocol.message import MessageQueue
 
-from ...client.support import FakeBroker, FakeNameServer, client, route, until
-from ...transport.peer import Link
+from ...client.support import client, until
+from ...fakes import Broker, Link, NameServer, route
 
 TOPIC = "t"
 A0, A1, B0 = MessageQueue(TOPIC, "broker-a", 0), MessageQueue(TOPIC, "broker-a", 1), MessageQueue(TOPIC, "broker-b", 0)
@@ -184,7 +184,7 @@ async def test_an_assumed_queue_is_lost_where_its_owner_lives(server: EmbeddedRo
         assert not locks.owns(A0)
 
 
-class LockBroker(FakeBroker):
+class LockBroker(Broker):
     """Grants all locks; keeps the requests (code, queues); silent, or with a raw body or a code, as the test sets it."""
 
     def __init__(self) -> None:
@@ -193,11 +193,9 @@ class LockBroker(FakeBroker):
         self.code = 0
         self.body: bytes | None = None
         self.kept: list[tuple[Link, RemotingCommand]] = []
+        self.answers |= dict.fromkeys((RequestCode.LOCK_BATCH_MQ, RequestCode.UNLOCK_BATCH_MQ), self.decide)
 
-    def serve(self, link: Link, request: RemotingCommand) -> None:
-        if request.code not in (RequestCode.LOCK_BATCH_MQ, RequestCode.UNLOCK_BATCH_MQ):
-            super().serve(link, request)
-            return
+    def decide(self, link: Link, request: RemotingCommand) -> None:
         body = decode_body(LockBatchRequestBody, request.body)
         self.asked.append((request.code, {queue.queue_id for queue in body.mq_set}))
         if self.silent:
@@ -215,7 +213,7 @@ class LockBroker(FakeBroker):
 async def scripted() -> AsyncIterator[tuple[LockBroker, QueueLocks]]:
     async with (
         LockBroker() as broker,
-        FakeNameServer(t=route(broker.address)) as name_server,
+        NameServer(t=route(broker.address)) as name_server,
         client(name_server, request_timeout=0.3) as instance,
     ):
         await instance.routes.get(TOPIC, 1.0)
@@ -262,7 +260,7 @@ async def test_a_queue_whose_request_was_not_answered_is_unlocked_all_the_same(t
 async def test_a_queue_whose_broker_left_the_routes_is_unlocked_at_its_last_address() -> None:
     async with (
         LockBroker() as broker,
-        FakeNameServer(t=route(broker.address)) as name_server,
+        NameServer(t=route(broker.address)) as name_server,
         client(name_server, request_timeout=0.3) as instance,
     ):
         locks = QueueLocks(instance, "g")
@@ -326,10 +324,10 @@ async def test_a_broker_that_cut_the_connection_is_asked_to_unlock_once_more() -
         serve = broker.serve
 
         def cut(link: Link, request: RemotingCommand) -> None:
-            broker.answer = serve
+            broker.serve = serve
             link.reset()
 
-        broker.answer = cut
+        broker.serve = cut
         await locks.unlock([A0])
         assert broker.asked[-1] == (RequestCode.UNLOCK_BATCH_MQ, {0})
         assert not locks.errors

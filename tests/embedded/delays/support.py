@@ -6,8 +6,8 @@ from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_protocol.command import RemotingCommand
 from rmq_protocol.constants import RequestCode
 
+from ...fakes import RawClient
 from ..inside import broker_of
-from ..raw import RawClient
 
 
 def bodies(server: EmbeddedRocketMQ, topic: str = "T") -> list[bytes]:

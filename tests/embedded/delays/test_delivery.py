@@ -12,8 +12,8 @@ from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_async.embedded.schedule import SCHEDULE_TOPIC, TIMER_TOPIC
 from rmq_protocol.constants import RequestCode
 
+from ...fakes import RawClient, oneway, pull_fields, send_fields
 from ..inside import START, WatchedClock, broker_of, log_of
-from ..raw import RawClient, oneway, pull_fields, send_fields
 from .support import bodies, recall, sent, timers
 
 # ---------------------------------------------------------------------------------------------------------------- the order

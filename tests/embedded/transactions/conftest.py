@@ -8,8 +8,8 @@ import pytest
 
 from rmq_async.embedded import EmbeddedRocketMQ
 
+from ...fakes import RawClient
 from ..inside import START, WatchedClock
-from ..raw import RawClient
 from .support import beat
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from rmq_async import Batching, Message, Producer, errors
 
-from ..peers import TOPIC, Cluster, MostUnderWay, late, silent
+from ...fakes import TOPIC, Cluster, MostUnderWay, late, silence
 from ..support import message, messages, outcomes, producer, spin, until
 from .support import ONE_LANE, later, numbers, refuse_bodies, requests
 
@@ -46,7 +46,7 @@ async def test_evenness_is_judged_per_batch(trio: Cluster) -> None:
 
 @pytest.mark.parametrize("lanes", [1, 3])
 async def test_a_few_batches_per_broker_may_be_under_way(pair: Cluster, lanes: int) -> None:
-    pair.answer(silent)
+    pair.answer(silence)
     async with producer(pair, batching=Batching(lanes_per_broker=lanes), topics=[TOPIC], stop_timeout=0) as sender:
         calls = []
         for item in messages(20):

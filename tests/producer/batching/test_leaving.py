@@ -8,7 +8,7 @@ import pytest
 
 from rmq_async import Batching, errors
 
-from ..peers import TOPIC, Cluster, late, silent
+from ...fakes import TOPIC, Cluster, late, silence
 from ..support import Calls, message, messages, outcomes, producer, spin, timed, until
 from .support import BATCH, ONE_LANE, at_rest, later, numbers, requests
 
@@ -51,7 +51,7 @@ async def test_many_of_one_iteration_are_shared_out_over_the_free_lanes(cluster:
 async def test_a_batch_that_reaches_a_bound_leaves_without_waiting_for_an_answer(
     cluster: Cluster, bound: dict[str, int]
 ) -> None:
-    cluster.a.answer = silent
+    cluster.a.answer = silence
     async with producer(cluster, batching=Batching(lanes_per_broker=1, **bound), topics=[TOPIC], stop_timeout=0) as sender:
         calls = [later(sender.send(message(b"first")))]
         await until(lambda: cluster.sends)
@@ -117,7 +117,7 @@ async def test_a_stop_sends_what_has_gathered(cluster: Cluster) -> None:
 
 
 async def test_a_stop_that_has_no_time_fails_every_call(cluster: Cluster) -> None:
-    cluster.a.answer = silent
+    cluster.a.answer = silence
     calls = Calls()
     async with producer(cluster, batching=ONE_LANE, topics=[TOPIC], stop_timeout=0.0) as sender:
         waits = [later(sender.send(message())), later(sender.send(message(), key="k"))]

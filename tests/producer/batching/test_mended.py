@@ -13,8 +13,8 @@ from rmq_async import Batching, Hook, Message, Producer, SendResult, errors
 from rmq_async.errors import ForbiddenError
 from rmq_protocol.route import BrokerData
 
+from ...fakes import TOPIC, Cluster, each, late, silence, stored
 from ...instances import client_of
-from ..peers import TOPIC, Cluster, each, late, silent, stored
 from ..support import core_of, message, messages, outcomes, producer, spin, tasks_named, timed, until
 from .support import later, numbers, requests
 
@@ -111,7 +111,7 @@ async def test_thousands_of_refused_requests_do_not_lead_into_each_other(cluster
 
 
 async def test_a_callback_that_cancels_another_call_ends_nothing_else(cluster: Cluster) -> None:
-    cluster.a.answer = silent
+    cluster.a.answer = silence
     async with producer(cluster, batching=Batching(lanes_per_broker=1), stop_timeout=0.0) as sender:
         first = later(sender.send(message(b"0")))
         await until(lambda: cluster.sends)
@@ -145,7 +145,7 @@ async def test_a_forgotten_lane_does_not_take_its_successor_away(cluster: Cluste
 
 
 async def test_a_lane_is_free_again_when_no_call_waits_for_its_request(cluster: Cluster) -> None:
-    cluster.a.answer = each(silent, stored)
+    cluster.a.answer = each(silence, stored)
     async with producer(cluster, batching=True, timeout=30.0, topics=[TOPIC]) as sender:
         calls = [later(sender.send(item, key="k")) for item in messages(3)]
         await until(lambda: cluster.sends)
@@ -157,7 +157,7 @@ async def test_a_lane_is_free_again_when_no_call_waits_for_its_request(cluster: 
 
 async def test_a_message_that_waited_for_a_credit_does_not_end_the_others_early(cluster: Cluster) -> None:
     """It is added last and is the first whose time is over."""
-    cluster.a.answer = each(late(0.3), silent)
+    cluster.a.answer = each(late(0.3), silence)
     options: dict[str, Any] = {"async_limit": 2, "timeout": 0.5, "retries": 0, "topics": [TOPIC]}
     async with producer(cluster, batching=Batching(linger=0.02), **options) as sender:
         loop = asyncio.get_running_loop()
@@ -272,7 +272,7 @@ async def test_a_message_that_is_spoiled_while_it_gathers_fails_alone(cluster: C
 
 async def test_a_member_that_has_waited_out_its_time_does_not_wait_in_a_request(cluster: Cluster) -> None:
     """Where the last who would wait is cancelled the request ends with those whose time is over."""
-    cluster.a.answer = each(silent, stored)
+    cluster.a.answer = each(silence, stored)
     async with producer(cluster, batching=True, timeout=30.0, topics=[TOPIC]) as sender:
         short = later(sender.send(message(b"1"), key="k", timeout=0.1))
         long = later(sender.send(message(b"2"), key="k"))

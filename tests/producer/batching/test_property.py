@@ -14,9 +14,9 @@ from rmq_async import Batching, Message, Producer, errors
 from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_protocol.constants import RequestCode
 
+from ...fakes import TOPIC
 from ...instances import client_of
 from ..harm import harm
-from ..peers import TOPIC
 from ..support import core_of, gathers_nothing, seeded, tasks_named, until
 
 SENDS = 400

@@ -9,8 +9,8 @@ import pytest
 
 from rmq_async import errors
 
+from ...fakes import TOPIC, Cluster, each, late, refuse, silence, stored
 from ...instances import client_of
-from ..peers import TOPIC, Cluster, each, late, refuse, silent, stored
 from ..support import message, messages, outcomes, producer, spin, until
 from .support import BATCH, ONE_LANE, at_rest, later, numbers, refuse_bodies
 
@@ -35,7 +35,7 @@ async def test_a_batch_refused_as_illegal_is_split_so_that_one_bad_message_fails
 
 
 async def test_time_outs_are_never_split(cluster: Cluster) -> None:
-    cluster.a.answer = silent
+    cluster.a.answer = silence
     async with producer(cluster, batching=True, topics=[TOPIC], timeout=0.2) as sender:
         results = await outcomes(*[sender.send(item) for item in messages(5)])
         assert {type(error) for error in results} == {errors.RequestTimeoutError}

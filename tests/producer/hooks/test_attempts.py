@@ -11,7 +11,7 @@ from rmq_async import ClientStateError, ConnectError, Hook, Producer, RequestTim
 from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_protocol.trace import MessageType
 
-from ..peers import AfterNext, Cluster, each, refuse, reset, silent, stored
+from ...fakes import AfterNext, Cluster, each, refuse, reset, silence, stored
 from ..support import message, messages, producer, spin, until
 from .support import SEND, WAYS, Requests, Seen
 
@@ -65,7 +65,7 @@ async def test_a_late_answer_ends_the_call_and_each_attempt_is_reported_once(pai
 @pytest.mark.parametrize("name", WAYS)
 async def test_no_answer_at_all(cluster: Cluster, name: str) -> None:
     seen, requests = Seen(), Requests()
-    cluster.a.answer = silent
+    cluster.a.answer = silence
     async with producer(cluster, hooks=[seen, requests]) as sender:
         with pytest.raises(RequestTimeoutError):
             await WAYS[name](sender, timeout=0.3)
@@ -102,7 +102,7 @@ async def test_a_connection_that_breaks(cluster: Cluster, name: str) -> None:
 @pytest.mark.parametrize("name", WAYS)
 async def test_cancelled(pair: Cluster, name: str, explicit: bool) -> None:
     seen, requests = Seen(), Requests()
-    pair.answer(silent)
+    pair.answer(silence)
     async with producer(pair, hooks=[seen, requests]) as sender:
         call = asyncio.ensure_future(WAYS[name](sender, **({"queue": pair.queue()} if explicit else {})))
         await until(lambda: pair.sends)
@@ -117,7 +117,7 @@ async def test_cancelled(pair: Cluster, name: str, explicit: bool) -> None:
 @pytest.mark.parametrize("name", WAYS)
 async def test_cancelled_in_its_second_attempt(pair: Cluster, name: str) -> None:
     seen = Seen()
-    first = each(refuse(1), silent)
+    first = each(refuse(1), silence)
     pair.answer(lambda link, sent: first(link, sent))
     async with producer(pair, hooks=[seen]) as sender:
         call = asyncio.ensure_future(WAYS[name](sender))
@@ -133,7 +133,7 @@ async def test_cancelled_in_its_second_attempt(pair: Cluster, name: str) -> None
 @pytest.mark.parametrize("name", WAYS)
 async def test_stopped(pair: Cluster, name: str, attempt: int) -> None:
     seen, requests = Seen(), Requests()
-    first = each(*[refuse(1)] * (attempt - 1), silent)
+    first = each(*[refuse(1)] * (attempt - 1), silence)
     pair.answer(lambda link, sent: first(link, sent))
     sender = producer(pair, hooks=[seen, requests])
     await sender.start()

@@ -10,7 +10,7 @@ from typing import Any
 
 from rmq_async import Hook, Producer
 
-from ..peers import Cluster, silent
+from ...fakes import Cluster, silence
 from ..support import message, outcomes, producer, until
 from .support import SEND
 
@@ -39,7 +39,7 @@ async def test_callbacks_run_in_the_callers_context_and_hooks_of_requests_in_non
     async with producer(cluster, hooks=[Asks()]) as sender:
         for name in ("first", "second"):
             await asyncio.create_task(one(name, sender))
-        cluster.a.answer = silent
+        cluster.a.answer = silence
         await asyncio.create_task(one("third", sender))
     assert calls == ["first", "second", "third"]
     assert seen == ["no caller"] * 3

@@ -9,7 +9,7 @@ import pytest
 
 from rmq_async import ConnectionLostError, Hook, SendContext
 
-from ..peers import Answer, Cluster, reset, silent, stored
+from ...fakes import Answer, Cluster, reset, silence, stored
 from ..support import awaited, core_of, message, outcomes, producer, until
 from .support import WAYS
 
@@ -29,12 +29,12 @@ async def test_hook_that_cancels_the_call_it_watches(cluster: Cluster, name: str
     hook = Canceller()
     async with producer(cluster, hooks=[hook], retries=0, async_retries=0) as sender:
         await sender.send(message())
-        cluster.a.answer = silent
+        cluster.a.answer = silence
         call = hook.call = asyncio.create_task(WAYS[name](sender))
         await until(lambda: len(cluster.sends) == 2)
         others = [asyncio.create_task(awaited(sender)) for _ in range(3)]
         await until(lambda: len(cluster.sends) == 5)
-        link = cluster.a.links[0]
+        link = cluster.a.open_links[0]
         for sent in cluster.sends[1:]:
             answer(link, sent)
         ends = await asyncio.wait_for(outcomes(call, *others), 1.0)

@@ -12,8 +12,8 @@ from rmq_async import ConfigError, Hook, Producer, SendContext
 from rmq_async.errors import ForbiddenError
 from rmq_async.producer.watching.watch import Watch, WatchedAttempt
 
+from ...fakes import Cluster, each, refuse, silence, stored
 from ...instances import client_of
-from ..peers import Cluster, each, refuse, silent, stored
 from ..support import core_of, deferred, message, messages, outcomes, producer, spin
 from .support import SEND, Requests, Seen
 
@@ -101,7 +101,7 @@ async def test_watched_calls_are_freed(pair: Cluster, how: str, tracked: list[An
             self.last = context
 
     before = [id(thing) for thing in watched_things()]
-    answers = {"retried": each(refuse(1), stored), "refused": refuse(13), "timed out": silent, "cancelled": silent}
+    answers = {"retried": each(refuse(1), stored), "refused": refuse(13), "timed out": silence, "cancelled": silence}
     answer = answers.get(how, stored)
     pair.answer(lambda link, sent: answer(link, sent))
     async with producer(pair, hooks=[Keeps(), Requests()], retries=1) as sender:

@@ -13,7 +13,7 @@ from rmq_protocol.constants import ONEWAY_FLAG, RequestCode, SerializeType
 from rmq_protocol.properties import encode_properties
 from rmq_protocol.stored import encode_stored
 
-from ..peers import Broker, Cluster, Link
+from ...fakes import Broker, Cluster, Link
 from ..support import until
 
 COMMIT, ROLLBACK, UNKNOWN = TransactionStatus
@@ -30,13 +30,9 @@ class Ends:
         self.received: list[RemotingCommand] = []
         self.links: list[Link] = []
         self.answer: Callable[[Link, RemotingCommand], None] = lambda link, command: link.reply(command)
-        self.others = broker.serve
-        broker.serve = self.serve  # type: ignore[method-assign]
+        broker.answers[END] = self.serve
 
     def serve(self, link: Link, command: RemotingCommand) -> None:
-        if command.code != END:
-            self.others(link, command)
-            return
         self.received.append(command)
         self.links.append(link)
         if not command.is_oneway:
@@ -114,7 +110,7 @@ def transactions(
 async def link_of(cluster: Cluster) -> Link:
     """The broker's end of the producer's connection; for producers with ``topics``."""
     await until(lambda: cluster.a.codes[RequestCode.HEART_BEAT])
-    (link,) = cluster.a.links
+    (link,) = cluster.a.open_links
     return link
 
 

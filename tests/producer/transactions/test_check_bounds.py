@@ -14,8 +14,8 @@ from rmq_async.transport import control
 from rmq_protocol.command import RemotingCommand
 from rmq_protocol.constants import ONEWAY_FLAG, RequestCode
 
+from ...fakes import Cluster
 from ...instances import client_of
-from ..peers import Cluster
 from ..support import seeded, spin, until
 from .support import COMMIT, ROLLBACK, UNKNOWN, Ends, ask, link_of, question, transactions
 
@@ -76,7 +76,7 @@ async def test_a_refused_answer_is_logged_and_a_lost_one_is_no_matter(
         assert "refused COMMIT of transaction U1: 1" in caplog.text
         ends.answer = lambda link, command: link.transport.abort()
         caplog.set_level(logging.INFO)
-        ask(cluster.a.links[0], question("U2"))
+        ask(cluster.a.open_links[0], question("U2"))
         await until(lambda: "COMMIT of transaction U2 was not confirmed" in caplog.text)
 
 
@@ -116,7 +116,7 @@ async def test_hostile_questions_are_passed_over(cluster: Cluster, caplog: pytes
         assert [unique_id for unique_id, *_ in ends.said] == ["good"]
         ask(link, *random, question("last"))
         await until(lambda: ends.said[-1][0] == "last")
-        assert cluster.a.links == [link]
+        assert cluster.a.open_links == [link]
     assert "transaction checks could not be read" in caplog.text
     assert len(caplog.records) < 10
     assert len(ends.received) < 20  # a changed property is still a message

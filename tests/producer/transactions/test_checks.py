@@ -13,8 +13,7 @@ from rmq_async.producer.transactions import checks
 from rmq_protocol.command import RemotingCommand
 from rmq_protocol.constants import RequestCode
 
-from ..peers import Cluster, Link
-from ..second_ports import with_second_ports
+from ...fakes import Cluster, Link, with_second_ports
 from ..support import spin, until
 from .support import COMMIT, ROLLBACK, UNKNOWN, Ends, ask, link_of, question, transactions
 
@@ -41,7 +40,7 @@ async def test_a_question_is_answered_where_it_came_from_with_its_own_offsets(pa
     answers = {"U1": COMMIT, "U2": ROLLBACK, "U3": UNKNOWN}
     async with transactions(pair, lambda message: answers[message.msg_id], topics=["T"]):
         await until(lambda: all(broker.codes[RequestCode.HEART_BEAT] for broker in pair.brokers))
-        link = pair.b.links[0]
+        link = pair.b.open_links[0]
         ask(link, *[question(name, offset) for offset, name in enumerate(answers, 5)])  # of broker a, as far as names go
         await until(lambda: len(ends["b"].received) == 3)
     assert ends["a"].received == []
@@ -97,7 +96,7 @@ async def test_a_copy_that_the_broker_asks_about_after_the_end_is_taken_back(
         half = [await producer.send_in_transaction(Message("T", b"half"), status) for status in (COMMIT, COMMIT, ROLLBACK)]
         own = await producer.send_in_transaction(Message("T", b"half", unique_id="own"), COMMIT)
         names = [result.msg_id for result in (*half, own)]
-        ask(cluster.a.links[0], *[question(name) for name in names])
+        ask(cluster.a.open_links[0], *[question(name) for name in names])
         await until(lambda: len(ends.received) == 8)
         assert asked == [names[0], "own"]
         assert sorted(ends.said[4:]) == sorted(
@@ -106,14 +105,14 @@ async def test_a_copy_that_the_broker_asks_about_after_the_end_is_taken_back(
         assert {(fields["tranStateTableOffset"], fields["fromTransactionCheck"]) for fields in ends.fields[4:]} == {
             ("7", "true")
         }
-        ask(cluster.a.links[0], question("own", 8), question("own", 9, body=b"another of the same id"))
+        ask(cluster.a.open_links[0], question("own", 8), question("own", 9, body=b"another of the same id"))
         await until(lambda: len(ends.received) == 10)
         assert sorted(ends.said[8:]) == [("own", "12", True), ("own", "8", False)]
         assert asked.pop() == "own"
-        cluster.a.links[0].transport.abort()
-        await until(lambda: not cluster.a.links)
+        cluster.a.open_links[0].transport.abort()
+        await until(lambda: not cluster.a.open_links)
         await producer.send(Message("T", b"another connection"))
-        ask(cluster.a.links[0], question(names[2]))
+        ask(cluster.a.open_links[0], question(names[2]))
         await until(lambda: asked[2:] == [names[2]])
 
 
@@ -130,7 +129,7 @@ async def test_a_copy_that_the_broker_asks_about_during_the_end_is_taken_back(cl
         await until(lambda: len(ends.received) == 3)
         assert ends.said == [(result.msg_id, "8", False), (result.msg_id, "0", True), (result.msg_id, "12", True)]
         assert [fields["tranStateTableOffset"] for fields in ends.fields] == [str(result.queue_offset), "17", "17"]
-        ask(cluster.a.links[0], question("U1"))
+        ask(cluster.a.open_links[0], question("U1"))
         await until(lambda: len(ends.received) == 5)
     assert ends.said[3:] == [("U1", "8", False), ("U1", "12", True)]
     assert [fields["tranStateTableOffset"] for fields in ends.fields[3:]] == ["7", "17"]
@@ -142,7 +141,7 @@ async def test_questions_and_ends_of_a_broker_meet_by_its_first_port() -> None:
         ends = Ends(cluster.a)
 
         async def execute(message: Message, arg: object) -> TransactionStatus:
-            (asks,) = cluster.a.links
+            (asks,) = cluster.a.open_links
             ask(asks, question(message.unique_id or "", 8))
             await until(lambda: len(ends.received) == 1)
             return COMMIT
@@ -150,7 +149,7 @@ async def test_questions_and_ends_of_a_broker_meet_by_its_first_port() -> None:
         async with transactions(cluster, execute=execute, vip_channel=True, topics=["T"]) as producer:
             await link_of(cluster)
             result = await producer.send_in_transaction(Message("T", b"half"))
-            ask(cluster.a.links[0], question(result.msg_id, 9))
+            ask(cluster.a.open_links[0], question(result.msg_id, 9))
             await until(lambda: len(ends.received) == 3)
     assert [(fields["tranStateTableOffset"], fields["commitOrRollback"]) for fields in ends.fields] == [
         ("8", "0"), ("8", "8"), ("9", "12"),
@@ -166,7 +165,7 @@ async def test_under_an_id_of_the_callers_own_a_question_is_known_by_body_and_ti
 
     async def execute(message: Message, arg: object) -> TransactionStatus:
         now = time_ns() // 1_000_000
-        link = cluster.a.links[0]
+        link = cluster.a.open_links[0]
         ask(link, question("own", 7, born_time_ms=now - 60_000), question("own", 8, body=b"another", born_time_ms=now))
         await until(lambda: len(ends.received) == 2)
         ask(link, question("own", 9, born_time_ms=now))
@@ -198,7 +197,7 @@ async def test_transactions_with_equal_id_and_body_are_ambiguous(cluster: Cluste
         both = [asyncio.create_task(producer.send_in_transaction(Message("T", b"half", unique_id="own"))) for _ in range(2)]
         await until(lambda: len(executing) == len(cluster.sends) == 2)
         await spin()
-        ask(cluster.a.links[0], question("own", 9, born_time_ms=time_ns() // 1_000_000))
+        ask(cluster.a.open_links[0], question("own", 9, born_time_ms=time_ns() // 1_000_000))
         await until(lambda: asked)
         go_on.set()
         results = await asyncio.gather(*both)

@@ -11,8 +11,8 @@ from rmq_async import Message, TransactionError, TransactionStatus, errors
 
 from ...cycles import frozen as frozen
 from ...cycles import no_cycle
+from ...fakes import Cluster, late, silence
 from ...instances import client_of
-from ..peers import Cluster, late, silent
 from ..support import timed, until
 from .support import COMMIT, ROLLBACK, UNKNOWN, Ends, ask, each_end, never, question, transactions
 
@@ -55,7 +55,7 @@ async def test_an_end_whose_answer_is_lost_may_have_been_carried_out(cluster: Cl
             await producer.send_in_transaction(Message("T", b"half"), COMMIT)
         assert (failed.value.maybe_ended, failed.value.maybe_stored, failed.value.code) == (True, True, None)
         assert isinstance(failed.value.__cause__, errors.ConnectionLostError)
-        ends.answer = lambda link, command: None
+        ends.answer = silence
         with timed(0.2, 0.4), pytest.raises(TransactionError) as failed:
             await producer.send_in_transaction(Message("T", b"half"), ROLLBACK)
         assert (failed.value.maybe_ended, failed.value.maybe_stored) == (True, False)
@@ -89,12 +89,12 @@ async def test_an_end_that_was_never_sent_was_not_carried_out(cluster: Cluster) 
 
 
 async def test_a_half_message_that_cannot_be_ended_is_an_error_before_anything_is_executed(cluster: Cluster) -> None:
-    cluster.answer(silent)
+    cluster.answer(silence)
     async with transactions(cluster, execute=never, retries=0) as producer:
         with pytest.raises(errors.RequestTimeoutError):
             await producer.send_in_transaction(Message("T", b"half"), timeout=0.05)
         for bad in ({"msgId": "not an id"}, {"queueOffset": "-1"}, {"msgId": None}):
-            cluster.answer(lambda link, sent, bad=bad: link.reply(sent.command, 0, None, usable(sent) | bad))  # type: ignore[misc]
+            cluster.answer(lambda link, sent, bad=bad: link.reply(sent, 0, None, usable(sent) | bad))  # type: ignore[misc]
             with pytest.raises(errors.RemoteProtocolError) as failed:
                 await producer.send_in_transaction(Message("T", b"half"))
             assert failed.value.maybe_stored
@@ -135,7 +135,7 @@ async def test_an_execute_that_is_cancelled_by_its_own_doing_has_failed(
         result = await producer.send_in_transaction(Message("T", b"half"))
         assert result.local_status is UNKNOWN
         assert "raised CancelledError without being cancelled" in str(result.local_error)
-        ask(cluster.a.links[0], question("U1"))
+        ask(cluster.a.open_links[0], question("U1"))
         await until(lambda: len(ends.received) == 2)
         call = asyncio.create_task(producer.send_in_transaction(Message("T", b"half"), "wait"))
         await running.wait()

@@ -12,8 +12,8 @@ from rmq_protocol.command import RemotingCommand
 from rmq_protocol.constants import SysFlag
 from rmq_protocol.ids import unpack_offset_id
 
+from ...fakes import Cluster, each, refuse, stored
 from ...instances import client_of
-from ..peers import Cluster, each, refuse, stored
 from ..support import until
 from .support import COMMIT, END, ROLLBACK, UNKNOWN, Ends, ask, link_of, never, question, transactions
 
@@ -69,7 +69,7 @@ async def test_the_broker_gets_the_reason_why_nothing_is_known(cluster: Cluster,
     ends = Ends(cluster.a)
     async with transactions(cluster, fails, execute=fails) as producer:
         await producer.send_in_transaction(Message("T", b"half"))
-        (link,) = cluster.a.links
+        (link,) = cluster.a.open_links
         ask(link, question("U1"))
         await until(lambda: len(ends.received) == 2)
     assert [(command.remark, command.is_oneway) for command in ends.received] == [
@@ -118,7 +118,7 @@ async def test_every_request_of_a_transaction_is_signed_and_seen_by_hooks(cluste
     ) as producer:
         for status in (COMMIT, UNKNOWN):
             await producer.send_in_transaction(Message("T", b"half"), status)
-        ask(cluster.a.links[0], question("U1"))
+        ask(cluster.a.open_links[0], question("U1"))
         await until(lambda: len(ends.received) == 3)
     for fields in ends.fields:
         assert (fields["AccessKey"], fields["added"], fields["ns"]) == ("key", "here", "second")
@@ -132,7 +132,7 @@ async def test_servers_get_names_with_their_namespace(cluster: Cluster) -> None:
     cluster.name_server.routes["ns%T"] = cluster.route()
     async with transactions(cluster, lambda _: COMMIT, namespace="ns") as producer:
         await producer.send_in_transaction(Message("T", b"half"), COMMIT)
-        ask(cluster.a.links[0], question("U1", group="ns%group", topic="ns%T"))
+        ask(cluster.a.open_links[0], question("U1", group="ns%group", topic="ns%T"))
         await until(lambda: len(ends.received) == 2)
     assert {(fields["topic"], fields["producerGroup"]) for fields in ends.fields} == {("ns%T", "ns%group")}
     assert cluster.sends[0].properties["PGROUP"] == "ns%group"

@@ -1,4 +1,4 @@
-"""Scripted brokers that listen on a second port (RocketMQ's VIP channel), too."""
+"""Brokers that listen on a second port (RocketMQ's VIP channel), too."""
 
 from __future__ import annotations
 
@@ -7,21 +7,19 @@ import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from rmq_protocol.command import RemotingCommand
+from .broker import Broker
+from .cluster import TOPIC, Cluster
+from .peer import Peer
 
-from .peers import TOPIC, Broker, Cluster, Link, Server
 
-
-class SecondPort(Server):
+class SecondPort(Peer):
     """Two below the broker's first; sends that come this way are answered as the broker answers."""
 
     def __init__(self, broker: Broker) -> None:
         super().__init__()
-        self.broker = broker
         self.port = broker.port - 2
-
-    def serve(self, link: Link, command: RemotingCommand) -> None:
-        self.broker.serve(link, command)
+        self.serve = broker.serve  # type: ignore[method-assign]
+        self.stored_fields = broker.stored_fields  # type: ignore[method-assign]
 
 
 def _is_free(port: int) -> bool:

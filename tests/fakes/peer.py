@@ -1,10 +1,8 @@
 """A server that does what its script says: the test's end of a connection.
 
-``Peer(answer)`` listens on a free port; ``answer(link, request)`` is called for each request and says what to do by calling the
-link: reply now, later, twice, under another opaque, with raw bytes, byte by byte, or cut the stream by FIN or RST. Without a
-script the peer echoes the body.
-
-``ThreadedPeer`` is the same in a thread with a loop of its own: it goes on while the client's loop is blocked.
+``Peer(answer)`` listens on a free port; ``answer(link, request)`` is called for each request that wants an answer and says what to
+do by calling the link: reply now, later, twice, under another opaque, with raw bytes, byte by byte, or cut the stream by FIN or
+RST. Without a script the peer echoes the body. Ready-made answers are in ``answers``.
 """
 
 from __future__ import annotations
@@ -12,31 +10,15 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-import struct
-import threading
-from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, Self
 
-from rmq_protocol.command import RemotingCommand, decode_command, encode_command
+from rmq_async.testing._link import Link as ServerLink
+from rmq_protocol.command import RemotingCommand, encode_command
 from rmq_protocol.constants import RESPONSE_FLAG, SerializeType
-from rmq_protocol.frame import FrameDecoder
 
-Answer = Callable[["Link", RemotingCommand], None]
-
-
-def silence(_link: Link, _request: RemotingCommand) -> None:
-    """Never answers."""
-
-
-def echo(link: Link, request: RemotingCommand) -> None:
-    """Success, with the request's body."""
-    link.reply(request)
-
-
-def stored(link: Link, request: RemotingCommand) -> None:
-    """The answer to a send; its msgId is the request's body, so that an answer shows which send it belongs to."""
-    link.reply(request, body=b"", ext_fields={"msgId": request.body.decode(), "queueId": "1", "queueOffset": "7"})
+from .answers import Answer, echo
 
 
 def frame(command: RemotingCommand, form: SerializeType = SerializeType.JSON) -> bytes:
@@ -48,48 +30,14 @@ def response(request: RemotingCommand, **changes: Any) -> RemotingCommand:
     return RemotingCommand(**(fields | changes))
 
 
-class ServerLink(asyncio.Protocol, ABC):
-    """One accepted connection. Replies made while one read is handled leave in one write, as a broker's do."""
-
-    def __init__(self) -> None:
-        self.transport: asyncio.Transport = None  # type: ignore[assignment]
-        self.lost: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
-        self.decoder = FrameDecoder()
-        self.replies: list[bytes] | None = None
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = transport  # type: ignore[assignment]
-
-    def data_received(self, data: bytes) -> None:
-        self.replies = []
-        for received in self.decoder.feed(data):
-            self.take(decode_command(received))
-        replies, self.replies = self.replies, None
-        if replies:
-            self.write(b"".join(replies))
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        if not self.lost.done():
-            self.lost.set_result(exc)
-
-    @abstractmethod
-    def take(self, command: RemotingCommand) -> None:
-        """Handles one command that was received."""
-
-    def write(self, data: bytes) -> None:
-        if self.replies is not None:
-            self.replies.append(data)
-        elif not self.transport.is_closing():
-            self.transport.write(data)
-
-
 class Link(ServerLink):
+    """One accepted connection."""
+
     def __init__(self, peer: Peer) -> None:
         super().__init__()
         self.peer = peer
         self.requests: list[RemotingCommand] = []
         """Everything received, responses to this end's own requests too."""
-        self.reads = 0
         self.tasks: set[asyncio.Task[None]] = set()
 
     # -- asyncio's side
@@ -112,20 +60,15 @@ class Link(ServerLink):
         if self.peer.greet is not None:
             self.peer.greet(self)
 
-    def data_received(self, data: bytes) -> None:
-        self.reads += 1
-        self.peer.read_sizes.append(len(data))
-        super().data_received(data)
-
     def take(self, command: RemotingCommand) -> None:
         if self.peer.keep:
             self.requests.append(command)
         self.peer.received += 1
-        if command.is_response:
-            if self.peer.on_response is not None:
-                self.peer.on_response(self, command)
-        elif not command.is_oneway:
-            self.peer.answer(self, command)
+        if not command.is_response:
+            self.peer.codes[command.code] += 1
+            self.peer.serve(self, command)
+        elif self.peer.on_response is not None:
+            self.peer.on_response(self, command)
 
     def connection_lost(self, exc: Exception | None) -> None:
         for task in self.tasks:
@@ -134,10 +77,20 @@ class Link(ServerLink):
 
     # -- the script's side
 
-    def reply(self, request: RemotingCommand, **changes: Any) -> None:
-        self.write(frame(response(request, **changes), self.peer.form))
+    def reply(
+        self,
+        request: Any,
+        code: int = 0,
+        remark: str | None = None,
+        ext_fields: dict[str, str | None] | None = None,
+        body: bytes = b"",
+        **changes: Any,
+    ) -> None:
+        """``request``: one that was received, or a broker's ``Sent``."""
+        answer = response(request, code=code, remark=remark, ext_fields=ext_fields, body=body, **changes)
+        self.write(frame(answer, self.peer.form))
 
-    def reply_later(self, delay: float, request: RemotingCommand, **changes: Any) -> None:
+    def reply_later(self, delay: float, request: Any, **changes: Any) -> None:
         asyncio.get_running_loop().call_later(delay, lambda: self.reply(request, **changes))
 
     def ask(self, command: RemotingCommand) -> None:
@@ -156,25 +109,21 @@ class Link(ServerLink):
 
     def fin(self, first: bytes = b"") -> None:
         """Ends the stream in order, after ``first``."""
-        if first:
-            self.transport.write(first)
-        self.transport.close()
+        self.write(first)
+        self.close()
 
     def rst(self, first: bytes = b"") -> None:
         """Breaks the connection with a reset, after ``first`` has left."""
-        if first:
-            self.transport.write(first)
+        self.write(first)
         asyncio.get_running_loop().call_later(0.002 if first else 0, self.reset)
-
-    def reset(self) -> None:
-        if not self.transport.is_closing():
-            sock = self.transport.get_extra_info("socket")
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            self.transport.abort()
 
 
 class Peer:
-    """``reading=False``: accepts and never reads. ``greet`` is called with each new link, ``on_response`` with answers."""
+    """``reading=False``: accepts and never reads. ``greet`` is called with each new link, ``on_response`` with answers.
+
+    ``answers``: by request code, in place of ``answer``; they see one-way requests too. ``serve`` gets every request.
+    It can be stopped and started again on its port.
+    """
 
     def __init__(
         self,
@@ -190,6 +139,7 @@ class Peer:
         tls: ssl.SSLContext | None = None,
     ) -> None:
         self.answer = answer
+        self.answers: dict[int, Answer] = {}
         self.tls = tls
         self.host = host
         self.port = port
@@ -199,9 +149,12 @@ class Peer:
         self.greet = greet
         self.on_response = on_response
         self.links: list[Link] = []
+        """All connections ever made."""
         self.waiters: list[asyncio.Future[Link]] = []
-        self.read_sizes: list[int] = []
+        self.codes: Counter[int] = Counter()
+        """How many requests of each code have come."""
         self.received = 0
+        """How many commands have come, responses too."""
         self.server: asyncio.Server | None = None
 
     @property
@@ -212,6 +165,10 @@ class Peer:
     def link(self) -> Link:
         """The newest connection."""
         return self.links[-1]
+
+    @property
+    def open_links(self) -> list[Link]:
+        return [link for link in self.links if not link.lost.done()]
 
     @property
     def requests(self) -> list[RemotingCommand]:
@@ -226,9 +183,21 @@ class Peer:
         self.waiters.append(waiter)
         return await waiter
 
+    def serve(self, link: Link, request: RemotingCommand) -> None:
+        self.answers.get(request.code, self.serve_other)(link, request)
+
+    def serve_other(self, link: Link, request: RemotingCommand) -> None:
+        """A request whose code is not in ``answers``."""
+        if not request.is_oneway:
+            self.answer(link, request)
+
+    def stored_fields(self, sent: Any) -> dict[str, str | None]:
+        """extFields of the answer to a send; the msgId is its body, so that an answer shows which send it belongs to."""
+        return {"msgId": sent.body.decode(), "queueId": "1", "queueOffset": "7"}
+
     async def start(self) -> None:
         family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
-        listener = socket.socket(family, socket.SOCK_STREAM)
+        listener = socket.socket(family, proto=socket.IPPROTO_TCP)  # without it asyncio leaves Nagle's algorithm on
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if not self.reading:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -239,14 +208,15 @@ class Peer:
         )
 
     async def stop(self) -> None:
-        """Stops listening and breaks every connection."""
+        """As a killed process: the port is closed and every connection breaks."""
         if self.server is not None:
             self.server.close()
             self.server = None
-        for link in self.links:
+        links = self.open_links
+        for link in links:
             link.transport.abort()
-        if self.links:
-            await asyncio.wait([link.lost for link in self.links])
+        if links:
+            await asyncio.wait([link.lost for link in links])
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -254,35 +224,3 @@ class Peer:
 
     async def __aexit__(self, *_: object) -> None:
         await self.stop()
-
-
-class ThreadedPeer:
-    """A ``Peer`` in a thread of its own; ``peer.answer`` runs there."""
-
-    def __init__(self, answer: Answer = echo, **options: Any) -> None:
-        self.peer = Peer(answer, **options)
-        self.ready = threading.Event()
-        self.loop: asyncio.AbstractEventLoop = None  # type: ignore[assignment]
-        self.stop: asyncio.Event = None  # type: ignore[assignment]
-        self.thread = threading.Thread(target=self.run, daemon=True)
-
-    def run(self) -> None:
-        async def main() -> None:
-            self.loop = asyncio.get_running_loop()
-            self.stop = asyncio.Event()
-            async with self.peer:
-                self.ready.set()
-                await self.stop.wait()
-
-        with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
-            runner.run(main())
-
-    def __enter__(self) -> Peer:
-        self.thread.start()
-        assert self.ready.wait(5)
-        return self.peer
-
-    def __exit__(self, *_: object) -> None:
-        self.loop.call_soon_threadsafe(self.stop.set)
-        self.thread.join(5)
-        assert not self.thread.is_alive()
