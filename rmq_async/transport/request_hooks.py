@@ -36,7 +36,8 @@ class RequestHook(Protocol):
 
 
 class RequestHooks:
-    """The hooks of one connection pool. ``namespace``: of the second kind (``NamespaceRpcHook``)."""
+    """The hooks of one connection pool. ``namespace``: the value that each request gets in the extField ``ns``, as from Java's
+    ``NamespaceRpcHook``; None adds nothing."""
 
     __slots__ = ("_credentials", "_hooks", "_namespace", "_uses", "active", "on_change", "only_sign")
 
@@ -75,7 +76,8 @@ class RequestHooks:
             kept = msgspec.structs.replace(command, ext_fields=dict(command.ext_fields or {}))
             call_hook(hook.before, address, command)
             if (fault := _undo(command, kept)) is not None:
-                call_hook(_refuse, hook, fault)
+                text = f"hook {hook!r} {fault}; the request is sent without its change"
+                report(text, TypeError(text))
         if self._credentials is not None:
             command.ext_fields = {**sign(self._credentials, command.ext_fields, (command.body,))}
         return HookedRequest(address, command, hooks)
@@ -103,12 +105,13 @@ class HookedRequest(msgspec.Struct):
                 call_hook(hook.after, self.address, self.command, response, error)
 
     def receiver(self, receiver: Receiver, read: Callable[[Any], RemotingCommand]) -> Receiver:
-        """Returns a receiver that calls the hooks before it passes the answer on; ``read`` makes a command of the answer."""
+        """Returns a receiver that calls the hooks before it passes the answer on, or ``receiver`` itself if there are no hooks.
+        ``read`` makes a command of the answer."""
         return _HookedReceiver(self, receiver, read) if self.hooks else receiver
 
 
 class _HookedReceiver:
-    """A receiver that is not ``done`` before its hooks were called, so that they get the answer also if the caller was
+    """A receiver that is not ``done`` until its hooks are called, so that they get the answer even if the caller was
     cancelled."""
 
     __slots__ = ("_read", "_receiver", "_request")
@@ -148,10 +151,10 @@ def _undo(command: RemotingCommand, kept: RemotingCommand) -> str | None:
     for name in command.__struct_fields__:
         if name != "ext_fields" and getattr(command, name) is not getattr(kept, name):
             setattr(command, name, getattr(kept, name))
-            fault = f"changed {name}, and may only change ext_fields"
+            fault = f"changed {name}, but may only change ext_fields"
     if not _sound(command.ext_fields):
         command.ext_fields = kept.ext_fields
-        fault = "left ext_fields that are not a dict of texts with a UTF-8 form"
+        fault = "set ext_fields to something other than a dict from str to str or None, all encodable as UTF-8"
     return fault
 
 
@@ -168,10 +171,6 @@ def _sound(ext: object) -> bool:
     except UnicodeEncodeError:
         return False
     return True
-
-
-def _refuse(hook: RequestHook, fault: str) -> None:
-    raise TypeError(f"{hook!r} {fault}; the request is sent without its change")
 
 
 def call_hook(hook: Callable[..., object], *arguments: Any) -> None:
