@@ -29,14 +29,15 @@ T = TypeVar("T")
 
 
 class Resolver:
-    """Looks up host names on the running loop, each name once at a time."""
+    """Looks up host names on the running loop, with at most one look-up of each name at a time."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._looking: SingleFlight[list[str] | OSError | ValueError] = SingleFlight("look-up of")
 
     async def addresses(self, host: str, deadline: float) -> list[str]:
-        """Returns the IP addresses of ``host`` in the order to try them: the system's order, the two families in turn.
+        """Returns the IP addresses of ``host`` in the order to try them: the system's order, but IPv4 and IPv6 in turn; at most
+        MAX_ADDRESSES.
 
         Raises OSError (socket.gaierror) for an unknown name, ValueError for an invalid one, TimeoutError at ``deadline``
         (``time.monotonic``).
@@ -53,7 +54,7 @@ class Resolver:
         return [*self._looking.close()]
 
     async def _look_up(self, host: str) -> list[str] | OSError | ValueError:
-        """Returns the addresses or the error. The loop would report a raised error if no connect waits for the look-up any more."""
+        """Returns the addresses, or the error: the loop would report a raised one if no connect waits for the look-up any more."""
         try:
             infos = await self._loop.getaddrinfo(host, None, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP)
         except (OSError, ValueError) as error:

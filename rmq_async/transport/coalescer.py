@@ -4,9 +4,9 @@ A frame is written immediately if no other request is pending. Otherwise frames 
 loop iteration, or as soon as there are 64 of them or 64 KiB of large ones. uvloop and asyncio write immediately, so without this
 each frame would be a system call (measured: 1.2 us per frame one by one, 0.04 us in a joined write of 64).
 
-With many sends in flight answers arrive one by one, and so would writes. While at least 32 sends have no answer, fewer than 8
-frames therefore wait for the next answers; without answers they are written after 20 ms, by one timer that a busy connection
-sets at most fifty times a second.
+With many sends in flight, answers arrive one by one, and each would cause a write. Therefore, while at least 32 sends have no
+answer, fewer than 8 frames wait for the next answers. Without answers they are written after 20 ms, by one timer that a busy
+connection sets at most fifty times a second.
 
 The transport's buffer has a high-water mark of zero: not paused means that the kernel has taken every byte. (With TLS, up to
 64 KiB may still wait encrypted in the transport below.)
@@ -26,7 +26,8 @@ BROKEN_WRITELINES: Final = (((3, 12), (3, 12, 9)), ((3, 13), (3, 13, 2)))
 WRITELINES_PAUSES: Final = not any(first <= tuple(sys.version_info) < fixed for first, fixed in BROKEN_WRITELINES)
 FLUSH_FRAMES: Final = 64
 FLUSH_AT: Final = 64 * 1024
-"""Number of gathered items (a large frame is two), and bytes of large frames, that are written before the end of the iteration."""
+"""Gathered frames are written before the end of the iteration if they are FLUSH_FRAMES items (a large frame is two items), or if
+the large ones have FLUSH_AT bytes."""
 GATHER: Final = 8
 GATHER_FROM: Final = 32
 GATHER_SECONDS: Final = 0.02
@@ -60,7 +61,7 @@ class WriteCoalescer:
         self.frames: list[bytes] = []
         """Gathered frames: small ones whole, large ones in parts."""
         self.room = 0
-        """Small frames may be appended to ``frames`` while it has fewer items than this, because a check is scheduled then."""
+        """While ``frames`` has fewer items than this, a check is scheduled, and small frames may be appended directly."""
         self.paused = False
         """Whether the transport's buffer is not empty, because the peer does not read."""
         self.writes = 0
@@ -79,7 +80,7 @@ class WriteCoalescer:
         return not (self.frames or self._written or self._timer)
 
     def queue(self, parts: bytes | list[bytes], *, urgent: bool = False) -> None:
-        """Gathers one frame. ``urgent``: it is written at the end of the iteration at the latest."""
+        """Gathers one frame. ``urgent``: True writes it at the end of the iteration at the latest, if the peer reads."""
         if urgent:
             self._urgent = True
         frames = self.frames

@@ -60,8 +60,8 @@ MAX_UNREAD_ANSWERS: Final = 1024 * 1024
 class ConnectionSettings(NamedTuple):
     """The settings of a connection. ``max_frame_size``: maximum bytes of a received frame.
 
-    ``dead_after``: seconds without any byte, counted from the first request written after the last byte came, after which the
-    connection is closed as dead; long polls do not count as requests.
+    ``dead_after``: seconds of silence after which the connection is closed as dead. Silence begins when the first request, long
+    polls excepted, is written after the last received byte.
     """
 
     max_frame_size: int
@@ -108,7 +108,7 @@ class Connection(asyncio.Protocol):
         self.retired = False
         """Whether the server sent its clients away."""
         self.stored_at = -inf
-        """Time (monotonic) of the newest read of which the last answer confirmed a stored message."""
+        """Time (monotonic) of the newest read whose last answer confirmed a stored message."""
         self.strays = 0
         """Number of answers without a request."""
         self._loop = asyncio.get_running_loop()
@@ -159,7 +159,7 @@ class Connection(asyncio.Protocol):
 
     @property
     def buffered_bytes(self) -> int:
-        """Number of bytes that the kernel has not taken: of gathered frames, in the transport, and of held one-way frames."""
+        """Number of bytes that the kernel has not taken: gathered frames, the transport's buffer and held one-way frames."""
         return self.requests.buffered_bytes + (self._transport.get_write_buffer_size() if self._transport is not None else 0)
 
     def __repr__(self) -> str:
@@ -264,8 +264,8 @@ class Connection(asyncio.Protocol):
             requests.writer.look_again()
 
     def _general_frame(self, frame: Frame | RemoteProtocolError) -> None:
-        """Handles a frame that is not a JSON answer to a send, which ``data_received`` handles itself; raises the error of a broken
-        frame."""
+        """Handles each frame but JSON answers to sends, which ``data_received`` handles itself. ``frame``: a frame, or the error of
+        a broken one, which is raised."""
         if isinstance(frame, RemoteProtocolError):
             raise frame
         requests = self.requests
@@ -379,7 +379,8 @@ class Connection(asyncio.Protocol):
                 self._on_retired(self)
 
     def close(self, reason: CloseReason, cause: BaseException | None = None) -> None:
-        """Closes once; each pending request fails with an error of its own, with ``reason`` and whether it had been written."""
+        """Closes the connection, once. Each pending request gets an error of its own, which states ``reason`` and whether the
+        request was written."""
         if self._state is ConnectionState.CLOSED:
             return
         requests = self.requests

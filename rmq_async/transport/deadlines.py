@@ -18,19 +18,21 @@ from .. import machine
 __all__ = ["BLOCKED_AFTER", "GRACE_AFTER_WRITE", "Deadlines"]
 
 SCAN_GRAIN: Final = 0.02
-"""Minimum seconds between a scan and the next one that it schedules, which ends all requests that are late by then."""
+"""Minimum seconds between a scan and the next one that it schedules, so that one scan ends several late requests."""
 BLOCKED_AFTER: Final = 0.02
 """Seconds: a scan that is later than this shows that the loop was blocked."""
 GRACE_STEP: Final = 0.01
 MAX_GRACE: Final = 0.5
 """Maximum seconds of one grace."""
 FULL_FROM: Final = 32 * 1024
-"""Bytes in the socket from which its receive window may be full, so that more answers may wait in the peer's kernel.
+"""Number of unread bytes in the socket from which on its receive window may be full; more answers may then wait in the peer's
+kernel.
 
 Linux opens a window of 64 KiB, of which the kernel's own accounting takes a part, and widens it for a process that reads.
 """
 MAX_DELAY: Final = 1.0
-"""Maximum seconds of consecutive graces while the socket is empty: in some services each iteration of the loop is a block."""
+"""Maximum seconds of consecutive graces while the socket is empty: in services where each iteration blocks the loop, no request
+would time out otherwise."""
 MAX_GRACES: Final = 32
 """Maximum number of consecutive graces: an iteration of the loop reads 256 KiB, and the kernel keeps up to 8 MiB."""
 GRACE_AFTER_WRITE: Final = 0.1

@@ -37,7 +37,7 @@ logger = logging.getLogger("rmq_async.transport")
 FIRST_BACKOFF: Final = 0.05
 MAX_BACKOFF: Final = 1.0
 MAX_BACKOFFS: Final = 256
-"""Number of failed addresses that are kept; beyond it only those that failed recently are."""
+"""Number of failed addresses from which on those are dropped whose back-off ended more than MAX_BACKOFF ago."""
 MAX_LOST: Final = 1024
 """Maximum number of addresses for which the reason of the last lost connection is kept."""
 MIN_DEAD_AFTER: Final = 10.0
@@ -82,7 +82,8 @@ def split_address(address: str) -> tuple[str, int]:
     routes."""
     found = host_and_port(address)
     if found is None:
-        raise ConnectError(f"an address must be host:port, not {address[:200]!r}", permanent=True, address=address[:200])
+        text = f"an address must be host:port or [IPv6]:port, not {address[:200]!r}"
+        raise ConnectError(text, permanent=True, address=address[:200])
     return found
 
 
@@ -213,7 +214,7 @@ class ConnectionPool:
         if backoff is None:
             text = f"no connection to {address} within {seconds:.3g} s"
         else:
-            text = f"no connection to {address} for {seconds:.3g} s, the newest attempt to connect: {backoff.reason}"
+            text = f"no connection to {address} for {seconds:.3g} s; the last attempt failed: {backoff.reason}"
         return RequestTimeoutError(text, maybe_stored=False, address=address)
 
     def start_connecting(self, address: str) -> Flight[Connection]:
@@ -239,7 +240,7 @@ class ConnectionPool:
         """Connects if necessary, sends one request and returns its answer, of any code, within ``timeout`` seconds.
 
         A server that answers GO_AWAY has not processed the request, so it is sent once more over a new connection; without one,
-        the GO_AWAY is returned. ``sent_away``: the GO_AWAY that answered an earlier attempt, after which there is one attempt more.
+        the GO_AWAY is returned. ``sent_away``: the GO_AWAY that answered an earlier attempt; then there is only one more attempt.
         Raises as ``connect`` and ``Connection.request`` do.
         """
         deadline = machine.monotonic() + timeout
@@ -262,8 +263,8 @@ class ConnectionPool:
         return response
 
     async def aclose(self, timeout: float = 0.0) -> None:
-        """Closes all connections, after waiting up to ``timeout`` seconds for pending requests, and waits for the ends of sockets
-        and tasks. Raises ForkedError in a forked process."""
+        """Waits up to ``timeout`` seconds for pending requests, closes all connections, and waits until sockets and tasks have
+        ended. Raises ForkedError in a forked process."""
         self._closing = True
         check_not_forked(self._generation)
         if self._idle_timer is not None:
@@ -307,7 +308,7 @@ class ConnectionPool:
                 addresses = await self._resolver.addresses(host, deadline)
                 return await first_of(addresses, lambda ip: self._open_at(address, ip, host, port), _drop, timeout)
         except TimeoutError as error:
-            raise ConnectError(f"no connection to {address} within {timeout:.3g} s", address=address) from error
+            raise ConnectError(f"no connection to {address} within {timeout:.3g} s (connect_timeout)", address=address) from error
         except (OSError, ValueError) as error:  # ValueError: a name that cannot be resolved
             # A text: the error itself would be a variable of a frame in its own traceback.
             why = system_text(error) if self._tls is None else handshake_reason(error)
@@ -340,7 +341,7 @@ class ConnectionPool:
 
     def _check_allowed(self, address: str, host: str) -> None:
         if self._allowed is not None and address not in self._name_servers and host not in self._allowed:
-            text = f"allowed_broker_hosts does not allow {host}, which the route or message id names ({address})"
+            text = f"allowed_broker_hosts does not allow {host}; add it if {address}, from a route or message id, is a broker"
             raise ConnectError(text, permanent=True, address=address)
 
     def _adopt(self, address: str, connection: Connection) -> Connection:

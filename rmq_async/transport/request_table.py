@@ -57,9 +57,10 @@ class RequestTable:
     """The requests of one connection. A request leaves the table with its answer, at the deadline of its call, or when its caller
     cancels it.
 
-    ``lost(written, code)`` returns the error of a request on a connection that is not open. ``die``: called when the peer has not
-    sent a byte for ``dead_after`` seconds, counted from the first request, long polls excepted, that was written after the last
-    byte came. ``unread()``: number of bytes that the kernel has received and the loop has not read.
+    ``lost(written, code)`` returns the error of a request on a connection that is not open; ``code`` is None for a request that
+    did not enter the table. ``die``: called after ``dead_after`` seconds of silence, which begins when the first request, long
+    polls excepted, is written after the last received byte. ``unread()`` returns the number of bytes that the kernel has received
+    and the loop has not read.
 
     The connection uses ``entries``, ``writer``, ``deadlines``, ``is_open`` and ``last_used`` directly, for each read or for each
     answer, to save calls.
@@ -136,7 +137,7 @@ class RequestTable:
         """Returns the opaque of the owner's oldest request without an answer (0: none), and the newest opaque given out.
 
         Opaques rise, so a caller that kept the newest one of an earlier call can see whether the oldest request is older than that
-        call. ``since``: an opaque before which the owner has no request, at which the search may begin.
+        call. ``since``: an opaque at which the search may begin, because the owner has no request with a lower one.
         """
         newest = LAST_OPAQUE - length_hint(self.opaques)
         oldest = _oldest_of(owner, self.entries, since, newest) or _oldest_of(owner, self.held, since, newest)
@@ -179,7 +180,8 @@ class RequestTable:
         *,
         gather: bool = False,
     ) -> int:
-        """Starts a pull from a template and returns its opaque. The receiver gets a PullReply, or a RemotingCommand.
+        """Starts a pull from a template and returns its opaque. The receiver gets a PullReply for messages in a JSON answer, else a
+        RemotingCommand.
 
         The frame is written immediately unless others are gathered: the caller is about to decode the previous answer, and the
         peer should work meanwhile. ``gather``: True writes it at the end of the iteration, together with others; for callers that
@@ -226,7 +228,7 @@ class RequestTable:
         return pending
 
     def start_send(self, opaque: int, parts: bytes | list[bytes], pending: Pending, window: int) -> None:
-        """Enters any other send. ``parts``: its frame. ``opaque``: the opaque of this table with which the frame was made."""
+        """Enters any send of another kind. ``parts``: its frame, made with ``opaque``, an opaque of this table."""
         if not self.is_open:
             self.require_open()
         if pending.deadline < self.deadlines.at:
@@ -291,7 +293,7 @@ class RequestTable:
             self._expects_answer = True
 
     def _hold(self, opaque: int, parts: bytes | list[bytes], pending: Pending, window: int) -> None:
-        """Holds a send's frame until the peer reads, or has answered enough requests."""
+        """Holds a send's frame until the peer reads and has answered enough sends for the window."""
         self._window = window
         self.held[opaque] = HeldFrame(parts, pending)
 

@@ -37,7 +37,7 @@ class _Shared:
         self.reset()
 
     def reset(self) -> None:
-        """Sets the state without threads and clients; called also in a forked child, which has none of its parent's threads."""
+        """Sets the state without threads and clients. Also called in a forked child, which has none of its parent's threads."""
         self._lock = Lock()
         self._users = 0
         self._executor: ThreadPoolExecutor | None = None
@@ -79,12 +79,12 @@ class Threads:
         self._loop = asyncio.get_running_loop()
         self._waits: WaitTable[bool] = WaitTable()
         self._closed = machine.executor is not None
-        """A client with another executor does not use the threads of the process, and does not count among their users."""
+        """True from the start if another executor is used: the client does not count among the users of the process's threads."""
         if not self._closed:
             _shared.join()
 
     def close(self) -> None:
-        """Ends this client's use of the threads, and with that of the last client the threads. A second call has no effect."""
+        """Ends this client's use of the threads; that of the last client ends the threads too. A second call has no effect."""
         if not self._closed:
             self._closed = True
             _shared.leave()

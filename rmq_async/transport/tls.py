@@ -40,7 +40,8 @@ _ENDED: Final = (
 async def client_context(config: ClientConfig, threads: Threads) -> ssl.SSLContext | None:
     """Returns the context for ``config``; None without TLS. A thread reads the system's certificate authorities, which takes 30 ms.
 
-    Raises RequestTimeoutError if that takes longer than ``request_timeout``.
+    Raises RequestTimeoutError if that takes longer than ``request_timeout``, ClientStateError if the last client of the process
+    stops before the thread has begun.
     """
     if isinstance(config.tls, ssl.SSLContext):
         return config.tls
@@ -66,8 +67,7 @@ def _make_context(verify: bool) -> ssl.SSLContext:
 
 
 def system_text(error: BaseException) -> str:
-    """Returns the system's text for the errno of an OSError, since event loops word a refused connect differently, and the error's
-    own text for other errors."""
+    """Returns the error's text. For an OSError with an errno it is the system's text, because the texts of event loops differ."""
     if not isinstance(error, OSError) or isinstance(error, ssl.SSLError | socket.gaierror) or not error.errno:
         return str(error)
     return f"[Errno {error.errno}] {os.strerror(error.errno)}"
@@ -83,21 +83,21 @@ def tls_reason(error: BaseException) -> str:
     if reason in _NO_TLS:
         return f"the server does not speak TLS ({reason})"
     if "ALERT" in reason and ("CERTIFICATE" in reason or "UNKNOWN_CA" in reason):
-        return f"the server refuses this client's certificate, or misses one ({reason})"
+        return f"the server refuses this client's certificate, or requires one ({reason})"
     if "ALERT_HANDSHAKE_FAILURE" in reason:  # TLS 1.2 has one alert for both
-        return f"the server finds no version and cipher to share, or misses a client's certificate ({reason})"
+        return f"the server shares no TLS version and cipher with this client, or requires a client's certificate ({reason})"
     return f"TLS failed ({reason})"
 
 
 def handshake_reason(error: BaseException) -> str:
     """Returns the cause of a failed connect with TLS as text for a user."""
     if isinstance(error, _ENDED):
-        return "the server closed the connection during the TLS handshake; it may not speak TLS, or want another certificate"
+        return "the server closed the connection during the TLS handshake; it may not speak TLS, or may require another certificate"
     return tls_reason(error)
 
 
 def silent_end(transport: asyncio.BaseTransport | None) -> str:
-    """Returns a possible reason why a peer closed the connection without having sent a byte: with TLS 1.3 it may reject the
+    """Returns a possible reason why the peer closed the connection before it had sent a byte: with TLS 1.3 it may reject the
     client's certificate after the handshake. Returns an empty text without TLS."""
     if transport is None or transport.get_extra_info("sslcontext") is None:
         return ""
