@@ -41,8 +41,8 @@ def allocate_by_circle(client_id: str, queues: Sequence[MessageQueue], client_id
 def allocate_by_consistent_hash(
     client_id: str, queues: Sequence[MessageQueue], client_ids: Sequence[str]
 ) -> tuple[MessageQueue, ...]:
-    """Returns the queues whose next place on a hash ring is one of ``client_id`` (``CONSISTENT_HASH``): few queues move when a
-    member joins or leaves."""
+    """Returns the queues that a hash ring gives to ``client_id``: each goes to the member with the next place on the ring
+    (``CONSISTENT_HASH``). Few queues move when a member joins or leaves."""
     if client_id not in client_ids:
         return ()
     ring = {_place(f"{member}-{number}"): member for member in client_ids for number in range(VIRTUAL_NODES)}
@@ -66,7 +66,7 @@ def allocate_machine_room(
 ) -> tuple[MessageQueue, ...]:
     """Returns the share of ``client_id`` in the queues of ``machine_rooms`` (``AllocateMessageQueueByMachineRoom``).
 
-    The share is contiguous; where the queues cannot be divided evenly, the first members also get one of the last queues.
+    The share is contiguous, but where the queues cannot be divided evenly, the first members also get one of the last queues.
     A queue's machine room is the part of its broker's name before the only ``@``. Queues of other rooms, and queues without a
     room, are not allocated.
     """

@@ -1,8 +1,8 @@
 """The body of SEND_BATCH_MESSAGE, which is also the body of an inner batch in the store (``MessageDecoder.encodeMessage``).
 
-Each message, one after the other: TOTALSIZE 4 (22 + body + properties), MAGICCODE 4 and BODYCRC 4 (both 0), FLAG 4, body
-length 4, body, properties length 2, properties. ``decode_batch`` finds the next message by the two lengths, and does not read
-TOTALSIZE, MAGICCODE and BODYCRC.
+Messages follow each other. Each has these fields, with their bytes: TOTALSIZE 4 (22 + body + properties), MAGICCODE 4 and BODYCRC
+4 (both 0), FLAG 4, body length 4, body, properties length 2, properties. ``decode_batch`` finds the next message by the two
+lengths, and does not read TOTALSIZE, MAGICCODE and BODYCRC.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class BatchRecord(NamedTuple):
 def encode_batch_message(body: bytes, flag: int, properties: bytes) -> bytes:
     """Returns one encoded message of a batch body; joined messages are a batch body.
 
-    Raises ``InvalidMessageError`` (13) for properties above 32767 bytes, for a body that is not ``bytes``, and for a flag that
+    Raises ``InvalidMessageError`` (code 13) for properties above 32767 bytes, for a body that is not ``bytes``, and for a flag that
     is no signed 32-bit integer.
     """
     if len(properties) > MAX_PROPERTIES_SIZE:
@@ -83,7 +83,7 @@ def encode_batch(messages: Sequence[Message], unique_ids: list[str], max_body: i
     ``encode_batch_message`` one after the other). ``max_body``: maximum bytes of one message's body.
 
     Raises ``InvalidMessageError`` for an empty batch and as those three functions do, TypeError for an object that is not a
-    Message, and ValueError for another number of ids than of messages.
+    Message, and ValueError unless there are as many ids as messages.
     """
     if not messages:
         raise InvalidMessageError("a batch needs at least one message")
@@ -194,7 +194,7 @@ def encode_batch_records(records: Iterable[tuple[int, bytes, bytes]]) -> bytes:
 def encode_batch_texts(items: Iterable[tuple[Message, str]], unique_ids: Iterable[str]) -> bytes:
     """Returns the body of a batch of messages, each with the text that follows the id in its properties. Nothing is checked.
 
-    Raises ValueError for another number of ids than of messages.
+    Raises ValueError unless there are as many ids as messages.
     """
     parts: list[bytes] = []
     head = tail = b""
@@ -212,8 +212,8 @@ def encode_batch_texts(items: Iterable[tuple[Message, str]], unique_ids: Iterabl
 def decode_batch(data: bytes, max_records: int | None = None) -> list[BatchRecord]:
     """Returns the messages of a batch body.
 
-    Raises ``RemoteProtocolError``, with the position, for a length that is negative or leads beyond the end and for properties
-    above 32767 bytes; with code 13 (MESSAGE_ILLEGAL) for more than ``max_records`` messages.
+    Raises ``RemoteProtocolError``, with the position, for a message that is cut off, for a negative length and for properties
+    above 32767 bytes. For more than ``max_records`` messages the error has code 13 (MESSAGE_ILLEGAL).
     """
     records: list[BatchRecord] = []
     position, end = 0, len(data)
@@ -228,7 +228,10 @@ def decode_batch(data: bytes, max_records: int | None = None) -> list[BatchRecor
         body_at = position + _HEAD_SIZE
         body_end = body_at + length
         if length < 0 or body_end + 2 > end:
-            raise RemoteProtocolError(f"batch: body length {length} at byte {position + 16}, {end - body_at} bytes are left")
+            raise RemoteProtocolError(
+                f"batch: body length {length} at byte {position + 16}, {end - body_at} bytes are left, "
+                "and the length of the properties takes 2"
+            )
         properties_at = body_end + 2
         length = data[body_end] << 8 | data[body_end + 1]
         position = properties_at + length
@@ -258,7 +261,7 @@ def check_batch(messages: Sequence[Message]) -> None:
                 code=-1,
             )
         if message.wait_store != first.wait_store:
-            raise InvalidMessageError("the messages of a batch must have the same wait_store, True or False")
+            raise InvalidMessageError("the messages of a batch must have the same wait_store, True or False; send two batches")
         if message.delay_level or message.delay is not None or message.deliver_at is not None:
             raise InvalidMessageError("delayed messages cannot be sent in a batch; send each alone")
     if first.topic.startswith(RETRY_TOPIC_PREFIX):

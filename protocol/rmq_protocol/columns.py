@@ -53,8 +53,8 @@ BORN_HOST: Final = 48
 STORE_TIME: Final = 56
 STORE_HOST: Final = 64
 RECONSUME_TIMES: Final = 72
-"""Positions in a row's head, bytes. Flags and counts take 4 bytes, times (epoch ms) and offsets 8, a host has an IPv4 address of
-4 bytes and a port of 4."""
+"""FLAG to RECONSUME_TIMES: positions in a row's head, in bytes. Flags and counts take 4 bytes, times (epoch ms) and offsets 8,
+a host has an IPv4 address of 4 bytes and a port of 4."""
 
 _SIZE: Final = FIXED_V4.size
 _STEP: Final = _SIZE // 4
@@ -98,7 +98,7 @@ class JoinedBytes:
 
 
 class _Heads:
-    """The fixed parts of records, from which one number of all records is read at once."""
+    """The fixed parts of records. ``int32`` and the like read one number of all records at once."""
 
     __slots__ = ("_numbers", "heads")
 
@@ -144,9 +144,10 @@ class StoredColumns(_Heads):
     """Messages as columns, in the order in which they were read. ``heads``: the fixed parts of all rows. ``topics``: the topic of
     each row; empty if topics are not wanted.
 
-    ``bodies``, ``properties``: those of all rows, joined; empty if they are not wanted. ``property_sizes``: bytes of each row's
-    properties, as ``decode_properties`` reads them. ``other_hosts``: row -> addresses (born, store) of rows of which one address
-    is IPv6; both addresses in the head of such a row are 0. ``topic_names``: encoded name -> name of all topics that were read.
+    ``bodies``, ``properties``: those of all rows, joined; empty if they are not wanted. ``decode_properties`` reads the
+    properties of a row; ``property_sizes``: their sizes in bytes. ``other_hosts``: row -> both addresses (born, store), if one
+    of them is IPv6; both addresses in the head of such a row are 0. ``topic_names``: encoded name -> name of all topics that
+    were read.
     """
 
     __slots__ = (
@@ -202,7 +203,7 @@ def read_columns(
     position: int = 0,
     only_queue: bool = False,
 ) -> ColumnsRead:
-    """Adds the messages that ``decode_pull`` returns for a pull's body, from byte ``position`` on, to ``into``.
+    """Adds to ``into`` the messages that ``decode_pull`` would return for ``data``, a pull's body, from byte ``position`` on.
 
     ``offsets``: the first offset to keep and the one after the last, both with ``offset_delta`` added; damaged records whose
     offset is outside are not reported. Other arguments are those of ``decode_pull``. Raises ``LocalProtocolError`` for ``tags``

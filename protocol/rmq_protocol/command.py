@@ -166,7 +166,9 @@ def _from_binary(header: bytes, body: bytes) -> RemotingCommand:
     code, language, version, opaque, flag, length = _FIXED.unpack_from(header)
     at = 17
     if length < 0 or length > size - 21:
-        raise RemoteProtocolError(f"binary header: remark length {length} in a header of {size} bytes")
+        raise RemoteProtocolError(
+            f"binary header: remark length {length} in a header of {size} bytes, 21 of them for other fields"
+        )
     remark = _utf8(header[at : at + length], "remark") if length else None
     at += length
     (length,) = _INT.unpack_from(header, at)
@@ -191,11 +193,13 @@ def _binary_fields(header: bytes, at: int, end: int) -> ExtFields:
     fields: ExtFields = {}
     while at < end:
         if end - at < 2:
-            raise RemoteProtocolError(f"binary header: {end - at} bytes left for an extFields key length")
+            raise RemoteProtocolError("binary header: 1 byte is left for an extFields key length, which takes 2")
         (length,) = _SHORT.unpack_from(header, at)
         at += 2
         if length < 0 or length > end - at - 4:
-            raise RemoteProtocolError(f"binary header: extFields key length {length} where {end - at} bytes are left")
+            raise RemoteProtocolError(
+                f"binary header: extFields key length {length} where {end - at} bytes are left, and the length of the value takes 4"
+            )
         key = _utf8(header[at : at + length], "extFields key")
         at += length
         (length,) = _INT.unpack_from(header, at)
@@ -224,7 +228,7 @@ def _to_json(command: RemotingCommand) -> bytes:
     try:
         return _encode_json(fields)
     except (UnicodeEncodeError, TypeError, msgspec.MsgspecError) as error:
-        raise LocalProtocolError(f"header cannot be encoded: {error}") from None
+        raise LocalProtocolError(f"header cannot be encoded: {error}; give texts with a UTF-8 form") from None
 
 
 def _to_binary(command: RemotingCommand) -> bytes:
@@ -240,10 +244,12 @@ def _to_binary(command: RemotingCommand) -> bytes:
                 continue
             key, text = name.encode(), value.encode()
             if len(key) > 0x7FFF:
-                raise LocalProtocolError(f"extFields key of {len(key)} bytes is above the limit of 32767; shorten it")
+                raise LocalProtocolError(
+                    f"extFields key of {len(key)} bytes is above the limit of 32767; shorten it or use JSON"
+                )
             parts += (_SHORT.pack(len(key)), key, _INT.pack(len(text)), text)
     except UnicodeEncodeError as error:
-        raise LocalProtocolError(f"header cannot be encoded: {error}") from None
+        raise LocalProtocolError(f"header cannot be encoded: {error}; give texts with a UTF-8 form") from None
     ext = b"".join(parts)
     fixed = _FIXED.pack(
         command.code,

@@ -1,9 +1,9 @@
 """Body compression: zlib (always), lz4 and zstd where the extra ``compression`` is installed; isal replaces zlib there.
 
 Decompression is bounded for any input, and takes little more memory than its result. Output is read in steps of 1 MiB; one is
-enough for nearly every body. A larger body is first counted, its steps dropped, and only if it fits is it read again into one
-buffer of the right size: a bomb costs 2 MiB and 7-11 ms (zlib, limit 16 MiB), where keeping the output cost 32 MiB and 33 ms.
-Sizes declared in a frame are not used.
+enough for nearly every body. A larger body is read twice: the first time its size is counted and no output kept; the second
+time, only if it fits, it is read into one buffer of that size. So a bomb costs 2 MiB and 7-11 ms (zlib, limit 16 MiB); if the
+output were kept, it would cost 32 MiB and 33 ms. Sizes declared in a frame are not used.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ class CompressionType(IntEnum):
 
     @classmethod
     def from_name(cls, name: str) -> CompressionType:
-        """Returns the type of that name, in upper or lower case and with spaces around it. Raises ``LocalProtocolError`` for an
-        unknown name."""
+        """Returns the type called ``name`` ("zlib", "lz4" or "zstd"), case-insensitively and without surrounding whitespace. Raises
+        ``LocalProtocolError`` for another name."""
         try:
             return cls[name.strip().upper()]
         except KeyError:
@@ -110,8 +110,8 @@ def compress(data: bytes, kind: CompressionType, level: int = 5) -> bytes:
     """Returns ``data`` as a zlib stream, an lz4 frame or a zstd frame that the Java client reads.
 
     ``level``: 0 to 9 for zlib, up to 22 for zstd, ignored by lz4. With isal, zlib levels 1 to 6 give isal's level 2: five
-    times faster, with a ratio of 3.1 instead of 3.3. Raises ``LocalProtocolError`` for a level or type that does not exist, and
-    if the library for ``kind`` is not installed.
+    times faster, with a ratio of 3.1 instead of 3.3. Raises ``LocalProtocolError`` for a level or type that does not exist, for
+    ``data`` that is not bytes, and if the library for ``kind`` is not installed.
     """
     try:
         if kind == CompressionType.ZLIB:
@@ -179,14 +179,16 @@ def decompress(data: bytes, kind: CompressionType, max_size: int = MAX_DECOMPRES
         reason = f"compressed body of {len(data)} bytes is damaged: {error}"
         raise UnreadableBodyError(reason, min(size + _STEP, max_size)) from error
     raise UnreadableBodyError(
-        f"compressed body of {len(data)} bytes would take more than {max_size} bytes", size, too_large=True
+        f"compressed body of {len(data)} bytes would take more than {max_size} bytes, the limit for decompressed bodies",
+        size,
+        too_large=True,
     )
 
 
 class UnreadableBodyError(CorruptMessageError):
     """The error of a body that cannot be decompressed.
 
-    ``produced``: upper bound of the bytes decompressed before the error. ``too_large``: True if no error was found but the size.
+    ``produced``: upper bound of the bytes decompressed before the error. ``too_large``: True if the only error is the size.
     """
 
     def __init__(self, message: str, produced: int, *, too_large: bool = False) -> None:

@@ -83,12 +83,12 @@ def gaps_of_mapping(items: Sequence[LogicQueueMappingItem]) -> tuple[range, ...]
 
 
 def first_queue_offset(body: bytes, queue: MessageQueue, asked: int, offset_delta: int | None = None) -> int | None:
-    """Returns the offset at which a pull's body begins; None for an empty body, and if its first record is not a message of
-    ``queue`` at its place.
+    """Returns the offset at which a pull's body begins; None for an empty body, and if its first record is of another queue or
+    from another place of this queue.
 
-    A broker that has deleted the first file of its log returns a record of any queue, the beginning of the next file, in place of
-    the message at the beginning of the log (5.5.0). ``asked``: the offset of the pull, which is returned if the first record
-    cannot be read. ``offset_delta``: that of the pull's response, for a static topic.
+    A broker that has deleted the first file of its log returns another record in place of the message at offset 0 of the log:
+    the first record of the oldest file that is left, which may be of any queue (5.5.0). ``asked``: the offset of the pull,
+    which is returned if the first record cannot be read. ``offset_delta``: that of the pull's response, for a static topic.
     """
     head = _head(body, 0, queue)
     if head is None:

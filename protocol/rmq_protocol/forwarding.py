@@ -3,7 +3,7 @@
 Brokers and clients add properties with system names to a message, and move messages between topics: a delayed message is in a
 topic of the broker, a retry or a dead letter in a topic of its group. These properties name the original topic (5.5.0 and
 4.9.7): REAL_TOPIC on a delayed message, RETRY_TOPIC on a retry and on a dead letter. On a dead letter of a popped message,
-RETRY_TOPIC names the retry topic of group and topic, from which the topic follows with ORIGIN_GROUP, the name of the group.
+RETRY_TOPIC names a retry topic whose own name contains the group, which is in ORIGIN_GROUP, and the topic.
 """
 
 from __future__ import annotations

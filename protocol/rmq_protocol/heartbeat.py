@@ -145,7 +145,7 @@ def _text(value: object) -> bytes:
     try:
         return msgspec.json.encode(value, order="sorted")
     except (TypeError, ValueError) as error:
-        raise LocalProtocolError(f"heartbeat cannot be encoded: {error}") from None
+        raise LocalProtocolError(f"heartbeat cannot be encoded: {error}; give texts with a UTF-8 form") from None
 
 
 def java_hash(text: str) -> int:

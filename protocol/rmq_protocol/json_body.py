@@ -1,4 +1,4 @@
-"""Converts JSON bodies between bytes and Structs, and reads the deviations from JSON that servers write.
+"""Converts JSON bodies between bytes and Structs, and accepts the deviations from JSON that servers write.
 
 The fast way is tried first: msgspec decodes directly into the Struct. A body that it refuses is read again as fastjson reads:
 with unquoted integer keys, numbers and booleans written as text (as long numbers are in the browser-compatible form), and

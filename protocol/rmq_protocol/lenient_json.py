@@ -47,8 +47,8 @@ def loads(data: bytes | str) -> Any:
     An object used as a key becomes a tuple of its (name, value) pairs sorted by name, so that ``dict(key)`` is the object; its
     values must be texts, numbers, booleans or nulls, as those of a MessageQueue are. Of equal keys the last one counts.
 
-    Raises RemoteProtocolError, with the position in characters, for other texts (in bytes, if they are not UTF-8), and no other
-    error.
+    Raises RemoteProtocolError, with the position, for other texts, and no other error. The position is in characters, for bytes
+    that are not UTF-8 in bytes.
     """
     if isinstance(data, str):
         text = data
@@ -60,7 +60,7 @@ def loads(data: bytes | str) -> Any:
     try:
         return _parse(text)
     except IndexError:
-        raise RemoteProtocolError(f"JSON: ends at {len(text)}, before its value does") from None
+        raise RemoteProtocolError(f"JSON: the text ends at {len(text)}, before its value is complete") from None
 
 
 def dumps(value: Any) -> bytes:
@@ -72,13 +72,13 @@ def dumps(value: Any) -> bytes:
     try:
         _write(value, parts, MAX_DEPTH)
     except (TypeError, ValueError, msgspec.MsgspecError) as error:
-        raise LocalProtocolError(f"cannot be written as JSON: {error}") from None
+        raise LocalProtocolError(f"the value cannot be written as JSON: {error}") from None
     return b"".join(parts)
 
 
 def _write(value: Any, parts: list[bytes], depth: int) -> None:
     if depth < 0:
-        raise LocalProtocolError(f"nested deeper than {MAX_DEPTH}")
+        raise LocalProtocolError(f"the value cannot be written as JSON: it is nested deeper than {MAX_DEPTH}, the limit")
     if isinstance(value, dict):
         mark = b"{"
         for key, item in value.items():
@@ -103,7 +103,7 @@ def _write(value: Any, parts: list[bytes], depth: int) -> None:
 
 
 def _parse(text: str) -> Any:
-    """Returns the value of the text; raises IndexError if the text ends before its value."""
+    """Returns the value of the text; raises IndexError if the text ends before its value is complete."""
     open_values: list[dict[Key, Any] | list[Any]] = []
     keys: list[Key] = []  # one per open object: where the value being read goes
     at = _skip(text, 0)
@@ -150,7 +150,7 @@ def _parse(text: str) -> Any:
         else:
             at = _skip(text, at)
             if at != len(text):
-                raise _error(text, at, "more after the value")
+                raise _error(text, at, "more text after the value")
             return value
 
 
@@ -186,7 +186,7 @@ def _object_key(text: str, at: int) -> tuple[Key, int]:
         name, at = _string(text, at)
         at = _colon(text, at)
         if text[at] in "{[":
-            raise _error(text, at, "an object used as a key is not flat")
+            raise _error(text, at, "object or array in an object used as a key")
         members[name], at = _scalar(text, at)
         at = _skip(text, at)
     return tuple(sorted(members.items(), key=_first)), at + 1
@@ -228,19 +228,20 @@ def _to_number(text: str, at: int, match: re.Match[str]) -> int | float:
 
 def _int(text: str, at: int, digits: str) -> int:
     if len(digits) > _MAX_DIGITS:
-        raise _error(text, at, f"number of {len(digits)} digits")
+        raise _error(text, at, f"number of {len(digits)} digits, the limit is {_MAX_DIGITS},")
     return int(digits)
 
 
 def _string(text: str, at: int) -> tuple[str, int]:
-    """Reads the string whose quote is ``text[at]``. Control characters are allowed, as in fastjson."""
+    """Returns the string whose opening quote is ``text[at]``, and the position after it. Control characters are allowed, as in
+    fastjson."""
     value: str
     try:
         value, end = _raw_decode(text, at)
     except ValueError:
-        raise _error(text, at, "broken string") from None
+        raise _error(text, at, "string with an invalid escape or without an end") from None
     if not value.isascii() and _surrogate(value):
-        raise _error(text, at, "half a surrogate pair in a string")
+        raise _error(text, at, "lone surrogate in a string")
     return value, end
 
 

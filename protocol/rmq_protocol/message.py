@@ -100,8 +100,9 @@ class _Addressed(Struct, frozen=True, gc=False):
 class Message(_Addressed, frozen=True, gc=False, kw_only=True):
     """A message to send; sending never changes it.
 
-    ``tags``: one tag. ``keys``: a text, which is split at spaces, or several texts; kept as a tuple, and joined by spaces on the
-    wire. ``flag``: signed 32-bit number that brokers pass through. ``delay_level``: from 1 on, 0 for none; a stock broker has 18.
+    ``properties``: a mapping from str to str. ``sharding_key``: a text by which the queue is chosen. ``tags``: one
+    tag. ``keys``: a text, which is split at spaces, or several texts; kept as a tuple, and joined by spaces on the wire.
+    ``flag``: signed 32-bit number that brokers pass through. ``delay_level``: from 1 on, 0 for none; a stock broker has 18.
     ``delay``: seconds. ``deliver_at``: epoch seconds or an aware datetime. ``wait_store``: False lets the broker answer before
     the message is flushed or replicated. ``unique_id``: None makes a new one for each send call.
 
@@ -309,7 +310,7 @@ def _check_fields(message: Message) -> None:
         if isinstance(keys, str):
             keys = keys.split(" ")
         elif not isinstance(keys, Iterable):
-            raise InvalidMessageError(f"keys must be a str or several of them, not {type(keys).__name__}")
+            raise InvalidMessageError(f"keys must be a str or an iterable of str, not {type(keys).__name__}")
         keys = [_checked_text("key", key) for key in tuple(keys)]
         keys = [key for key in keys if key]
     if message.tags is not None:
@@ -339,7 +340,7 @@ def check_properties(properties: Mapping[str, str]) -> dict[str, str]:
     """Returns a copy of user properties after the checks of Java's ``Message.putUserProperty``; they also must have none of the
     control characters 0 to 2, and a UTF-8 form.
 
-    Raises ``InvalidMessageError`` (13), with the name of the property.
+    Raises ``InvalidMessageError`` (code 13), with the name of the property.
     """
     given: Any = properties
     if _is_usual(given):

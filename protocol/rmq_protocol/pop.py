@@ -1,9 +1,10 @@
 """Reads and writes the texts about popped messages (``ExtraInfoUtil``), and the names of their retry topics (``KeyBuilder``).
 
-A popped message is identified by the offset at which its pop began and by its own offset; POP_CK contains both, and an ack sends
-it back. The three infos of a pop's response are lists of ``retry item value`` joined by ``;``. ``retry`` is the kind of the topic
-that the message is in: 0 for the topic itself, 1 and 2 for the group's retry topic in its old and new form. The parsers return
-dicts with keys ``retry@item``.
+A popped message is identified by the offset at which its pop began and by its own offset; POP_CK contains both, and an ack
+sends it back. The three infos of a pop's response are lists of ``retry item value`` joined by ``;``. ``item`` is a queue id,
+or, for the count of one message, ``qo`` with queue id and offset (``order_info_key``). ``retry`` is the kind of the topic that
+the message is in: 0 for the topic itself, 1 and 2 for the group's retry topic in its old and new form. The parsers return dicts
+with keys ``retry@item``.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ def build_extra_info(info: ExtraInfo) -> str:
 
 
 def parse_extra_info(text: str) -> ExtraInfo:
-    """Returns the parts of a POP_CK. Raises RemoteProtocolError unless it has 7 or 8 parts, those in the places of numbers 64-bit
+    """Returns the parts of a POP_CK. Raises RemoteProtocolError unless it has 7 or 8 parts, and its numbers are 64-bit
     integers."""
     parts = text.split(" ")
     if len(parts) not in (7, 8):
@@ -143,7 +144,7 @@ def _parse(what: str, text: str | None, read: Callable[[str, str, str], V]) -> d
             raise RemoteProtocolError(f"{what}: {item[:80]!r} has {len(parts)} parts, not 3")
         key = f"{parts[0]}@{parts[1]}"
         if key in found:
-            raise RemoteProtocolError(f"{what}: {key[:80]} is there twice")
+            raise RemoteProtocolError(f"{what}: there are two entries for {key[:80]!r}")
         found[key] = read(parts[2], item, what)
     return found
 

@@ -37,8 +37,8 @@ _RETRY_FLAGS: Final = frozenset({"0", "1", "2"})
 
 
 def find_handles(answer: PopMessageResponseHeader, messages: Sequence[MessageExt], broker_name: str) -> list[ExtraInfo | None]:
-    """Returns the handle of each message of a pop, from its property POP_CK or else from the infos. It is None if neither has one
-    of this pop, if its numbers are out of range, and if an earlier message of the response has the same.
+    """Returns the handle of each message of a pop, from its property POP_CK or else from the infos. A handle is None if neither has
+    one of this pop, if its numbers are out of range, and if an earlier message of the response has the same.
 
     ``messages``: as decoded, with the topics on the wire. ``broker_name``: name of the broker of the pop. Raises
     RemoteProtocolError for infos that are malformed.

@@ -28,7 +28,7 @@ AFTER_ID_NO_WAIT: Final = f"\x02{NO_WAIT}"
 def message_properties(message: Message, unique_id: str, extra: Mapping[str, str] | None = None) -> str:
     """Returns the properties text of one send. ``unique_id``: value of UNIQ_KEY. ``extra``: properties that the kind of send adds.
 
-    Raises ``InvalidMessageError`` (13) if the text has more than 32767 bytes: the store keeps its length as a signed 16-bit
+    Raises ``InvalidMessageError`` (code 13) if the text has more than 32767 bytes: the store keeps its length as a signed 16-bit
     number.
     """
     tags, keys = message.tags, message.keys
@@ -79,11 +79,12 @@ def properties_text(properties: Mapping[str, str | None]) -> str:
 
 
 def encode_properties(properties: Mapping[str, str | None]) -> bytes:
-    """Returns a properties text as UTF-8. Raises ``InvalidMessageError`` (13) above 32767 bytes and for lone surrogates."""
+    """Returns a properties text as UTF-8. Raises ``InvalidMessageError`` (code 13) for more than 32767 bytes and for lone
+    surrogates."""
     try:
         encoded = properties_text(properties).encode()
     except UnicodeEncodeError as error:
-        raise InvalidMessageError(f"the properties have no UTF-8 form: {error}") from None
+        raise InvalidMessageError(f"the properties have no UTF-8 form: {error}; remove the lone surrogate") from None
     if len(encoded) > MAX_PROPERTIES_SIZE:
         raise InvalidMessageError(f"the properties take {len(encoded)} bytes, the limit is {MAX_PROPERTIES_SIZE}; shorten them")
     return encoded

@@ -54,8 +54,8 @@ _decode = msgspec.json.Decoder(PullReply, strict=False).decode
 
 
 def decode_pull_reply(header: bytes, body: bytes) -> PullReply | None:
-    """Returns the pull response that found messages, from its JSON header; None for any other header, which the general decoder
-    accepts or refuses."""
+    """Returns the response to a pull that found messages, from its JSON header. For any other header it returns None; the general
+    decoder accepts or refuses that header."""
     try:
         reply = _decode(header)
     except (msgspec.MsgspecError, ValueError, RecursionError):
@@ -77,7 +77,7 @@ def pull_header(
     max_messages: int,
     expression_type: str = TAG,
 ) -> PullMessageRequestHeader:
-    """Returns the header of a pull that contains its subscription.
+    """Returns the header of a pull; the header contains the subscription.
 
     ``expression``: "*" or tags (``A || B``), or an expression of ``expression_type`` SQL92. ``suspend_ms``: ms for which the
     broker may hold the request; 0: it answers immediately.

@@ -1,10 +1,10 @@
 """Routes: the brokers that hold the queues of a topic (``TopicRouteData``, response body of GET_ROUTEINFO_BY_TOPIC).
 
-A route comes from a name server, which may be old, wrong or hostile: ``decode_route`` accepts every form that servers are
-known to write and limits its size. The functions that turn a route into queues are pure, and follow
-``MQClientInstance.topicRouteData2TopicPublishInfo`` and ``...SubscribeInfo``, special cases included: an ``orderTopicConf``
-replaces permissions and masters, and static topics have a pseudo broker. Beyond Java, ``publish_queues`` leaves out brokers
-whose master address is malformed.
+A route comes from a name server, which may be old, wrong or hostile: ``decode_route`` accepts every form that servers are known
+to write and limits its size. The functions that turn a route into queues are pure, and follow
+``MQClientInstance.topicRouteData2TopicPublishInfo`` and ``...SubscribeInfo``, special cases included: if there is an
+``orderTopicConf``, permissions and masters do not count, and static topics have a pseudo broker. Beyond Java,
+``publish_queues`` leaves out brokers whose master address is malformed.
 """
 
 from __future__ import annotations
@@ -156,8 +156,8 @@ def subscribe_queues(topic: str, route: TopicRouteData) -> tuple[MessageQueue, .
 
 
 def static_topic_endpoints(topic: str, route: TopicRouteData) -> dict[MessageQueue, str]:
-    """Returns the queues of a static topic, each on the pseudo broker of its scope -> name of the broker that has it now
-    (``NO_BROKER``: none). Raises RemoteProtocolError for more than ``MAX_ROUTE_QUEUES`` queues."""
+    """Returns a dict from each queue of a static topic, on the pseudo broker of its scope, to the name of the broker that has the
+    queue now (``NO_BROKER``: none). Raises RemoteProtocolError for more than ``MAX_ROUTE_QUEUES`` queues."""
     scopes: dict[str, list[TopicQueueMapping]] = {}
     by_broker = route.topic_queue_mapping_by_broker or {}
     for mapping in (by_broker[name] for name in sorted(by_broker, key=_utf16)):  # of equal epochs the last name counts
@@ -209,7 +209,7 @@ def split_address(address: str) -> tuple[str, int]:
     host, _, port = address.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not 0 < len(host) <= 255 or not host.isprintable() or " " in host or "/" in host:
-        raise RemoteProtocolError(f"address {address[:80]!r} has no host; the form is host:port")
+        raise RemoteProtocolError(f"address {address[:80]!r} has no valid host; the form is host:port")
     if not (port.isascii() and port.isdigit() and len(port) <= 5 and 0 < int(port) < 65536):
         raise RemoteProtocolError(f"address {address[:80]!r} has no port in 1..65535; the form is host:port")
     return host, int(port)

@@ -36,8 +36,8 @@ HIDDEN: Final = "***"
 class SessionCredentials(msgspec.Struct, frozen=True):
     """The keys with which requests are signed.
 
-    ``access_key``, ``secret_key``: name and password of the user on brokers with users (ACL 2.0). ``repr`` shows the access key
-    only.
+    ``access_key``, ``secret_key``: on brokers with users (ACL 2.0), the name and the password of the user. ``security_token``:
+    the token of temporary credentials; None for others. ``repr`` shows the access key only.
     """
 
     access_key: str

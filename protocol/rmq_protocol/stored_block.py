@@ -143,15 +143,19 @@ class RecordBlock(ABC):
         body_end = body_at + length
         topic_at = body_end + (1 if magic == MAGIC_CODE_V1 else 2)
         if length < 0 or topic_at + 2 > end:
-            return self._lost(position, total, f"body length {length}, {end - body_at} bytes are left", fields)
+            reason = f"body length {length}, {end - body_at} bytes are left for body, topic and properties"
+            return self._lost(position, total, reason, fields)
         length = data[body_end] if magic == MAGIC_CODE_V1 else data[body_end] << 8 | data[body_end + 1]
         topic_end = topic_at + length
-        if length > (0x7F if magic == MAGIC_CODE_V1 else 0x7FFF) or topic_end + 2 > end:
-            return self._lost(position, total, f"topic length {length}, {end - topic_at} bytes are left", fields)
+        limit = 0x7F if magic == MAGIC_CODE_V1 else 0x7FFF
+        if length > limit or topic_end + 2 > end:
+            reason = f"topic length {length}, {end - topic_at} bytes are left for topic and properties, the limit is {limit}"
+            return self._lost(position, total, reason, fields)
         length = data[topic_end] << 8 | data[topic_end + 1]
         following: int = topic_end + 2 + length
         if length > MAX_PROPERTIES_SIZE or following > end:
-            return self._lost(position, total, f"properties length {length}, {end - topic_end - 2} bytes are left", fields)
+            reason = f"properties length {length}, {end - topic_end - 2} bytes are left, the limit is {MAX_PROPERTIES_SIZE}"
+            return self._lost(position, total, reason, fields)
         if total != following - position:
             return self._disagreement(position, following, fields, body_at, body_end)
 
@@ -167,7 +171,7 @@ class RecordBlock(ABC):
             if self._allow_partial:
                 self._resume_at, self.stopped_at = fields[5] + self.offset_delta, position
                 return end
-            reason = f"not decoded: the decompressed bodies of one block would take more than {self._max_size} bytes"
+            reason = f"not decoded: the bodies of one block would take more than max_decompressed_size, {self._max_size} bytes"
             self._report(position, reason, fields, properties)
         return following
 
@@ -194,7 +198,7 @@ class RecordBlock(ABC):
             # MessageDecoder, encoding what it decoded before, leaves the CRC of the plain body.
             sound = sound or crc32(body) == crc
         if not sound:
-            return f"the CRC of the body is not {crc}, as the record says"
+            return f"the CRC of the body is not {crc}, the one in the record"
         if (fields[10] | fields[13]) & ~MAX_PORT:
             return f"the hosts have the ports {fields[10]} and {fields[13]}, which must be from 0 to 65535"
         if sys_flag & _INNER_BATCH == _INNER_BATCH and self._unwrap and body:

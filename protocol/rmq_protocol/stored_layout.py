@@ -1,9 +1,9 @@
 """The layout of a stored record, and a function that writes one (``MessageExtEncoder``); ``stored`` reads records.
 
-TOTALSIZE 4, MAGICCODE 4, BODYCRC 4, QUEUEID 4, FLAG 4, QUEUEOFFSET 8, PHYSICALOFFSET 8, SYSFLAG 4, BORNTIMESTAMP 8, BORNHOST 8 or
-20, STORETIMESTAMP 8, STOREHOST 8 or 20, RECONSUMETIMES 4, PREPARED TRANSACTION OFFSET 8, body length 4, body, topic length 1 (V1)
-or 2 (V2), topic, properties length 2, properties. There is one precompiled struct of the fixed part for each pair of address
-families.
+Fields and their bytes: TOTALSIZE 4, MAGICCODE 4, BODYCRC 4, QUEUEID 4, FLAG 4, QUEUEOFFSET 8, PHYSICALOFFSET 8, SYSFLAG 4,
+BORNTIMESTAMP 8, BORNHOST 8 or 20, STORETIMESTAMP 8, STOREHOST 8 or 20, RECONSUMETIMES 4, PREPARED TRANSACTION OFFSET 8, body
+length 4, body, topic length 1 (V1) or 2 (V2), topic, properties length 2, properties. FIXED has a precompiled struct of the
+fixed part for each pair of address families.
 """
 
 from __future__ import annotations

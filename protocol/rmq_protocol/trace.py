@@ -212,8 +212,9 @@ def _context(record: list[str]) -> TraceContext:
             layout = (*layout[:-2], layout[-1])  # 4.x before the offset id
         elif len(texts) > len(layout):
             layout = (*layout, "client_host")
-    if len(texts) < len(layout) - _OPTIONAL.get(kind, 0):
-        raise RemoteProtocolError(f"trace: {kind} of {len(texts)} fields, not {len(layout)}")
+    needed = len(layout) - _OPTIONAL.get(kind, 0)
+    if len(texts) < needed:
+        raise RemoteProtocolError(f"trace: {kind} of {len(texts)} fields; it must have at least {needed}")
     context: dict[str, Any] = {}
     bean: dict[str, Any] = {}
     for name, text in zip(layout, texts, strict=False):
@@ -240,7 +241,7 @@ def _value(kind: TraceType, name: str, text: str) -> Any:
     try:
         return read(text)
     except (ValueError, msgspec.ValidationError):
-        raise RemoteProtocolError(f"trace: {kind} {name} {text[:40]!r} cannot be read") from None
+        raise RemoteProtocolError(f"trace: {kind} {name} {text[:40]!r} is not a number in the range of the field") from None
 
 
 def _reader(kind: Any) -> Callable[[str], Any]:

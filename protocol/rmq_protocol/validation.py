@@ -92,12 +92,12 @@ def is_not_allowed_send_topic(topic: str) -> bool:
 
 
 def check_topic(topic: str) -> None:
-    """Raises ``InvalidMessageError`` (-1) unless the topic has 1 to 127 characters out of letters, digits and ``% | _ -``."""
+    """Raises ``InvalidMessageError`` (code -1) unless the topic has 1 to 127 characters out of letters, digits and ``% | _ -``."""
     _check_name("topic", topic, MAX_TOPIC_LENGTH)
 
 
 def check_group(group: str) -> None:
-    """Raises ``InvalidMessageError`` (-1) unless the group has 1 to 120 characters out of letters, digits and ``% | _ -``."""
+    """Raises ``InvalidMessageError`` (code -1) unless the group has 1 to 120 characters out of letters, digits and ``% | _ -``."""
     _check_name("group", group, MAX_GROUP_LENGTH)
 
 
@@ -125,7 +125,7 @@ _MAX_GOOD_TOPICS: Final = 4096
 def check_message(topic: str, body: bytes, max_size: int = MAX_BODY_SIZE, properties: Mapping[str, str] | None = None) -> None:
     """Checks a message before it is sent, as ``Validators.checkMessage`` does.
 
-    Raises ``InvalidMessageError``: -1 for the topic (see ``check_topic``) and for topics of the broker; 13 for a body that is
+    Raises ``InvalidMessageError``: code -1 for the topic (see ``check_topic``) and for topics of the broker; 13 for a body that is
     not ``bytes``, empty or larger than ``max_size`` bytes, and for a path separator in property INNER_MULTI_DISPATCH.
     """
     if type(topic) is not str or topic not in _good_topics:
@@ -134,7 +134,7 @@ def check_message(topic: str, body: bytes, max_size: int = MAX_BODY_SIZE, proper
         _refuse_body(body, max_size)
     if properties and _PATH_SEPARATOR in properties.get("INNER_MULTI_DISPATCH", ""):
         raise InvalidMessageError(
-            f"INNER_MULTI_DISPATCH {properties['INNER_MULTI_DISPATCH']!r} must not hold a {_PATH_SEPARATOR}"
+            f"INNER_MULTI_DISPATCH {properties['INNER_MULTI_DISPATCH']!r} must not hold a {_PATH_SEPARATOR}; remove it"
         )
 
 

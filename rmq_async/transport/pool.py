@@ -308,7 +308,9 @@ class ConnectionPool:
                 addresses = await self._resolver.addresses(host, deadline)
                 return await first_of(addresses, lambda ip: self._open_at(address, ip, host, port), _drop, timeout)
         except TimeoutError as error:
-            raise ConnectError(f"no connection to {address} within {timeout:.3g} s (connect_timeout)", address=address) from error
+            raise ConnectError(
+                f"no connection to {address} within {timeout:.3g} s (connect_timeout)", address=address
+            ) from error
         except (OSError, ValueError) as error:  # ValueError: a name that cannot be resolved
             # A text: the error itself would be a variable of a frame in its own traceback.
             why = system_text(error) if self._tls is None else handshake_reason(error)

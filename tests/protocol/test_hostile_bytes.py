@@ -178,7 +178,7 @@ BINARY = [
         "extFields length INT_MAX", binary(ext=sized(b"", INT_MAX)), "extFields length 2147483647 where 0 bytes are left"
     ),
     binary_row("extFields length over the end", binary(ext=sized(entry(b"a", b"b"), 9)), "extFields length 9 where 8 bytes"),
-    binary_row("one byte for a key length", binary(ext=sized(b"\0")), "1 bytes left for an extFields key length"),
+    binary_row("one byte for a key length", binary(ext=sized(b"\0")), "1 byte is left for an extFields key length"),
     binary_row("key length -1", binary(ext=sized(sized(b"abcdef", -1, ">h"))), "extFields key length -1"),
     binary_row("key length 32767", binary(ext=sized(sized(b"abcdef", 32767, ">h"))), "extFields key length 32767"),
     binary_row("key over the value length", binary(ext=sized(sized(b"abcd", 4, ">h"))), "extFields key length 4"),

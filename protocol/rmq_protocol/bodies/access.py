@@ -22,7 +22,7 @@ class UserInfo(msgspec.Struct, frozen=True, rename="camel"):
 class PolicyEntryInfo(msgspec.Struct, frozen=True, rename="camel"):
     """A right of a policy.
 
-    ``resource``: e.g. ``Topic:T``. ``actions``: of Pub, Sub, Create, Update, Delete, Get, List, Any and All (``Action``).
+    ``resource``: e.g. ``Topic:T``. ``actions``: some of Pub, Sub, Create, Update, Delete, Get, List, Any and All (``Action``).
     ``decision``: Allow or Deny.
     """
 

@@ -42,8 +42,8 @@ class QueryAssignmentResponseBody(msgspec.Struct, frozen=True, rename="camel"):
 class SetMessageRequestModeRequestBody(msgspec.Struct, frozen=True, rename="camel"):
     """Body of the request SET_MESSAGE_REQUEST_MODE. ``mode``: PULL or POP.
 
-    ``pop_share_queue_num``: a member of the group pops from its own queues and from those of so many members after it; 0 and
-    below: from all queues (``QueryAssignmentProcessor.allocate4Pop``).
+    ``pop_share_queue_num``: number of following members from whose queues a member of the group pops, in addition to its own
+    queues. 0 and below: it pops from all queues (``QueryAssignmentProcessor.allocate4Pop``).
     """
 
     topic: str

@@ -71,8 +71,9 @@ class ConsumeStats(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class ConsumeStatsList(msgspec.Struct, frozen=True, rename="camel"):
-    """Response of GET_BROKER_CONSUME_STATS: one table for each group, from its name to its statistics, one for each of its
-    topics. ``total_diff``: messages not consumed yet, ``total_inflight_diff``: messages pulled and not consumed yet."""
+    """Response of GET_BROKER_CONSUME_STATS: one table for each group, with the group's name as the only key and a ConsumeStats
+    for each of its topics as the value. ``total_diff``: messages not consumed yet, ``total_inflight_diff``: messages pulled and
+    not consumed yet."""
 
     consume_stats_list: tuple[dict[str, tuple[ConsumeStats, ...]], ...] = ()
     broker_addr: str | None = None
@@ -94,8 +95,8 @@ class MessageQueueForC(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class ResetOffsetBodyForC(msgspec.Struct, frozen=True, rename="camel"):
-    """Body of RESET_CONSUMER_CLIENT_OFFSET if the administrator's request has the language CPP, as that of
-    ``mqadmin resetOffsetByTime`` has with ``-c cluster``."""
+    """Body of RESET_CONSUMER_CLIENT_OFFSET if the administrator's request has the language CPP, such as that of
+    ``mqadmin resetOffsetByTime -c cluster``."""
 
     offset_table: tuple[MessageQueueForC, ...] = ()
 

@@ -26,7 +26,7 @@ __all__ = ["BoundaryType", "Header", "RpcRequestHeader", "TopicRequestHeader", "
 
 class BoundaryType(StrEnum):
     """The message that a search by time selects: LOWER the first one stored at that time or later, UPPER the last one stored at
-    that time or earlier. Upper and lower case are read; any other text counts as LOWER."""
+    that time or earlier. Texts are read case-insensitively; any other text counts as LOWER."""
 
     LOWER = "LOWER"
     UPPER = "UPPER"

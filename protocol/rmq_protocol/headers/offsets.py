@@ -121,8 +121,9 @@ class ResetOffsetRequestHeader(TopicRequestHeader, kw_only=True):
     """Header of a reset of offsets: 220 from broker to client, 222 from an administrator to a broker.
 
     ``timestamp``: store time to reset to, epoch ms, -1 for the end of the queue. ``queueId``: -1 for all queues. ``offset``:
-    offset to reset the queue ``queueId`` to, instead of a time. ``isForce``: True resets also forward. Brokers that reset offsets
-    themselves (``useServerSideResetOffset``, the default) ignore ``isForce``; others ignore ``queueId`` and ``offset``.
+    offset to reset the queue ``queueId`` to, instead of a time. ``isForce``: True allows a reset forward too. Brokers that
+    reset offsets themselves (``useServerSideResetOffset``, the default) ignore ``isForce``; others ignore ``queueId`` and
+    ``offset``.
     """
 
     request_code: ClassVar[int | None] = RequestCode.INVOKE_BROKER_TO_RESET_OFFSET

@@ -75,7 +75,7 @@ class AckMessageRequestHeader(TopicRequestHeader, kw_only=True):
 
 
 class ChangeInvisibleTimeRequestHeader(TopicRequestHeader, kw_only=True):
-    """Header of CHANGE_MESSAGE_INVISIBLETIME, with two fields more than an ack.
+    """Header of CHANGE_MESSAGE_INVISIBLETIME, with two more fields than an ack.
 
     ``invisibleTime``: ms from now. ``suspend``: True delivers the message again without counting an attempt. It has no effect
     for ordered messages, nor on brokers that do not know it (5.3.3).
