@@ -143,19 +143,19 @@ class RecordBlock(ABC):
         body_end = body_at + length
         topic_at = body_end + (1 if magic == MAGIC_CODE_V1 else 2)
         if length < 0 or topic_at + 2 > end:
-            reason = f"body length {length}, {end - body_at} bytes are left for body, topic and properties"
-            return self._lost(position, total, reason, fields)
+            problem = f"body length {length}, {end - body_at} bytes are left for body, topic and properties"
+            return self._lost(position, total, problem, fields)
         length = data[body_end] if magic == MAGIC_CODE_V1 else data[body_end] << 8 | data[body_end + 1]
         topic_end = topic_at + length
         limit = 0x7F if magic == MAGIC_CODE_V1 else 0x7FFF
         if length > limit or topic_end + 2 > end:
-            reason = f"topic length {length}, {end - topic_at} bytes are left for topic and properties, the limit is {limit}"
-            return self._lost(position, total, reason, fields)
+            problem = f"topic length {length}, {end - topic_at} bytes are left for topic and properties, the limit is {limit}"
+            return self._lost(position, total, problem, fields)
         length = data[topic_end] << 8 | data[topic_end + 1]
         following: int = topic_end + 2 + length
         if length > MAX_PROPERTIES_SIZE or following > end:
-            reason = f"properties length {length}, {end - topic_end - 2} bytes are left, the limit is {MAX_PROPERTIES_SIZE}"
-            return self._lost(position, total, reason, fields)
+            problem = f"properties length {length}, {end - topic_end - 2} bytes are left, the limit is {MAX_PROPERTIES_SIZE}"
+            return self._lost(position, total, problem, fields)
         if total != following - position:
             return self._disagreement(position, following, fields, body_at, body_end)
 
