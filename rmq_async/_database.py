@@ -1,7 +1,7 @@
 """Helpers for tables in a service's database: names, times of the database's clock, and the kinds of databases.
 
-Columns have SQLAlchemy's own types, because Alembic writes the name of a column's type into its migrations, and no import for a
-type of another package. ``UtcDateTime`` is the type of times in statements instead.
+Alembic writes the name of a column's type into its migrations, but no import for a type of another package. So columns have
+SQLAlchemy's own types, and ``UtcDateTime`` is the type of times in statements only.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def check_transactional(session: AsyncSession | AsyncConnection, owner: str) -> 
     """Raises ConfigError if the isolation level of the session's engine or connection is AUTOCOMMIT: each statement would be
     committed by itself, and stay after a rollback.
 
-    A level that a session gives to one transaction, ``session.connection(execution_options=...)``, is not seen.
+    A level that a session gives to one transaction, ``session.connection(execution_options=...)``, is not detected.
     """
     bind = session.get_bind() if isinstance(session, AsyncSession) else session.sync_connection
     if bind is None:

@@ -78,7 +78,7 @@ class Clustering:
         try:
             route = await instance.routes.get(topic, instance.config.request_timeout)
         except TopicNotFoundError as error:
-            logger.warning("subscribed, and read as soon as it exists: %s", printable(error, 300))
+            logger.warning("a subscribed topic has no route yet and is read as soon as it has one: %s", printable(error, 300))
             return
         self._first[topic] = await first_positions(instance, self._group, route.subscribe_queues, self._config.start_from)
 

@@ -44,7 +44,7 @@ class Additions:
         return 0 if found is None else len(found._added)
 
     def add(self, session: Session, row: Held, then: Callable[[list[Held]], None]) -> None:
-        """Adds a row. ``then``: called after the commit, with all rows of the transaction that were added with it."""
+        """Adds a row. ``then``: called after the commit, once, with all rows of the transaction that have the same ``then``."""
         self._added.append((then, row, session.get_nested_transaction() or session.get_transaction()))
 
     def _committed(self, session: Session) -> None:

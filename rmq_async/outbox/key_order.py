@@ -44,8 +44,8 @@ class KeyOrders:
         self._orders: dict[Key, KeyOrder] = {}
 
     def in_hand(self, keys: Iterable[Key] | None = None) -> list[int]:
-        """Returns the ids of the rows of these keys (None: of all) that are sent before any row that is added now: those of
-        broken orders go back to the table."""
+        """Returns the ids of the rows of these keys (None: of all) that are sent before any row that is added now. Rows
+        of broken orders are left out, because they go back to the table."""
         orders = [self._orders[key] for key in dict.fromkeys(self._orders if keys is None else keys) if key in self._orders]
         return [row for order in orders if not order.broken for row in order.in_hand]
 

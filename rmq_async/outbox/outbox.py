@@ -42,8 +42,8 @@ class Outbox(Startable):
                 await outbox.add(session, Message("OrderTopic", b"order 17"))
 
     ``engine``: an AsyncEngine for PostgreSQL (asyncpg) or a SQLite file (aiosqlite); it may be the service's own. ``producer``:
-    if it is not started, ``start`` starts it in the background, again and again until that succeeds, and ``stop`` stops it; if
-    several outboxes share it, the last one that stops stops it.
+    if it is not started, ``start`` starts it in the background, with repetitions until that succeeds, and ``stop`` stops it. If
+    several outboxes share it, the ``stop`` of the last one stops it.
 
     ``table``: name of the table, at most 40 bytes in UTF-8, or "schema.name". ``lease``: seconds for which a claimed row is
     reserved for its process; after that another process may send it. One send takes at most half a lease. ``poll_interval``:
@@ -51,9 +51,9 @@ class Outbox(Startable):
     15 s. ``batch_size``: rows read at a time, 1 to 10,000; about four times as many are held in memory.
 
     A message is stuck if it was added more than ``stuck_after`` seconds ago and is not sent, has failed ``stuck_attempts``
-    times, or is FAILED. ``on_stuck(message)``: called on the loop for each stuck message; in ``stuck_period`` seconds once for
-    each, by one of the running outboxes of the table. Without it a warning is logged. ``on_status(status)``: called each
-    ``status_interval`` seconds, for metrics.
+    times, or is FAILED. ``on_stuck(message)``: called on the loop for each stuck message, once in ``stuck_period`` seconds,
+    by one of the running outboxes of the table; None: a warning is logged instead. ``on_status(status)``: called every
+    ``status_interval`` seconds, for metrics; None: no calls.
 
     Raises ConfigError for invalid settings, and for another database than PostgreSQL or a SQLite file. The methods also pass on
     the errors of the database: SQLAlchemyError, and OSError or an error of the driver if it cannot be reached.
@@ -125,8 +125,8 @@ class Outbox(Startable):
 
         Raises InvalidMessageError for a message that ``Producer.send`` would refuse, a ``unique_id`` of more than 255
         characters, a sharding key of more than 2000 bytes, and a delivery outside the years 1970 to 9999; ConfigError for a
-        table that is missing or lacks a column, and for a session at the isolation level AUTOCOMMIT; TypeError for another
-        object than a Message, a session or a connection.
+        table that is missing or lacks a column, and for a session at the isolation level AUTOCOMMIT; TypeError if ``message``
+        is no Message, or ``session`` is neither a session nor a connection.
         """
         try:
             return await self._add(session, message)
@@ -235,8 +235,8 @@ class Outbox(Startable):
         return await self._store.status()
 
     async def retry(self, ids: Iterable[int] | None = None) -> int:
-        """Makes rows due now, with ``attempts`` 0; returns their number. ``ids``: ids of rows, of which those are chosen that
-        are FAILED or wait for an attempt; None for all FAILED rows. Raises TypeError for an id that is not a whole number."""
+        """Makes rows due now, with ``attempts`` 0; returns their number. ``ids``: ids of rows; those that are neither FAILED nor
+        waiting for an attempt stay as they are. None: all FAILED rows. Raises TypeError for an id that is not a whole number."""
         chosen = None if ids is None else _checked_ids(ids)
         count = await self._store.retry(chosen)
         if self._relay is not None:

@@ -1,9 +1,9 @@
 """The loops of a running outbox. They send committed rows and due rows, write outcomes, and report stuck messages and the
 status.
 
-Each loop survives errors: while the database is away it waits. Together they hold about ``window`` rows, for a table of any
-length. One batch of rows is read while another one is sent and the outcomes of a third one are written. Queries for due rows
-that find less than ``batch_size`` take at most a tenth of the time.
+Each loop survives errors: while the database is away it waits. Together they hold at most about ``window`` rows in memory,
+however long the table is. One batch of rows is read while another one is sent and the outcomes of a third one are written.
+Queries for due rows that find less than ``batch_size`` take at most a tenth of the time.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _SHARE: Final = 10
 Step = Callable[[], Coroutine[Any, Any, bool]]
 
 _owners: WeakKeyDictionary[Producer, int] = WeakKeyDictionary()
-"""By producer that relays have started, the number of those that run: the last one stops it."""
+"""Producer that relays have started -> number of these relays that run; the last one that stops also stops the producer."""
 
 
 def is_owned(producer: Producer) -> bool:
@@ -97,9 +97,9 @@ class Relay:
         return not self.loop.is_closed()
 
     def start(self) -> None:
-        self._recorder = [self._begin("record", self._record, after_stop=True)]
-        self._tasks = [self._begin("hand over", self._hand_over), self._begin("relay", self._poll)]
-        self._tasks.append(self._begin("watch", self._watch))
+        self._recorder = [self._begin("write outcomes", self._record, after_stop=True)]
+        self._tasks = [self._begin("send committed rows", self._hand_over), self._begin("claim due rows", self._poll)]
+        self._tasks.append(self._begin("look for stuck messages", self._watch))
         if self._on_status is not None:
             self._tasks.append(self._begin("report its status", self._report_status))
         if self._own_producer:
@@ -139,7 +139,7 @@ class Relay:
                 await self._leave_producer(deadline)
 
     async def _leave_producer(self, deadline: float) -> None:
-        """Stops the producer if this relay was the last one of those that share it and have started it."""
+        """Stops the producer if this was the last running relay of those that have started it."""
         if self._own_producer:
             _owners[self._producer] -= 1
             if not _owners[self._producer]:

@@ -57,7 +57,7 @@ class Held(msgspec.Struct, gc=False):
 
     @property
     def key(self) -> tuple[str, str] | None:
-        """Returns the key of the order: rows with equal keys are sent one after the other."""
+        """Topic and sharding key: rows with equal ones are sent one after the other. None without a sharding key."""
         sharding_key = self.message.sharding_key
         return None if sharding_key is None else (self.message.topic, sharding_key)
 

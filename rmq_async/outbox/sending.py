@@ -107,14 +107,14 @@ class Sending:
         self._took()
 
     def release(self, rows: Iterable[Held]) -> None:
-        """Gives rows back to the table that this process is not to send."""
+        """Gives back to the table rows that this process must not send."""
         for row in self._new(rows):
             self._release(row)
         self._took()
 
     def _new(self, rows: Iterable[Held]) -> Iterator[Held]:
-        """Adds to the rows in hand, and yields, those that are not in hand yet: when the database was away for longer than a
-        lease, a claim returns rows that this process is still sending."""
+        """Yields the rows that are not in hand yet, and adds them to those in hand. After the database was away for longer than
+        a lease, a claim also returns rows that this process is still sending."""
         for row in rows:
             if row.id not in self._ids:
                 self._ids.add(row.id)
@@ -144,7 +144,7 @@ class Sending:
         return taken
 
     def recorded(self, outcomes: Outcomes) -> None:
-        """Removes outcomes that are written."""
+        """Removes the rows of outcomes that were written from the rows in hand."""
         for row in outcomes.rows:
             if (key := row.key) is not None:
                 self.orders.recorded(key, row.id)
@@ -303,4 +303,6 @@ class Sending:
 
 
 def _not_confirmed(status: SendStatus) -> RocketMQError:
-    return RocketMQError(f"stored, but the broker did not confirm flush or replication ({status.value}); it is sent again")
+    return RocketMQError(
+        f"the message was stored, but the broker did not confirm flush or replication ({status.value}); it is sent again"
+    )

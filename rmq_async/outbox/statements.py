@@ -65,12 +65,13 @@ _MESSAGE: Final = (
 
 
 def _written(value: str) -> ColumnElement[str]:
-    """Returns a literal, because a condition with a bound value matches no partial index."""
+    """Returns a text as an SQL literal: a condition with a bound value matches no partial index."""
     return literal_column(f"'{value}'", String)
 
 
 def _ago(name: str) -> ColumnElement[Any]:
-    """Returns the expression for the time a number of seconds before now, evaluated once: an index needs a constant."""
+    """Returns the expression for the time that is ``name`` (a parameter, in seconds) before now. It is evaluated once, because
+    an index needs a constant."""
     return select(seconds_from_now(-bindparam(name, type_=Float))).scalar_subquery()
 
 
@@ -138,7 +139,8 @@ class Statements:
     # -- rows are taken
 
     def claim(self, *, only: bool) -> Update:
-        """Claims up to ``limit`` due rows of the topics in ``topics`` (``only``) or of all others."""
+        """Returns the statement that claims up to ``limit`` due rows: of the topics in ``topics`` (``only``), or of all
+        others."""
         table, wanted = self._table, self._table.c.topic
         first = table.alias("first")
         waits = and_(
@@ -178,8 +180,8 @@ class Statements:
         return taken.returning(table.c.id, table.c.attempts, size.label("size"), body.label("body"), *columns)
 
     def _owned(self) -> Select[Any]:
-        """Selects those of the rows ``ids`` that are committed and owned by ``me``, with the unique ids of their messages:
-        SQLite reuses the id of a row that was rolled back."""
+        """Returns the query for those of the rows ``ids`` that are committed and owned by ``me``, with the unique ids of their
+        messages: SQLite reuses the id of a row that was rolled back."""
         table = self._table
         return select(table.c.id, table.c.unique_id).where(
             self._among(table.c.id, "ids", BigInteger()),
@@ -188,7 +190,8 @@ class Statements:
         )
 
     def _blocked(self) -> Select[Any]:
-        """Selects those of the rows ``ids`` that follow an unsent row of their key that is not among ``in_hand``."""
+        """Returns the query for those of the rows ``ids`` that are behind an unsent row of their key, where ``in_hand`` does not
+        contain the unsent row."""
         table = self._table
         first = table.alias("first")
         before = select(literal(1)).where(
@@ -207,7 +210,7 @@ class Statements:
     # -- outcomes
 
     def _sent(self) -> Update:
-        """Marks rows as SENT, whichever process owns them: their messages are stored."""
+        """Returns the statement that marks rows as SENT, whichever process owns them: their messages are stored."""
         table = self._table
         values = ("offset_message_id", String(LONGEST_ID)), ("queue", String(255)), ("queue_offset", BigInteger())
         row, given = self._many("sent", values)
@@ -217,7 +220,8 @@ class Statements:
         )
 
     def _failed(self) -> Update:
-        """Writes failures of rows that are still owned by ``me``. ``delay``: seconds until a row is due again."""
+        """Returns the statement that writes failures of rows that ``me`` still owns. ``delay``: seconds until a row is due
+        again."""
         table = self._table
         values = ("delay", Float()), ("last_error", Text()), ("given_up", Boolean())
         row, given = self._many("failed", values)
@@ -233,7 +237,7 @@ class Statements:
         )
 
     def _released(self) -> Update:
-        """Makes claimed rows that were not tried due again."""
+        """Returns the statement by which claimed rows whose send has not begun become due again."""
         table = self._table
         mine = (
             self._among(table.c.id, "ids", BigInteger()),
@@ -245,7 +249,8 @@ class Statements:
     # -- supervision
 
     def _stuck(self) -> Update:
-        """Marks up to ``limit`` stuck rows with ids above ``after`` as reported, and returns them."""
+        """Returns the statement that marks up to ``limit`` stuck rows with ids above ``after`` as reported, and returns these
+        rows."""
         table = self._table
         again = seconds_from_now(-bindparam("period", type_=Float))
         found = (
@@ -273,7 +278,8 @@ class Statements:
         return marked.returning(*(table.c[name] for name in names), seconds_since(table.c.created).label("age"))
 
     def _totals(self) -> Select[*tuple[Any, ...]]:
-        """Selects all counts in one statement: a row that is sent between two statements would be counted twice."""
+        """Returns one query for all counts: in separate statements, a row that is sent between two statements would be counted
+        twice."""
         table = self._table
         sent = table.alias("sent")
         failed = table.c.state == _written(FAILED)

@@ -51,7 +51,7 @@ class OutboxStatus(msgspec.Struct, frozen=True):
 
     ``pending``: number of messages that are not sent yet, those in flight included; ``oldest_age``: seconds since the oldest of
     them was added, 0.0 without one. ``sent``: number of sent messages whose rows are not purged yet. ``failed``: number of
-    messages that are sent only after ``retry``, because no attempt can succeed.
+    messages that are FAILED, because they were refused: they are sent only after ``retry``.
     """
 
     pending: int
@@ -127,8 +127,8 @@ class Store:
             raise
 
     def check_is_there(self, error: ProgrammingError | OperationalError) -> None:
-        """Raises ConfigError if ``error`` says that the table is missing or lacks a column. A flush of the session before the
-        statement may fail for another table."""
+        """Raises ConfigError if ``error`` says that the table is missing or lacks a column. Returns for an
+        error about another table: the session may have flushed changes of the user before the statement."""
         reason, name = reason_of(error), self._table.fullname
         if self._table.name in reason and ("no such" in reason or "has no column" in reason or "does not exist" in reason):
             if "column" in reason:

@@ -84,5 +84,5 @@ def outbox_table(metadata: MetaData, name: str = "rmq_outbox") -> Table:
 
 
 def _text(value: str) -> ColumnElement[str]:
-    """Returns a literal, because a condition with a bound value matches no partial index."""
+    """Returns a text as an SQL literal: a condition with a bound value matches no partial index."""
     return literal_column(f"'{value}'", String)

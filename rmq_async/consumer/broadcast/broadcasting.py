@@ -24,7 +24,7 @@ __all__ = ["Broadcasting"]
 
 
 class Broadcasting:
-    """Stands in for ``Clustering``, with the same arguments and attributes. ``context``: the context that is copied for each
+    """Has the attributes and methods of ``Clustering``. ``context``: the context that is copied for each
     call of the user's ``load`` and ``save``."""
 
     model = MessageModel.BROADCASTING

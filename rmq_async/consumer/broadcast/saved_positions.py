@@ -29,9 +29,9 @@ __all__ = ["SavedPositions"]
 logger = logging.getLogger(__name__)
 
 SAVE_TIME: Final = 30.0
-"""Seconds for one ``save`` of the user while the member runs."""
+"""Maximum seconds of one call of the user's ``save`` while the member runs."""
 AGAIN_AFTER: Final = 0.1
-"""Seconds until the next attempt of a queue's last save."""
+"""Seconds between two attempts to save the last position of a queue."""
 MOST_KNOWN: Final = 65_536
 
 
@@ -76,8 +76,8 @@ class SavedPositions(Commits):
             await self.now()
 
     async def now(self) -> None:
-        """Saves the positions if any has changed. Raises the errors of the user's ``save``, and TimeoutError after SAVE_TIME
-        seconds."""
+        """Saves the positions if any has changed. Raises the errors of the user's ``save``, ConfigError if that is no
+        coroutine function, and TimeoutError after SAVE_TIME seconds."""
         for held in self._held():
             if held.is_owned:
                 self._note(held)
@@ -140,7 +140,9 @@ class SavedPositions(Commits):
     async def _run(self, work: Coroutine[Any, Any, Any], name: str) -> Any:
         """Awaits a coroutine of the user in a copy of the context; cancels it if the wait is cancelled."""
         if not asyncio.iscoroutine(work):
-            raise ConfigError(f"{name}() of broadcast={shown(self._store)} must be a coroutine function (async def)")
+            raise ConfigError(
+                f"{name}() of broadcast={shown(self._store)} must be a coroutine function (async def); it returned {shown(work)}"
+            )
         task = asyncio.get_running_loop().create_task(work, name=f"rmq_async {name} positions", context=self._context.copy())
         try:
             return await asyncio.shield(task)

@@ -43,14 +43,14 @@ class Starts:
         self._since = datetime.fromtimestamp(machine.time(), UTC) - CLOCKS_DIFFER
 
     async def prepare(self, topic: str) -> None:
-        """Loads the stored positions of a topic; if there are none, finds the positions of the queues that it has now.
-        ``topic``: its name on the wire. Raises the errors of the requests and of the user's ``load``."""
+        """Loads the stored positions of a topic; if there are none, finds positions for the queues that the topic has now.
+        ``topic``: its name on the wire. Raises the errors of the requests, and as ``SavedPositions.load`` does."""
         instance, start = self._instance, self._start_from
         stored = await self._positions.load(topic)
         try:
             route = await instance.routes.get(topic, instance.config.request_timeout)
         except TopicNotFoundError as error:
-            logger.warning("subscribed, and read as soon as it exists: %s", printable(error, 300))
+            logger.warning("a subscribed topic has no route yet and is read as soon as it has one: %s", printable(error, 300))
             return
         self._brokers[topic] = frozenset([*route.addresses, *(queue.broker_name for queue in route.subscribe_queues)])
         if stored:

@@ -53,8 +53,8 @@ class Budget:
         """Returns the number of messages that one of ``queues`` queues may pull when room is short, at most ``messages`` and at
         least one, and the bytes to reserve for them.
 
-        ``mean_size``: mean bytes of the queue's messages; None if it is not known, so that the pull may bring more bytes than
-        the queue's share.
+        ``mean_size``: mean bytes of the queue's messages; None before the first message: then the pull may bring more bytes
+        than the queue's share.
         """
         size = self._max_size // queues
         messages = max(min(messages, self._max_messages // queues), 1)
@@ -93,7 +93,7 @@ class Budget:
         self.size += size
 
     def give(self, messages: int, size: int) -> None:
-        """Gives room back."""
+        """Gives back the room of messages that were settled or dropped."""
         self.messages -= messages
         self.size -= size
         if self._waiting:

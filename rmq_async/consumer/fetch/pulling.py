@@ -38,7 +38,7 @@ LONGEST_PAUSE: Final = 5.0
 LONGEST_REST: Final = 1.0
 """Seconds between pulls of a broker that answers at once although it has nothing new."""
 HELD_FOR: Final = 1.0
-"""Seconds after which an answer counts as held."""
+"""Minimum seconds from a pull to its answer after which the broker counts as having held the pull."""
 BUSY_PAUSE: Final = 1.0
 REFUSED_PAUSE: Final = 30.0
 """Seconds between pulls that a broker refuses until an operator acts."""
@@ -50,10 +50,10 @@ IDLE_ANSWERS: Final = 10
 class PullLimits:
     """The limits of pulls.
 
-    ``size``: messages of one pull. ``span``: offsets from the watermark to the last pulled one. ``queues``: returns the number
-    of queues that share the room. ``ready``: returns the number of a queue's messages that wait for nothing but a slot; from
-    ``ahead`` such messages on the queue is not pulled: further ones would not be handled sooner, and would have left the caches
-    of the processor by then.
+    ``size``: maximum messages of one pull. ``span``: maximum offsets from a queue's watermark to its next pull. ``queues``:
+    returns the number of queues that share the room. ``ready``: returns the number of a queue's messages that wait for nothing
+    but a slot. A queue with ``ahead`` or more such messages is not pulled: further messages would not be handled sooner, and
+    would no longer be in the processor's caches.
     """
 
     __slots__ = ("ahead", "queues", "ready", "size", "span")
@@ -70,8 +70,8 @@ class Pulling:
     """The pulls of one member.
 
     ``group``: name of the group on the wire. ``accept``: takes an answer, with or without messages; it returns False, and takes
-    nothing, if the queue may hold other messages than before. ``moved``: finds the next offset after such an answer, and after
-    an answer that the broker does not hold the offset. ``lost_route``: called when a queue seems to have left its topic.
+    nothing, if the queue may hold other messages than before. ``moved``: called after such an answer and after OFFSET_ILLEGAL,
+    to find the next offset. ``lost_route``: called when a queue seems to have left its topic.
     """
 
     def __init__(
@@ -135,8 +135,8 @@ class Pulling:
             await self._moved(held, result)
 
     async def _room(self, held: HeldQueue) -> int:
-        """Waits until the span allows another message and less than ``ahead`` messages wait for a slot; returns the number of
-        messages that the span allows."""
+        """Waits until the span allows another message, fewer than ``ahead`` messages wait for a slot, and the queue is not
+        ``squeezed``; returns the number of messages that the span allows."""
         while True:
             room = self._limits.span - held.span
             held.wakes_below = self._limits.ahead if self._limits.ready(held) >= self._limits.ahead else 0
@@ -167,7 +167,8 @@ class Pulling:
         return await pull_once(self._instance, request, self._calls)
 
     def _pause(self, held: HeldQueue, error: RocketMQError, pauses: Backoff) -> float:
-        """Returns the seconds until the next pull after ``error``."""
+        """Returns the seconds until the next pull after ``error``. If the broker does not know the queue, also requests its
+        route."""
         if isinstance(error, TopicNotFoundError | QueueNotExistError):
             self._instance.routes.refresh_soon(held.queue.topic)
             self._lost_route(held)

@@ -69,7 +69,8 @@ class ReadMarks:
             self.forget(queue)
 
     async def made_anew(self, instance: ClientInstance, queue: MessageQueue) -> bool:
-        """Asks the broker whether a queue was created again since it was read. Raises the errors of the requests."""
+        """Returns whether a queue was created again since it was read, by asking its broker; False without a mark. Raises the
+        errors of the requests."""
         mark = self._marks.get(queue)
         if mark is None:
             return False

@@ -1,8 +1,8 @@
 """Computes this member's share of the queues of a topic from the lists of members that brokers return. It does no I/O.
 
 Each member computes its share alone. The lists of two brokers differ for as long as one of them has not seen a heartbeat or the
-end of a connection; a client with two connections is listed twice. Locks (``handover``) keep two members that disagree for a
-moment from reading one queue.
+end of a connection; a client with two connections is listed twice. While members disagree, locks (``handover``)
+keep two of them from reading the same queue.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ __all__ = ["merged_members", "share_of"]
 
 
 def merged_members(lists: Iterable[Sequence[str]]) -> tuple[tuple[str, ...], bool]:
-    """Returns the sorted client ids of all lists, each as often as in the list that has it most often, and whether all lists
-    have the same ids."""
+    """Returns the client ids of all lists, sorted, and whether all lists are equal but for their order. An id occurs as often
+    as in the list in which it occurs most often."""
     counts = [Counter(each) for each in lists]
     merged: Counter[str] = Counter()
     for count in counts:
@@ -30,10 +30,11 @@ def merged_members(lists: Iterable[Sequence[str]]) -> tuple[tuple[str, ...], boo
 def share_of(
     client_id: str, queues: Sequence[MessageQueue], members: Sequence[str], allocate: Allocate
 ) -> frozenset[MessageQueue]:
-    """Returns the queues of ``client_id``; if ``members`` has it more than once, the shares of all these places.
+    """Returns the queues of ``client_id``. If ``members`` lists it more than once, it gets the shares of all its places:
+    ``allocate`` finds only the first one, and no member would read the other shares.
 
-    ``allocate`` finds the first place only, so no member would read the share of a second one. ``queues`` and ``members``:
-    sorted. Raises the errors of ``allocate``, and ValueError if it returns queues that it was not given.
+    ``queues`` and ``members``: sorted. Raises the errors of ``allocate``, and ValueError if it returns queues that it was not
+    given.
     """
     found = set(allocate(client_id, queues, members))
     first = members.index(client_id) if client_id in members else 0

@@ -21,8 +21,7 @@ UNTIL_NEXT: Final = 0.0
 
 class Conflicts:
     """The conflicts with other members of the group. ``ours``: the subscriptions in the heartbeats of this client.
-    ``kept_for``: seconds for which a conflict counts after it was last seen; UNTIL_NEXT: until a broker's next answer was
-    compared."""
+    ``kept_for``: seconds for which a conflict counts after it was last seen; UNTIL_NEXT: until the next comparison."""
 
     def __init__(self, instance: ClientInstance, ours: ConsumerData, kept_for: float = UNTIL_NEXT) -> None:
         self._instance = instance
@@ -44,7 +43,8 @@ class Conflicts:
             raise SubscriptionConflictError(f"group {self._ours.group_name}: {next(iter(self._seen))}")
 
     async def look(self, *, joined: bool = True) -> None:
-        """Compares with the other members. If no broker has received this member's heartbeat, the known conflicts stay."""
+        """Compares with the other members. If no broker has received this member's heartbeat, the known conflicts stay.
+        ``joined``: as for ``group_view``."""
         view = await group_view(self._instance, self._ours, self._instance.config.request_timeout, joined=joined)
         if not view.listed_by:
             return

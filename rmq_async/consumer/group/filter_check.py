@@ -27,10 +27,11 @@ _OFF: Final = "does not support consumer to filter message"
 
 
 async def check_filter(instance: ClientInstance, group: str, subscription: SubscriptionData) -> None:
-    """Asks each broker of the subscription's topic; none if the topic does not exist yet.
+    """Asks each broker of the subscription's topic whether it can filter by the condition; none if the topic does not exist
+    yet.
 
-    Raises ConfigError for a condition that a broker cannot read, and for a broker that does not filter by properties; the
-    errors of the requests. ``group``: its name on the wire.
+    Raises ConfigError for a condition that a broker cannot read, and for a broker that does not filter by properties, and
+    passes on the errors of the requests. ``group``: its name on the wire.
     """
     topic, timeout = subscription.topic, instance.config.request_timeout
     try:

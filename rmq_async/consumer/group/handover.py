@@ -6,9 +6,9 @@ drains it, commits, and unlocks it; the next owner asks for the lock every 100 m
 committed offset, and pulls. The lock of a member that has crashed stays for 60 s: members that have seen the crashed one in the
 list free its locks after ``handover_timeout`` and 2 s, and a queue whose lock is not granted 2 s later is taken without it. No
 queue is taken without its lock while another member says that it holds the queue: that member does not know the new share yet.
-A lock that was granted after more than 2 s does not show that the queue is free, because it may be that of a crashed member
-which has ended while another member, which reads the queue without its lock, still drains it: so the other members are asked
-then, too. To keep the order, a queue of an ordered topic is never taken without its lock, even if that takes 60 s after a
+A lock that is granted only after 2 s does not prove that the queue is free: the lock of a crashed member may just have expired,
+while another member, which took the queue without its lock, still drains it. So the other members are asked in this case, too.
+To keep the order, a queue of an ordered topic is never taken without its lock, even if that takes 60 s after a
 crash.
 """
 
@@ -41,7 +41,7 @@ ASK_LATER_EVERY: Final = 0.5
 """Seconds between two requests for locks that were refused for longer than ASK_LATER_AFTER: brokers log each refusal."""
 ASK_LATER_AFTER: Final = 2.0
 OFFSET_PAUSE: Final = 1.0
-"""Seconds between two requests for the committed offset of a queue, where one failed."""
+"""Seconds from a failed request for the committed offset of a queue to the next one."""
 CRASH_MARGIN: Final = 2.0
 FREED_WITHIN: Final = 2.0
 """Seconds after ``handover_timeout`` and CRASH_MARGIN after which a queue is read without its lock. A member that has joined
@@ -54,8 +54,8 @@ ASK_DOUBTED_EVERY: Final = 1.0
 DOUBT_TIME: Final = 1.0
 """Seconds for the answers about queues whose locks were granted late: a silent member does not delay the handover further."""
 SILENT_LIMIT: Final = 20.0
-"""Seconds for which a queue that was not unlocked in time is left to members that do not answer: after that they have read the
-list of members again."""
+"""Seconds for which a queue that was not unlocked in time is left to members that do not answer: by then they have read the
+list of members again, and given the queue up."""
 AT_ONCE: Final = 16
 NO_HOLDERS: Final = Holders(frozenset(), frozenset())
 
@@ -86,22 +86,22 @@ class Takeover:
         self.start: Callable[[MessageQueue], Awaitable[tuple[int, int | None]]] = partial(start_offset, instance, group)
         """Returns the start offset of a queue, and the committed offset, None without one."""
         self._waiting: dict[MessageQueue, float] = {}
-        """Queue whose lock is wanted -> monotonic time since which it is."""
+        """Queue whose lock is wanted -> monotonic time since which it is wanted."""
         self._ready: dict[MessageQueue, float] = {}
-        """Queue that is taken and whose offset is wanted -> monotonic time of the next request for it."""
+        """Queue that is taken and whose offset is wanted -> monotonic time of the next request for the offset."""
         self._late: dict[MessageQueue, tuple[float, float]] = {}
         """Queue that was not unlocked in time -> monotonic times of the first and of the next question to the other members."""
         self._doubted: dict[MessageQueue, tuple[float, float]] = {}
         """Queue that this member has locked and another one holds -> monotonic times since which that is known, and of the next
         question about it."""
         self.holders: Callable[[Iterable[MessageQueue], float], Awaitable[Holders]] = _no_other
-        """Asks the other members which of some queues they hold, and waits so many seconds for their answers."""
+        """Asks the other members which of these queues they hold. The second argument: seconds to wait for answers, at most."""
         self._wake = asyncio.Event()
         self.idle = asyncio.Event()
         """Set while there is no queue to take over."""
         self.idle.set()
         self.errors: dict[MessageQueue, str] = {}
-        """Why the offset of a queue is not known yet."""
+        """Queue -> why its offset is not known yet."""
 
     def __contains__(self, queue: object) -> bool:
         return queue in self._waiting or queue in self._ready
@@ -111,7 +111,7 @@ class Takeover:
         return frozenset((*self._waiting, *self._ready))
 
     def locked_out(self) -> dict[MessageQueue, float]:
-        """Returns the ordered queues whose locks are not granted yet, and the seconds for which they were requested. It may be
+        """Returns the ordered queues whose locks are not granted yet, and the seconds since they were requested. It may be
         called from any thread."""
         now = machine.monotonic()
         return {queue: now - since for queue, since in [*self._waiting.items()] if self._locks.is_ordered(queue)}
@@ -140,7 +140,8 @@ class Takeover:
         return removed
 
     async def free(self, client_id: str, queues: Iterable[MessageQueue]) -> None:
-        """Unlocks the queues of a member that has left the list and has not unlocked them itself in time.
+        """Waits for the time that a member has to unlock its queues; then unlocks those of a member that has left the list,
+        unless a broker lists it again.
 
         Members that have joined since do not know that member. They would have to take its queues without locks, and could not
         hand them over before its locks end.
@@ -263,7 +264,7 @@ class Takeover:
     async def _gone(self, queues: Iterable[MessageQueue]) -> list[str]:
         """Returns the former members that have had the time to unlock their queues, and that no broker of ``queues`` lists.
 
-        A member that leaves and joins again has the same client id: the last list may be out of date. A broker that does not
+        A member that leaves and joins again keeps its client id, so the brokers are asked anew. A broker that does not
         answer counts as listing all of them.
         """
         before = machine.monotonic() - self._patience

@@ -44,10 +44,11 @@ class Holders(NamedTuple):
 async def find_holders(
     instance: ClientInstance, group: str, queues: Iterable[MessageQueue], members: Iterable[str], within: float = ANSWER_TIME
 ) -> Holders:
-    """Asks each of ``members`` through the brokers of ``queues``, one after the other, until an answer comes. It raises no
-    errors.
+    """Asks each member which of ``queues`` it holds, through one broker of the queues after another until the member answers.
+    Raises no error.
 
-    ``members``: client ids; those of which no answer has come after ``within`` seconds are silent ones.
+    ``members``: client ids. ``within``: seconds for all answers; a member that has not answered by then, or cannot be
+    asked, is silent.
     """
     wanted = frozenset(queues)
     deadline = machine.monotonic() + within

@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 LOCK_LIFE: Final = 60.0
 """Seconds for which a broker keeps a lock that is not renewed."""
 BELIEVED: Final = 55.0
-"""Seconds after the request that was granted a lock for which this client counts on the lock."""
+"""Seconds for which this client relies on a lock, from the time at which it sent the request that obtained the lock."""
 LONGEST_REQUEST: Final = 1.0
 MAX_ERRORS: Final = 64
 MAX_ADDRESSES: Final = 1024
@@ -79,7 +79,7 @@ class QueueLocks:
 
     @property
     def held(self) -> Mapping[MessageQueue, float]:
-        """Queue -> monotonic time at which the last request was sent that was granted the queue's lock."""
+        """Queue -> monotonic time at which the last request that obtained or renewed the queue's lock was sent."""
         return MappingProxyType(self._held)
 
     @property
@@ -89,7 +89,7 @@ class QueueLocks:
 
     @property
     def errors(self) -> Mapping[str, RocketMQError]:
-        """Broker name -> the error of the last request to it, while that was not answered or was refused."""
+        """Broker name -> the error of the last request to it; brokers whose last request succeeded are not included."""
         return MappingProxyType(self._errors)
 
     @property
@@ -146,9 +146,9 @@ class QueueLocks:
     async def renew(self) -> frozenset[MessageQueue]:
         """Renews all locks and requests those of assumed queues; returns the queues lost since the last call.
 
-        A lock is lost when its broker refuses it, or 55 s after the last request that was granted the lock: another client may
-        have had the queue in the meantime, so a lock that is granted again does not count as held. An assumed queue is lost
-        when its lock is refused after 60 s: a running client has it.
+        A lock is lost when its broker refuses it, or 55 s after the last request that obtained or renewed the lock: another
+        client may have had the queue in the meantime, so a lock that is granted again does not count as held. An assumed queue
+        is lost when its lock is refused after 60 s: a running client has it.
         """
         self._drop_ended()
 
@@ -162,8 +162,8 @@ class QueueLocks:
         return lost
 
     async def unlock(self, queues: Iterable[MessageQueue]) -> None:
-        """Unlocks queues, after the answers to requests in flight; it sends no request for queues of which no broker can have a
-        lock of this client.
+        """Unlocks queues, after the answers to requests in flight. Sends no request for queues whose brokers cannot have a lock
+        of this client.
 
         A broker that does not answer keeps the lock for up to 60 s.
         """
@@ -178,7 +178,7 @@ class QueueLocks:
         await self._for_each_broker(to_unlock, self._unlock)
 
     async def unlock_owed(self) -> None:
-        """Repeats the unlocks that were not answered, for as long as the locks may live."""
+        """Repeats the unlocks that were not answered, until the locks have expired at their brokers."""
         horizon = machine.monotonic() - LOCK_LIFE
         self._owed = {queue: since for queue, since in self._owed.items() if since > horizon and queue not in self._held}
 
@@ -272,9 +272,7 @@ class QueueLocks:
     def _keep(self, broker_name: str, error: RocketMQError) -> None:
         if broker_name not in self._errors:
             text = printable(error, 500)
-            logger.warning(
-                "broker %s refuses or does not answer locks of group %s: %s", broker_name, printable(self._group), text
-            )
+            logger.warning("a request for locks of group %s failed at broker %s: %s", printable(self._group), broker_name, text)
             while len(self._errors) >= MAX_ERRORS:
                 del self._errors[next(iter(self._errors))]
         self._errors[broker_name] = error.with_traceback(None)

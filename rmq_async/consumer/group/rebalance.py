@@ -1,9 +1,9 @@
 """Rounds in which a member looks at the group and computes its share.
 
-A round begins after ``rebalance_interval``, at a notice of a broker, at a change of a route, and 1 s after an incomplete
-round; at most one begins per second. It asks each broker of the topics for its list of members once. A topic for which no
-broker answers keeps its queues, and so does a member that is not listed, for 120 s: a broker that has restarted lists it again
-after its heartbeat.
+A round begins after ``rebalance_interval``, at a notice of a broker, at a change of a route, and 1 s after an incomplete round;
+at most one begins per second. It asks each broker of the topics for its list of members once. A member keeps its queues of a
+topic whose brokers do not answer. It keeps them for 120 s if the brokers answer and do not list it: a broker that has restarted
+lists it again after its next heartbeat.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ logger = logging.getLogger(__name__)
 SPACING: Final = 1.0
 """Seconds from the beginning of one round to that of the next, at least."""
 LOOK_UP_EVERY: Final = 2.0
-"""Seconds between two requests for the route of a topic that no name server knows, or whose queues have left it lately.
+"""Seconds between two requests for the route of a topic that no name server knows, or from whose route queues have left lately.
 
-A member that starts while a name server has lost its routes must not wait for the next poll, for the other members leave it its
-share. When a broker is back, all queues are shared anew: what one member gives up is read when the next one knows the route,
-too."""
+A member that starts while a name server has lost its routes must not wait for the next poll, because the other members do not
+read its share any more. When a broker is back, all queues are distributed again, and a queue that one member gives up is not
+read until the next owner knows the route, too."""
 AT_ONCE: Final = 16
 MOST_DEPARTED: Final = 64
 UNLISTED_LIMIT: Final = 120.0
@@ -72,8 +72,8 @@ class Rebalance:
         self.left: Callable[[str, Iterable[MessageQueue]], object] = _nothing
         """Called with the client id of a member that is no longer listed, and its former share."""
         self.departed: dict[str, float] = {}
-        """Client id that is no longer listed -> monotonic time since which it is not, of the newest ones: crashed clients may
-        still have locks."""
+        """Client id that is no longer listed -> monotonic time at which it was missing first; the newest MOST_DEPARTED ones.
+        Crashed clients may still have locks."""
         self.count = 0
         """Number of rounds, including those that changed nothing."""
         self.problem: str | None = None
@@ -81,7 +81,7 @@ class Rebalance:
 
     @property
     def others(self) -> list[str]:
-        """The client ids of the other members, by the last lists."""
+        """The client ids of the other members, as in the brokers' last lists."""
         return sorted(self._members - {self._instance.client_id})
 
     def trigger(self) -> None:
@@ -189,7 +189,8 @@ class Rebalance:
     def _share(
         self, topic: str, queues: tuple[MessageQueue, ...], answers: list[tuple[str, ...]]
     ) -> tuple[frozenset[MessageQueue] | None, bool, str | None]:
-        """Returns the share (None: the member keeps its queues), whether it is certain, and why not, None if it is."""
+        """Returns the share (None: the member keeps its queues), whether it is certain, and the reason if it is not (else
+        None)."""
         if not queues:
             return frozenset(), True, None
         if not answers:

@@ -79,8 +79,8 @@ async def store_positions(instance: ClientInstance, group: str, positions: dict[
             if queues and machine.monotonic() + pause > deadline:
                 brokers = printable(", ".join(sorted({queue.broker_name for queue in queues})))
                 logger.warning(
-                    "group %s: %s took the first offsets of %d queues and does not show them; until the next commit, a member "
-                    "that takes one of these queues over reads it from its first message on",
+                    "group %s: brokers %s confirmed the first offsets of %d queues and do not return them; until the next "
+                    "commit, a member that takes one of these queues over reads it from its first message on",
                     printable(instance.names.display_name(group)), brokers, len(queues),
                 )  # fmt: skip
                 return
@@ -132,8 +132,8 @@ async def start_offset(instance: ClientInstance, group: str, queue: MessageQueue
 
 
 async def offset_at(instance: ClientInstance, queue: MessageQueue, to: object) -> int:
-    """Returns ``to`` if it is an offset of the queue or the queue's end, and the offset that "earliest", "latest" or an aware
-    datetime stands for.
+    """Returns ``to`` if it is an offset of the queue or the queue's end; otherwise the offset that "earliest", "latest" or an
+    aware datetime stands for.
 
     Raises ConfigError for anything else, and the errors of the requests.
     """

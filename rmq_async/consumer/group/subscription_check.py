@@ -2,8 +2,8 @@
 
 A broker keeps one table of subscriptions for each group. The newest version of a topic's subscription filters for all members,
 and each heartbeat removes topics that it does not contain. So different subscriptions of another member appear in the table
-that GET_CONSUMER_CONNECTION_LIST (203) returns. A topic that only one of two members has is there, or missing, only until the
-next heartbeat of the other one: so the check is made again and again.
+that GET_CONSUMER_CONNECTION_LIST (203) returns. A topic to which only one of two members subscribes is in the table, or missing,
+only until the other one's next heartbeat, so the check is repeated.
 """
 
 from __future__ import annotations
@@ -102,12 +102,12 @@ def compare(ours: ConsumerData, theirs: ConsumerConnection) -> tuple[Subscriptio
 
 
 async def group_view(instance: ClientInstance, ours: ConsumerData, timeout: float, *, joined: bool = True) -> GroupView:
-    """Asks the masters of all topics in use for the group. ``ours``: the subscriptions in the heartbeats of this client.
-    ``timeout``: seconds for each broker.
+    """Returns the group as the masters of all topics in use see it. ``ours``: the subscriptions in the heartbeats of this
+    client. ``timeout``: seconds for each broker.
 
     ``joined``: whether this client is a member. Before it has joined, ``listed_by`` and ``conflicts`` are of all brokers that
-    have members: a broker's table has the newest subscription of each topic, which after the join is this client's own. It
-    raises no error for brokers that do not answer.
+    list any member: a broker's table has the newest subscription of each topic, which after the join is this client's own.
+    Raises no error for brokers that do not answer.
     """
     addresses = tuple(instance.routes.master_addresses())
     answers = await for_each(addresses, partial(_ask, instance, ours.group_name, timeout=timeout))

@@ -1,4 +1,5 @@
-"""Gathers acknowledgements by broker: one request is in flight, and messages handled during that time go into the next one.
+"""Gathers acknowledgements by broker: each broker has at most one request in flight, and messages that are handled meanwhile go
+into the next one.
 
 A broker keeps one record for each pop and queue in a request, and not one for each message. A late acknowledgement still
 counts until the broker has delivered the message again, some 2 s after the lease, so the first attempt is always made. An
@@ -45,8 +46,8 @@ Run = Callable[[str, Callable[[], Coroutine[Any, Any, None]]], object]
 class Acks:
     """The acknowledgements that wait to be sent or to be answered.
 
-    ``run``: starts a task that lives as long as the consumer, and again whenever it fails. ``count``: number of messages that
-    were acknowledged. ``lost``: number of messages whose acknowledgement was refused, or not answered until AFTER_EXPIRY
+    ``run``: starts a task that lives as long as the consumer, and restarts it whenever it fails. ``count``: number of messages
+    that were acknowledged. ``lost``: number of messages whose acknowledgement was refused, or not answered until AFTER_EXPIRY
     seconds after their lease; they may be delivered again.
     """
 
@@ -104,7 +105,7 @@ class _Line:
         self._flushes = 0
         """Calls of ``flush`` that wait."""
         self._losses = 0
-        """Requests after which acknowledgements were given up."""
+        """Number of requests after which acknowledgements were given up."""
         self._lost_by: RocketMQError | None = None
         """The error of the newest of these requests."""
         self._some = asyncio.Event()
@@ -146,7 +147,7 @@ class _Line:
 
     async def until_ended(self, number: int) -> RocketMQError | None:
         """Waits until the acknowledgements up to ``number`` have ended; returns the newest error for which some were given
-        up during the wait."""
+        up during the wait, None if none were."""
         losses = self._losses
         while self._oldest <= number:
             self._moved.clear()
@@ -177,7 +178,7 @@ class _Line:
                 await asyncio.sleep(pause)
 
     async def _send(self) -> float:
-        """Sends the acknowledgements of ``_sending``: those that can be gathered in one request, each other one in its own.
+        """Sends the acknowledgements of ``_sending``: one request for all that can be gathered, and one for each of the others.
         Returns 0, or the seconds until the next attempt if a request has failed. Afterwards ``_sending`` has those to send
         again."""
         acks = self._acks
@@ -197,8 +198,8 @@ class _Line:
             self._failed(error)
             return self._pauses.next()
         except Exception as error:
-            text = f"acknowledgements to broker {printable(self._broker)} were not sent: {printable(repr(error), 300)}"
-            self._failed(RocketMQError(text, broker=self._broker))
+            text = f"acknowledgements to broker {printable(self._broker)} were not sent, so messages may be delivered again"
+            self._failed(RocketMQError(f"{text}: {printable(repr(error), 300)}", broker=self._broker))
             raise
         self._pauses.reset()
         acks.errors.pop(self._broker, None)

@@ -33,9 +33,9 @@ BACK_WITHIN: Final = 0.5
 
 
 class Arrivals:
-    """Takes popped messages to their subscriptions. ``limit_of``: returns the number of attempts of a message after its first
-    one. ``free``: gives the credit of a message back. ``may_hold``: returns whether a source is not paused and the consumer is
-    not stopping.
+    """Takes popped messages to their subscriptions. ``limit_of``: returns the maximum number of attempts of a message after its
+    first one. ``free``: gives the credit of a message back. ``may_hold``: returns whether a source is not paused and the
+    consumer is not stopping.
 
     ``corrupt``: number of records that could not be read. ``without_handle``: number of messages that could not be
     acknowledged, and were not handled, because they had no handle.
@@ -64,7 +64,8 @@ class Arrivals:
 
     def accept(self, source: Source, popped: Popped) -> None:
         """Buffers the messages of an answer, except those that the subscription does not match, which are acknowledged, and
-        those whose attempts are used up. Gives all back if the source is paused or the consumer is stopping."""
+        those whose attempts are used up, which become dead letters. Gives all back if the source is paused or the consumer is
+        stopping."""
         found = self._leases(source, popped)
         subscription = source.subscription
         if subscription.tags != SUB_ALL:

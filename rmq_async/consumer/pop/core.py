@@ -34,7 +34,7 @@ __all__ = ["PopCore"]
 logger = logging.getLogger(__name__)
 
 EARLY: Final = 0.2
-"""Seconds before the end of the poll time from which on an answer without messages counts as early."""
+"""An answer without messages counts as early if it comes more than so many seconds before the end of the poll time."""
 AHEAD_MS: Final = 3_600_000, 100 * 365 * 86_400_000
 """Milliseconds by which a pop is dated ahead of this machine's clock while the broker's clock is unknown: the first value, and
 the second one for a broker whose clock is even further ahead."""
@@ -44,7 +44,7 @@ RENEW_SPREAD: Final = 0.1
 SLOTS: Final = 64
 """Number of slots that the invisible time is divided into: the leases of one slot are extended together."""
 LEAST_PAUSE: Final = 0.2
-"""Seconds between two attempts to extend a lease."""
+"""Minimum seconds between two attempts to extend a lease."""
 CHANGE_WITHIN: Final = 3.0
 AT_ONCE: Final = 16
 RENEW_AT_ONCE: Final = 64
@@ -87,7 +87,8 @@ class PopCore:
     # -- receive
 
     async def receive(self, topic: str, broker: str, subscription: Subscription, messages: int, poll: float) -> Popped:
-        """Pops once. ``poll``: seconds for which the broker may hold the pop; before its clock is known it is asked not to.
+        """Pops once. ``poll``: seconds for which the broker may hold the pop; before its clock is known, it is asked not to
+        hold it.
 
         Raises as ``Requests.pop`` does.
         """

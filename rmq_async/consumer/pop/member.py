@@ -48,8 +48,8 @@ class PopMember:
     """The membership in a group that pops. ``group``: its name on the wire. ``subscriptions``: by topic on the wire.
 
     ``topics``: names on the wire of the subscribed topics, and of the retry topic of members that pull. ``known``: the
-    subscribed topics that have a route. ``data``: this member's part of the heartbeat. ``limit``: attempts of a message after
-    its first one, by the group's settings.
+    subscribed topics that have a route. ``data``: this member's part of the heartbeat. ``limit``: maximum attempts of a message
+    after its first one, by the group's settings.
     """
 
     def __init__(
@@ -94,7 +94,9 @@ class PopMember:
             try:
                 await instance.routes.get(topic, instance.config.request_timeout)
             except TopicNotFoundError as error:
-                logger.warning("subscribed, and popped as soon as it exists: %s", printable(error, 300))
+                logger.warning(
+                    "a subscribed topic has no route yet and is popped as soon as it has one: %s", printable(error, 300)
+                )
         brokers = dict.fromkeys(broker for _, broker in self.brokers())
         await for_each(brokers, self._check_first, at_once=AT_ONCE)
         filtered = [each for each in self.data.subscription_data_set if each.expression_type != TAG]
@@ -120,7 +122,8 @@ class PopMember:
             await self._read_limit()
 
     def brokers(self) -> list[tuple[str, str]]:
-        """Returns pairs of a topic on the wire and the name of a broker where it is popped, by the routes in use."""
+        """Returns pairs of a topic on the wire and the name of a broker where it is popped, by the routes in use. Updates
+        ``known``."""
         routes, found = self._instance.routes, dict[tuple[str, str], None]()
         known = set[str]()
         for topic in self._subscriptions:
@@ -186,8 +189,8 @@ class PopMember:
         self._first[topic] = await first_positions(self._instance, self._group, route.subscribe_queues, self._config.start_from)
 
     async def _store_first(self) -> None:
-        """Stores the first positions of a new group, except those of queues that another first member has begun to pop in
-        the meantime."""
+        """Stores the first positions of a new group, except for queues that have a committed offset by now, because another
+        member has begun to pop them."""
         for positions in self._first.values():
             stored = await for_each(positions, lambda queue: committed_offset(self._instance, self._group, queue))
             left = {queue: offset for queue, offset in positions.items() if stored[queue] is None}

@@ -50,8 +50,8 @@ class PopOutcomes(Outcomes):
         self._core = core
 
     async def settle(self, topic: str, item: Waiting, decision: Decision) -> Outcome:
-        """Carries out a decision. Returns RETRIED even if the broker has not confirmed it: the message is delivered again
-        in any case."""
+        """Gives a message back or stores it as a dead letter, as decided. Returns RETRIED even if the broker has not confirmed
+        it: the message is delivered again in any case."""
         assert isinstance(item, Lease)
         if decision.outcome is Outcome.RETRIED:
             await self._core.nack(item, delay_after(item.attempt) if decision.delay is None else decision.delay)
@@ -77,8 +77,8 @@ class PopOutcomes(Outcomes):
 class PopSettling(Settling):
     """Settles popped messages.
 
-    ``limit``: returns the number of attempts after the first one by the group's settings, for subscriptions without a limit of
-    their own or of the consumer.
+    ``limit``: returns the number of attempts after the first one by the group's settings, for subscriptions for which neither
+    they nor the consumer set a limit.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class PopSettling(Settling):
 
 def _never_again(subscription: Subscription, item: Waiting, due: float) -> None:
     """Raises AssertionError: no popped message is handled again without a new delivery."""
-    raise AssertionError("a popped message goes back to its broker")
+    raise AssertionError("a popped message must go back to its broker, and must not be handled again from the buffer")
 
 
 def _unused(queues: Iterable[HeldQueue], messages: list[MessageExt]) -> None:

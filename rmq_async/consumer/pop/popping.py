@@ -316,7 +316,8 @@ class Popping:
         )
 
     def _pause(self, source: Source, error: RocketMQError, pauses: Backoff) -> float:
-        """Returns the seconds until the next pop after ``error``."""
+        """Returns the seconds until the next pop after ``error``. If the broker does not know the topic, also requests its
+        route."""
         if isinstance(error, TopicNotFoundError):
             self._instance.routes.refresh_soon(source.topic)
             return FULL_PAUSE

@@ -67,12 +67,13 @@ class Wanted(NamedTuple):
 
 
 class Popped(NamedTuple):
-    """The answer to one pop. ``messages``: as stored. ``handles``: one for each message, None for a message without one.
-    ``is_partial``: whether messages were left out because all bodies together exceed ``max_decompressed_size``. ``unread``: the
-    handles of records without a message, which are ``corrupt`` or were left out; empty if these handles cannot be determined.
-    ``rest``: estimated number of messages that the broker has left. ``popped_ms``: epoch ms of the pop by the broker's clock, 0
-    if the answer does not contain it. ``invisible_ms``: ms for which no other member gets the messages, at most as requested.
-    ``sent``, ``arrived``: monotonic times of request and answer. ``refusal``: the remark of an answer without messages."""
+    """The answer to one pop. ``messages``: with their stored topics. ``handles``: one for each message, None for a message
+    without one. ``is_partial``: whether messages were left out because all bodies together exceed ``max_decompressed_size``.
+    ``unread``: the handles of records without a message, which are ``corrupt`` or were left out; empty if these handles cannot
+    be determined. ``rest``: estimated number of messages that the broker has left. ``popped_ms``: epoch ms of the pop by the
+    broker's clock, 0 if the answer does not contain it. ``invisible_ms``: ms for which no other member gets the messages, at
+    most as requested. ``sent``, ``arrived``: monotonic times of request and answer. ``refusal``: the remark of an answer
+    without messages."""
 
     messages: Sequence[MessageExt]
     handles: Sequence[ExtraInfo | None]
@@ -111,7 +112,7 @@ class Requests:
         self._hooks: Sequence[RequestHook] = ()
 
     async def open(self, hooks: Sequence[RequestHook]) -> None:
-        """Makes the pool. ``hooks``: those of the consumer's requests. Raises RequestTimeoutError if the certificate
+        """Makes the connection pools. ``hooks``: those of the consumer's requests. Raises RequestTimeoutError if the certificate
         authorities for TLS are not read in time."""
         self._hooks = hooks
         self.pool = await self._new_pool()
@@ -187,7 +188,9 @@ class Requests:
                 decoded = await instance.threads.run(decode, arrived + instance.config.request_timeout)
             except TimeoutError:
                 limit = instance.config.request_timeout
-                text = f"{len(body)} bytes of popped messages were not decoded within {limit:g} s; they are delivered again"
+                text = (
+                    f"{len(body)} bytes of popped messages were not decoded within {limit:g} s and come again; lower pull_size"
+                )
                 raise RequestTimeoutError(text, broker=wanted.broker, address=address) from None
         if decoded.messages and answer.invisibleTime <= 0:
             raise RemoteProtocolError(
@@ -213,8 +216,9 @@ class Requests:
         )
 
     async def acknowledge(self, broker: str, handles: Sequence[tuple[str, ExtraInfo]], timeout: float) -> None:
-        """Acknowledges messages of one broker. ``handles``: each with the name on the wire of its topic, not of a retry topic.
-        Raises BrokerError and the errors of a request; it may be repeated."""
+        """Acknowledges messages of one broker. ``handles``: pairs of the subscribed topic's name on the wire, also if the
+        message came from a retry topic, and the handle. Raises BrokerError and the errors of a request; the call may be
+        repeated."""
         topic = handles[0][0]
         body = encode_body(BatchAckMessageRequestBody(broker_name=broker, acks=gather_acks(self._group, handles)))
         command = RemotingCommand(code=RequestCode.BATCH_ACK_MESSAGE, body=body)
@@ -254,7 +258,7 @@ class Requests:
         changed = changed_handle(handle, from_ext(ChangeInvisibleTimeResponseHeader, response.ext_fields))
         if changed.invisible_time <= 0:
             raise RemoteProtocolError(
-                f"a change of the invisible time to {invisible_ms} ms has made it {changed.invisible_time}; it must be above 0"
+                f"a change to {invisible_ms} ms made the invisible time {changed.invisible_time} ms; it must be above 0 ms"
             )
         return Changed(changed, min(changed.invisible_time, invisible_ms), sent, arrived)
 

@@ -1,8 +1,8 @@
 """A consumer that pops, between its start and its stop: its sources, its tasks, and its messages.
 
 A popped message becomes a lease, waits for a slot as a pulled message does, and is acknowledged or given back when its call has
-ended. The member keeps no offsets and shares no queues. A stop at once gives back the messages that wait for a call, and ends
-the pops that brokers hold.
+ended. The member keeps no offsets and shares no queues. A stop begins by giving back the messages that wait for a call, and
+ends the pops that brokers hold.
 """
 
 from __future__ import annotations
@@ -120,8 +120,8 @@ class PopSession:
     # -- life
 
     async def open(self, starting: StopScope) -> None:
-        """Joins the group and begins to pop. Raises ConfigError for brokers that cannot be popped, and the errors of the
-        requests; after an error no task and no connection is left."""
+        """Joins the group and begins to pop. Raises the errors of ``PopMember.join`` and ``Requests.open``; after an error
+        no task and no connection is left."""
         self.attached.begin(self)
         try:
             await starting.run(self._join())
@@ -140,7 +140,7 @@ class PopSession:
         self._find_sources()
 
     async def _first_answers(self) -> None:
-        """Waits until each broker has answered a pop or has caused an error."""
+        """Waits until each broker has answered a pop or has caused an error, for FIRST_ANSWERS seconds at most."""
         self._first = tuple(self.sources.values())
         first = [self.supervisor.once("first answer", _wait(source.tried)) for source in self._first]
         if first:
@@ -292,7 +292,7 @@ class PopSession:
 
     async def until_idle(self) -> None:
         """Waits until all messages that the topics had at the call were popped, by this member or another one, and this member
-        holds no message."""
+        holds no message and no acknowledgement. Raises the errors of the requests."""
         instance = self.instance
         queues = [
             queue

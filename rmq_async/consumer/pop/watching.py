@@ -13,8 +13,8 @@ __all__ = ["health_of", "lag_of", "stats_of"]
 
 
 def lag_of(session: PopSession) -> Lag:
-    """Returns the number of messages that this member holds and of those that brokers had left at their last answers, an
-    estimate that may be seconds old."""
+    """Returns the lag: the messages that this member holds, and those that brokers had left at their last answers, an estimate
+    that may be seconds old."""
     sources = list(session.sources.values())
     held = sum(each.taken for each in session.credits.values())
     stored = [message.store_time_ms for delivery in list(session.calls.running) for message in delivery.messages]

@@ -24,7 +24,8 @@ REPORT_EVERY: Final = 30.0
 
 
 class ReadBackoff:
-    """The waits between consecutive failures. ``patience``: seconds after which the error is raised; None for never."""
+    """The waits between consecutive failures. ``patience``: seconds since the first of them after which ``rest`` raises the
+    error; None for no limit."""
 
     __slots__ = ("_patience", "_reported", "_rests", "_since")
 
@@ -43,7 +44,7 @@ class ReadBackoff:
             raise error
         if now - self._reported > REPORT_EVERY:
             self._reported = now
-            logger.warning("reading goes on when this is over: %s", printable(error, 1000))
+            logger.warning("a pull of the reading failed and is repeated: %s", printable(error, 1000))
         return self.longer()
 
     def over(self) -> None:

@@ -1,4 +1,4 @@
-"""Checks that the messages at offsets which a filter skipped were still stored at that time.
+"""Checks whether the messages at offsets that a filter skipped were still stored when it skipped them.
 
 The response to a pull with tags does not say why it skips an offset: the message has other tags, or it was deleted, because a
 broker treats deleted messages as if they did not match. So a pull without tags asks for the first skipped offset afterwards: a
@@ -28,7 +28,7 @@ __all__ = ["SkippedOffsets", "deleted_among"]
 CHECK_EVERY: Final = 1.0
 """Seconds between two checks of a queue, at least."""
 SHORT_STEP: Final = 100
-"""Offsets below which a step to the next message counts as short."""
+"""A step of fewer offsets to the next message counts as short."""
 
 
 class SkippedOffsets:
@@ -70,10 +70,11 @@ async def deleted_among(
 ) -> tuple[tuple[range, ...], int]:
     """Returns the offsets of ``skipped`` that are no longer stored, and the queue's maximum offset.
 
-    ``timeout``: seconds for each request. When they are over, no pull follows a step shorter than SHORT_STEP, and the result is
-    what is known by then: a broker that answers with the next offset again and again must not delay the reading. Java brokers
-    answer with an offset 800 further, or with the first message. Raises the errors of a pull, OffsetRangeError if the queue now
-    ends before the last offset of ``skipped``, and BrokerNotFoundError if a replica without a master reports that.
+    ``timeout``: seconds for each request. When the call has lasted as long, no pull follows a step shorter than SHORT_STEP, and
+    the result covers the offsets that were checked: a broker whose answers always name just the next offset must not delay the
+    reading. Java brokers name an offset 800 further, or that of the first message. Raises the errors of a pull,
+    OffsetRangeError if the queue now ends before the last offset of ``skipped``, and BrokerNotFoundError if a replica without a
+    master reports that.
     """
     at, stop = skipped[0].start, skipped[-1].stop
     high, static, odd, short = stop, False, False, False

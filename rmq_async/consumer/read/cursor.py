@@ -15,7 +15,8 @@ __all__ = ["Cursor", "LastRead", "is_doubtful", "is_last", "until", "within"]
 
 
 LastRead = tuple[int, int, str | None, int]
-"""Queue offset, store time, unique id and commit log offset: a message itself may have megabytes, and each queue keeps one."""
+"""Of the message read last: queue offset, store time (epoch ms), unique id (None without one) and commit log offset. The message
+itself may have megabytes, and each queue would keep one."""
 
 
 def is_last(message: MessageExt, last: LastRead) -> bool:
@@ -104,7 +105,7 @@ def until(lost: tuple[range, ...], end: int | None) -> tuple[range, ...]:
 
 
 def is_doubtful(cursor: Cursor, result: PullResult) -> bool:
-    """Returns whether the result ends or stops the reading because the broker does not hold an offset."""
+    """Returns whether the result would end the reading, or keep it at its offset, because the broker does not hold an offset."""
     if result.status is PullStatus.OFFSET_ILLEGAL:
         return not (cursor.at_first and cursor.offset < result.min_offset)
     if result.next_offset <= cursor.offset:

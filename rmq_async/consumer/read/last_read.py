@@ -32,7 +32,8 @@ async def check_last(instance: ClientInstance, group: str, cursor: Cursor, calls
     """Compares the message that was read last with the one that the queue has at its offset. Returns an error if that is
     another one, or if the queue ends below the offset for longer than AHEAD_PATIENCE; None otherwise.
 
-    If the message was deleted because it was the oldest one, that shows no change. Raises the errors of a pull.
+    A message that was deleted because it was the oldest one is no reason for an error. Raises the errors of a pull, and as
+    ``believe`` does.
     """
     last = cursor.last
     while last is not None:

@@ -114,7 +114,7 @@ class PullConsumer(ClientUser):
         if isinstance(max_messages, bool) or not isinstance(max_messages, int) or not 0 < max_messages <= MAX_PULL:
             raise ConfigError(f"max_messages must be from 1 to {MAX_PULL}, not {shown(max_messages)}")
         if isinstance(wait, bool) or not isinstance(wait, int | float) or not 0 <= wait < LONGEST:
-            raise ConfigError(f"wait must be 0 or more seconds, not {shown(wait)}")
+            raise ConfigError(f"wait must be at least 0 and below {LONGEST:,.0f} seconds, not {shown(wait)}")
         budget = instance.config.request_timeout
         if wait > 0:
             # A broker looks at held pulls every 5 s only. Not to be as late as that, the call abandons the held pull at its time
@@ -136,21 +136,22 @@ class PullConsumer(ClientUser):
         tags: str = "*",
         queues: Iterable[MessageQueue] | None = None,
     ) -> AsyncGenerator[MessageExt, None]:
-        """Iterates over the messages of ``topic`` from ``start`` to ``end``: those of one queue in order, the queues in the
-        order of their answers.
+        """Iterates over the messages of ``topic`` from ``start`` to ``end``. Messages of one queue come in the order of their
+        offsets; the queues are interleaved as brokers answer.
 
-        ``start``: "earliest", "latest", "committed" (this group's offsets; the first message of a queue without one), an aware
-        datetime, or offsets by queue. ``end``: exclusive; "latest" includes every message that was acknowledged before the
-        first step (which takes some 60 ms for each broker); None never ends and includes new queues. If ``end`` has an offset
-        beyond the last message, the iteration waits for the messages before it. ``queues``: the queues to read; without it
-        those of the offsets by queue, and without these all. Offsets are looked up at masters: if a broker has none, the first
-        step raises BrokerNotFoundError, as for a topic without a readable queue.
+        ``start``: "earliest", "latest", "committed" (this group's offsets, or the first message of a queue without one), an
+        aware datetime, or offsets by queue. ``end``, exclusive: "latest", an aware datetime, offsets by queue, or None.
+        "latest" includes every message that was acknowledged before the first step, which takes some 60 ms for each broker. For
+        an offset beyond the last message, the iteration waits for the missing messages. None never ends and, unless ``queues``
+        is given, includes queues that are added later. ``queues``: the queues to read; default: those for which ``start`` or
+        ``end`` gives offsets, or all readable queues if neither does. Offsets are looked up at masters: if a broker has no
+        master, the first step raises BrokerNotFoundError, as for a topic without a readable queue.
 
-        The iteration raises OffsetRangeError if a queue does not hold the offset to read, or no longer, and if messages were
-        deleted before they were read, except that "earliest" goes on with the first message there is; CorruptMessageError for a
-        damaged record, after the sound messages that came with it; TopicNotFoundError; and the errors of pulls that still fail
-        after retries. A loop that is left early ends its requests when the iterator is collected; ``contextlib.aclosing`` ends
-        them at once.
+        The iteration raises OffsetRangeError if a queue does not hold the offset to read, and if messages were deleted before
+        they were read, except that "earliest" goes on with the first message there is; CorruptMessageError for a damaged
+        record, after the sound messages that came with it; TopicNotFoundError; ClientStateError when the consumer is stopped;
+        and the errors of pulls that still fail after retries. A loop that is left early ends its requests when the iterator is
+        collected; ``contextlib.aclosing`` ends them at once.
         """
         topic, names = self._wire(topic), self._names
         _check_tags(tags)
@@ -259,7 +260,7 @@ class PullConsumer(ClientUser):
             first, last = starts[queue], ends[queue]
             if end == "latest" and first > last:
                 raise OffsetRangeError(
-                    f"offset {first} of {self._names.shown_queue(queue)} is above its end {last}; give a lower one",
+                    f"the reading of {self._names.shown_queue(queue)} starts at offset {first}, above its end {last}; start lower",
                     max_offset=last,
                     broker=queue.broker_name,
                 )
@@ -339,7 +340,7 @@ def _chosen_queues(
     names: Names, topic: str, start: Start, end: End, queues: Iterable[MessageQueue] | None
 ) -> tuple[MessageQueue, ...] | None:
     """Returns the queues that the arguments name, with the topic's name on the wire; None for all queues. Raises ConfigError if
-    the arguments contradict each other. ``topic``: name on the wire.
+    the arguments contradict each other, or for an invalid offset. ``topic``: name on the wire.
     """
     named: Iterable[MessageQueue] | None = queues
     for offsets in (start, end):
@@ -351,17 +352,17 @@ def _chosen_queues(
     for queue in chosen:
         if queue.topic != topic:
             raise ConfigError(f"{names.shown_queue(queue)} is not a queue of topic {names.display_name(topic)}; leave it out")
-    for bound in (start, end):
+    for name, bound in (("start", start), ("end", end)):
         if isinstance(bound, Mapping):
             wired = _wired(names, bound)
             for queue in chosen:
                 if queue not in wired:
-                    raise ConfigError(f"no offset is given for {names.shown_queue(queue)}; give one, or leave the queue out")
+                    raise ConfigError(f"{name} has no offset for {names.shown_queue(queue)}; give one, or leave the queue out")
                 _check_offset(names.shown_queue(queue), wired[queue])
             for queue in wired:
                 if queue not in chosen:
                     raise ConfigError(
-                        f"an offset is given for {names.shown_queue(queue)}, which is not read; leave it out, or add the queue"
+                        f"{name} has an offset for {names.shown_queue(queue)}, which is not read; leave it out, or add the queue"
                     )
     return chosen
 

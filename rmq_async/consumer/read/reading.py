@@ -50,7 +50,7 @@ BROKER_LATE: Final = 5.0
 """Seconds by which a broker may be late with "nothing new": it looks at held pulls every 5 s."""
 PATIENCE: Final = 10.0
 MOST_GONE: Final = 1024
-"""Queues that have left the route and whose positions are kept, at most."""
+"""Maximum number of queues that have left the route and whose positions are kept."""
 
 
 class ReadScope(NamedTuple):
@@ -94,7 +94,7 @@ class Reader:
         self._loop = asyncio.get_running_loop()
         self._known: set[MessageQueue] = set()
         self._gone: dict[MessageQueue, Cursor] = {}
-        """Cursors of queues that have left the route, which go on if these return."""
+        """Cursors of queues that have left the route, kept for the case that the queues return."""
         self._held: OrderedSet[str] = OrderedSet()
         self._idle: deque[Cursor] = deque()
         self._pulling: dict[asyncio.Task[_Batch | None], Cursor] = {}
@@ -361,7 +361,7 @@ class Reader:
             return FIRST_REST
         cursor.ahead_since = None
         if cursor.end is not None and not cursor.wait_for_end and quiet > self._instance.config.request_timeout:
-            text = "%s ends at %d, %d was expected; nothing came for %.1f s, and the reading of the queue ends there"
+            text = "the reading of %s ends at offset %d instead of %d: the broker has sent no further message for %.1f s"
             logger.warning(text, cursor.queue, cursor.offset, cursor.end, quiet)
             cursor.end = cursor.offset
             return 0.0
@@ -401,7 +401,7 @@ class Reader:
         return _Batch(messages, error)
 
     def _jump(self, cursor: Cursor, result: PullResult) -> _Batch:
-        """Moves a cursor with ``at_first`` to the first message; raises OffsetRangeError for others."""
+        """Moves a cursor with ``at_first`` to the first message; raises OffsetRangeError for a cursor without it."""
         lost = until((range(cursor.offset, result.min_offset),), cursor.end)
         if not cursor.at_first:
             raise range_error(self._instance, cursor, result, lost)

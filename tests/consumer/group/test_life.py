@@ -348,7 +348,7 @@ async def test_topic_that_does_not_exist_yet(caplog: pytest.LogCaptureFixture) -
         consumer = Consumer("g", namesrv=server.namesrv, rebalance_interval=0.2)
         consumer.subscribe("T", seen)
         async with consumer:
-            assert "subscribed, and read as soon as it exists" in caplog.text
+            assert "a subscribed topic has no route yet and is read as soon as it has one: " in caplog.text
             await create(server.namesrv)
             await send(server.namesrv, b"1", b"2")
             await consumer.wait_settled(2, timeout=10.0)
