@@ -1,6 +1,6 @@
 """Administration of topics, offsets, messages, clients and groups, for operators and tests.
 
-``__all__`` are the public names; ``cluster_info`` is for the Spark source, ``is_wanted`` for the command line.
+``__all__`` has the public names; the Spark source also imports ``cluster_info``, the command line ``is_wanted``.
 """
 
 from __future__ import annotations

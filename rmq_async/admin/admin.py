@@ -56,16 +56,16 @@ _MEMBER_TIME: Final = 11.0
 class Admin(ClientUser):
     """A client that manages topics, groups and messages of a cluster.
 
-    ``namesrv``, ``options``: fields of ClientConfig, which replace those of ``client``. An unknown option is a TypeError, an
-    invalid value a ConfigError.
+    ``client``: default ``ClientConfig()``. ``namesrv``, ``options``: fields of ClientConfig, which replace those of ``client``. An
+    unknown option is a TypeError, an invalid value a ConfigError.
 
-    No request takes longer than ``request_timeout`` seconds, except where a method says so; a call may make several. Calls
-    before ``start()`` and after ``stop()`` raise ClientStateError; ``stop()`` ends each call at once, with the same error.
-    Besides the errors that its docstring names, each method may raise InvalidMessageError for an invalid topic name,
-    InvalidGroupError for an invalid group name, ConfigError for another invalid argument; TopicNotFoundError,
-    BrokerNotFoundError or ConfigError for a ``queue`` that its topic does not have; BrokerNotFoundError where no name server
-    names a master; NameServerError; the errors of a request to a broker: ConnectError, ConnectionLostError,
-    RequestTimeoutError, BrokerError; and RemoteProtocolError for an answer that cannot be read.
+    No request takes longer than ``request_timeout`` seconds, except where a method says so; a call may make several. Calls before
+    ``start()`` and after ``stop()`` raise ClientStateError, on another loop WrongLoopError, in a forked child ForkedError;
+    ``stop()`` ends each call at once, with ClientStateError. Besides the errors that its docstring names, each method may raise
+    InvalidMessageError for an invalid topic name, InvalidGroupError for an invalid group name, ConfigError for another invalid
+    argument; TopicNotFoundError, BrokerNotFoundError or ConfigError for a ``queue`` that its topic does not have;
+    BrokerNotFoundError where no name server names a master; NameServerError; the errors of a request to a broker: ConnectError,
+    ConnectionLostError, RequestTimeoutError, BrokerError; and RemoteProtocolError for an answer that cannot be read.
     """
 
     def __init__(
@@ -133,10 +133,10 @@ class Admin(ClientUser):
         """Gives ``to_broker`` (a name) the topics of ``from_broker``, with the same settings; messages stay where they are.
 
         It is for a broker that was added to a cluster: running producers and consumers use it once they refresh their routes,
-        within their ``route_poll_interval`` (default 30 s). ``topics``: one pattern or several, such as "orders*", of upper and
-        lower case as written. Topics of the system, retry and dead-letter topics are left out, as brokers make them themselves,
-        and static topics, whose queues are mapped to brokers. A topic that exists with other settings gets those of
-        ``from_broker``. ``dry_run``: True changes nothing.
+        within their ``route_poll_interval`` (default 30 s). ``topics``: one case-sensitive pattern or several, such as "orders*".
+        System, retry and dead-letter topics are left out, because brokers create them themselves; so are static topics, because
+        their queues are mapped to brokers. A topic that exists with other settings gets those of ``from_broker``. ``dry_run``: True
+        changes nothing.
 
         Returns the change of each topic; each may take ``request_timeout``. Raises BrokerNotFoundError for an unknown broker,
         ConfigError if both are the same, TopicNotFoundError when ``from_broker`` has no such topic, and as ``create_topic``
@@ -185,10 +185,10 @@ class Admin(ClientUser):
     ) -> Overview:
         """Returns brokers, topics and groups with their offsets and members at this moment, from those brokers that respond.
 
-        ``topics``, ``groups``: one pattern or several, such as "orders*". ``system``: True includes those of the system. Each
-        broker gets a request for each topic and two for each group, 8 at a time; for each group with a lag up to two messages
-        are read. Raises NameServerError when no name server responds. A broker that does not respond is no error: the result
-        gives the reason (``BrokerOverview.problem``).
+        ``topics``, ``groups``: one case-sensitive pattern or several, such as "orders*". ``system``: True includes those of the
+        system. Each broker gets a request for each topic and two for each group, 8 at a time; for each group with a lag up to two
+        messages are read. Raises NameServerError when no name server responds. A broker that does not respond is no error: the
+        result gives the reason (``BrokerOverview.problem``).
         """
         wanted = Wanted(_patterns("topics", topics), _patterns("groups", groups), system)
         async with self._call() as instance:
@@ -230,7 +230,7 @@ class Admin(ClientUser):
         async with self._call() as instance:
             topic = self._wire(topic)
             if not isinstance(msg_id, str) or not msg_id.strip() or len(msg_id) > _MAX_ID_LENGTH:
-                raise ConfigError(f"a message id is a text of 1 to {_MAX_ID_LENGTH} characters, not {shown(msg_id)}")
+                raise ConfigError(f"a message id is a nonblank text of 1 to {_MAX_ID_LENGTH} characters, not {shown(msg_id)}")
             found = await messages.view(instance, topic, msg_id, self._deadline())
             return self._names.shown_messages((found,))[0]
 
@@ -243,8 +243,8 @@ class Admin(ClientUser):
         begin: float | datetime | None = None,
         end: float | datetime | None = None,
     ) -> tuple[MessageExt, ...]:
-        """Returns the messages of ``topic`` with ``key`` among their keys, stored from ``begin`` to ``end`` (epoch seconds or
-        aware datetimes), by store time; of more than ``max_num`` the last ones. Each stock broker returns 64 at most.
+        """Returns the messages of ``topic`` with ``key`` among their keys, stored from ``begin`` to ``end`` (epoch seconds or aware
+        datetimes; None: no limit), by store time; of more than ``max_num`` (1 to 65535) the last. Stock brokers return at most 64.
 
         Waits until each broker has indexed the messages that it acknowledged before the call, up to ``request_timeout``.
         Returns an empty tuple if there is no message. Raises TopicNotFoundError for an unknown topic.
@@ -363,8 +363,8 @@ class Admin(ClientUser):
             return await group_offsets.clone(instance, *names, self.config.request_timeout)
 
     async def dead_letters(self, group: str, *, limit: int = 1000) -> tuple[MessageExt, ...]:
-        """Returns the dead letters of ``group`` that ``resend_dead_letters`` has not sent, ``limit`` at most, by queue and offset;
-        an empty tuple for a group without any. Raises CorruptMessageError for a damaged one."""
+        """Returns the dead letters of ``group`` that ``resend_dead_letters`` has not sent, ``limit`` (1 to 65535) at most, by queue
+        and offset; an empty tuple for a group without any. Raises CorruptMessageError for a damaged one."""
         async with self._call() as instance:
             _check_number("limit", limit, _MAX_FOUND)
             found = await dead_letters.read(instance, self._wire_group(group), limit, self.config.request_timeout)
@@ -372,7 +372,7 @@ class Admin(ClientUser):
 
     async def resend_dead_letters(self, group: str, *, limit: int | None = None) -> int:
         """Sends the dead letters of ``group`` to the topics that they were first sent to, with their ids, tags, keys and
-        properties; returns their number, ``limit`` at most.
+        properties; returns their number, ``limit`` at most (None: all).
 
         All groups of these topics get them, not only ``group``. The brokers keep the number of letters that were sent again,
         and the next call continues after them; a letter that was sent just before a call failed may be sent twice. Raises the
@@ -425,7 +425,7 @@ class Admin(ClientUser):
 
 def _check_number(name: str, number: int, limit: int) -> None:
     if isinstance(number, bool) or not isinstance(number, int) or not 0 < number <= limit:
-        raise ConfigError(f"{name} must be from 1 to {limit}, not {shown(number)}")
+        raise ConfigError(f"{name} must be a whole number from 1 to {limit}, not {shown(number)}")
 
 
 def _patterns(name: str, given: str | Sequence[str]) -> tuple[str, ...]:

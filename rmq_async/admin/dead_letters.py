@@ -1,6 +1,6 @@
 """Reads the dead letters of a group from its ``%DLQ%`` topic, and sends them to their topics again.
 
-Which of them were sent again is recorded as the offset, in the ``%DLQ%`` topic, of the group TOOLS_CONSUMER, which every broker has
+The offset of the group TOOLS_CONSUMER in the ``%DLQ%`` topic records which of them were sent again; every broker has this group
 for tools.
 """
 

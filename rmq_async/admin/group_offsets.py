@@ -51,7 +51,7 @@ _NO_OFFSET: Final = "not exist"
 _MEMBERS_TIME: Final = 15.0
 _FIRST_LOOK: Final = 0.05
 _LOOK_EVERY: Final = 1.0
-"""Seconds to the second look, and the longest between two."""
+"""``_FIRST_LOOK``: seconds before the second look. ``_LOOK_EVERY``: maximum seconds between two looks."""
 _AT_ONCE: Final = 16
 
 
@@ -119,7 +119,8 @@ async def _queues(instance: ClientInstance, topic: str, to: Target, timeout: flo
     for queue in chosen:
         if queue.topic != topic:
             raise ConfigError(
-                f"queue {shown(tuple(instance.names.shown_queue(queue)))} is not of the topic to reset; leave it out"
+                f"queue {shown(tuple(instance.names.shown_queue(queue)))} is not of topic "
+                f"{instance.names.display_name(topic)}, whose offsets are reset; leave it out"
             )
     return sorted(chosen)
 
@@ -135,8 +136,11 @@ async def _target(instance: ClientInstance, queue: MessageQueue, to: Target) -> 
         return high
     given = to[instance.names.shown_queue(queue)] if isinstance(to, Mapping) else to
     if not isinstance(given, int) or isinstance(given, bool) or given < 0:
+        if isinstance(to, Mapping):
+            of_queue = shown(tuple(instance.names.shown_queue(queue)))
+            raise ConfigError(f"the offset for queue {of_queue} must be a whole number from 0 on, not {shown(given)}")
         raise ConfigError(
-            f'to must be an offset, "earliest", "latest", an aware datetime or offsets by queue, not {shown(given)}'
+            f'to must be an offset from 0 on, "earliest", "latest", an aware datetime or offsets by queue, not {shown(given)}'
         )
     return min(max(given, low), high)
 
@@ -178,8 +182,8 @@ class _Reset:
         await commit_offset(self._instance, self._group, change.queue, change.after)
 
     async def reset_by_offset(self, changes: Sequence[OffsetChange], broker: str, address: str) -> bool:
-        """Sets one offset for each queue. Returns False, and sets none, where the broker resets by time only and the group has no
-        members; raises ClientStateError where it has."""
+        """Sets one offset for each queue. Returns False, and sets none, where the broker resets by time only and the group has
+        no members; raises ClientStateError if such a group has members."""
         if not await _resets_by_server(self._instance, broker, address, self._deadline()):
             why = f"broker {broker} sends members new offsets by time only: stop them first, or give a time"
             await check_offline(self._instance, self._group, why, self._deadline())
@@ -228,8 +232,8 @@ def look_pauses() -> Iterator[float]:
 
 
 def _shows(change: OffsetChange, offset: int | None) -> bool:
-    """Returns whether a group's offset proves that a reset has taken effect: members continue from there at once. An offset
-    beyond the former one proves nothing."""
+    """Returns whether a group's offset proves that a reset has taken effect: members continue from there at once. After a move
+    back, an offset not below the former one proves nothing."""
     if offset is None:
         return False
     if change.before is not None and change.after < change.before:
@@ -280,6 +284,7 @@ async def clone(instance: ClientInstance, source: str, target: str, topic: str, 
     if not changes:
         name, of_topic = instance.names.display_name(source), instance.names.display_name(topic)
         raise SubscriptionGroupNotExistError(
-            f"group {name} has no offsets for topic {of_topic}; check both names", request="QUERY_CONSUMER_OFFSET"
+            f"group {name} has no offsets for topic {of_topic}; check the names of group and topic",
+            request="QUERY_CONSUMER_OFFSET",
         )
     return tuple(changes)

@@ -39,7 +39,7 @@ __all__ = ["by_key", "view"]
 logger = logging.getLogger(__name__)
 
 DECODE_IN_THREAD: Final = 64 * 1024
-"""Bytes of an answer from which on a thread decodes it."""
+"""Minimum size, in bytes, of an answer that a thread decodes."""
 FOR_EVER: Final = 2**63 - 1
 INDEX_STEP_MS: Final = 1000
 """Brokers index times in whole seconds, rounded down."""
@@ -75,7 +75,7 @@ async def view(instance: ClientInstance, topic: str, msg_id: str, deadline: floa
     stranger = f" (and {place.host}, which it may name, is no broker of the cluster)" if place is not None else ""
     raise QueryNotFoundError(
         f"no message of topic {instance.names.display_name(topic)} has the id {printable(msg_id)} on {where}{stranger}; "
-        "check both, and that the message is not deleted",
+        "check topic and id, and that the message is not deleted",
         request="QUERY_MESSAGE",
     )
 
@@ -138,17 +138,21 @@ async def _at(
     if response.code != ResponseCode.SUCCESS:
         error = broker_error(response.code, response.remark, request="VIEW_MESSAGE_BY_ID", broker=broker, address=address)
         if type(error) is BrokerSystemError:  # "can not find message by the offset", or no record begins there
-            raise not_found(f"no message {printable(msg_id)}: {response.remark or ''}") from None
+            raise not_found(
+                f"no message {printable(msg_id)}: {response.remark or ''}; check the id, and that the message is not deleted"
+            ) from None
         raise error
     decoded = await _decode(instance, response.body, broker, deadline)
     if decoded.corrupt and response.body[4:8] in _MAGIC:
         raise decoded.corrupt[0]
     if not decoded.messages or decoded.messages[0].commit_log_offset != offset:
-        raise not_found(f"no message begins at offset {offset} of the commit log, which {printable(msg_id)} names")
+        raise not_found(
+            f"no message begins at offset {offset} of the commit log, which {printable(msg_id)} names; check the id"
+        )
     message = decoded.messages[0]
     if message.topic != topic:
         shown, wanted = instance.names.shown(message.topic), instance.names.display_name(topic)
-        raise not_found(f"message {printable(msg_id)} is of topic {printable(shown)}, not of {wanted}")
+        raise not_found(f"message {printable(msg_id)} is of topic {printable(shown)}, not of {wanted}; give its topic")
     return message
 
 

@@ -46,7 +46,7 @@ ORDER_NAMESPACE: Final = "ORDER_TOPIC_CONFIG"
 
 AT_ONCE: Final = 8
 _OWN_PREFIXES: Final = ("%RETRY%", "%DLQ%", "rmq_sys_")
-"""Topics that brokers make when they need them."""
+"""Prefixes of topics that brokers create when they need them."""
 _REPLY_SUFFIX: Final = "_REPLY_TOPIC"
 
 
@@ -222,7 +222,7 @@ async def sync(
             synced.append(SyncedTopic(topic, action, plain))
     if not synced:
         raise TopicNotFoundError(
-            f"broker {from_broker} has no topic of its users called {' or '.join(patterns)}; check the patterns",
+            f"broker {from_broker} has no topic of users that matches {' or '.join(patterns)}; check the patterns",
             broker=from_broker,
         )
     if not dry_run:

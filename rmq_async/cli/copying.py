@@ -1,5 +1,5 @@
-"""Reads messages that ``--json`` printed, to send copies of them with the fields that their senders gave, those of each queue in
-order.
+"""Reads messages that ``--json`` printed, to send copies of them: with the fields that the senders gave, and in the order of
+each queue.
 
 A line is an object with ``body`` (text) or ``body_base64``, and any of ``tags``, ``keys``, ``flag``, ``properties``,
 ``broker`` and ``queue_id``. Other fields are ignored, so the objects of a newer version can be read. A copy has those
@@ -43,7 +43,7 @@ _decode = msgspec.json.Decoder(_Record).decode
 
 
 def read_record(line: bytes) -> tuple[MessageExt, tuple[str, int] | None]:
-    """Returns the message of a line, and broker and number of the queue that it was read from; None if the line names none.
+    """Returns the message of a line, and the broker and number of its queue, or None if the line does not name both.
 
     ``tags`` and ``keys`` replace the properties that hold them. Raises ValueError for a line that is no such object.
     """
@@ -64,7 +64,7 @@ def read_record(line: bytes) -> tuple[MessageExt, tuple[str, int] | None]:
 
 def _body(record: _Record) -> bytes:
     if (record.body is None) is (record.body_base64 is None):
-        raise ValueError("it must have one of body and body_base64")
+        raise ValueError("it must have exactly one of body and body_base64")
     if record.body is not None:
         return record.body.encode()
     assert record.body_base64 is not None

@@ -65,8 +65,8 @@ moment_help: Final = f"earliest, latest, {time_help}; with one --queue an offset
 
 
 def needs_command(context: click.Context) -> int:
-    """Prints the help of a group that is called without a command to stderr; returns the exit code, then that of wrong use, else
-    0."""
+    """Prints the help of a group on stderr if it was called without a command. Returns the exit code: then that of wrong use,
+    else 0."""
     if context.invoked_subcommand is None:
         click.echo(context.get_help(), err=True)
         return WRONG_USE
@@ -108,7 +108,7 @@ class ClientOptions:
 
 
 def pass_options(record: Callable[..., Options]) -> Callable[[Callable[[Options], int]], Callable[..., int]]:
-    """Calls the command with one record, whose fields are the command's options and arguments by name."""
+    """Returns a decorator: the command then takes one ``record``, whose fields are its options and arguments by name."""
 
     def decorate(command: Callable[[Options], int]) -> Callable[..., int]:
         @wraps(command)
@@ -251,7 +251,7 @@ class _Age(ParamType):
         found = _ago(value)
         seconds = float(found[1]) * _UNITS[found[2]] if found else LONGEST + 1
         if seconds > LONGEST:
-            self.fail(f"{value!r} is not an age such as 7d, 12h, 30m or 90s", param, ctx)
+            self.fail(f"{value!r} is not an age of at most 1e9 s, such as 7d, 12h, 30m or 90s", param, ctx)
         return seconds
 
 

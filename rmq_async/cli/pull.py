@@ -79,8 +79,8 @@ class _Printed:
 def pull(options: _PullOptions) -> int:
     """Print the messages of TOPIC: bodies as they are, one a line, or with --json all that is known of each.
 
-    Messages of one queue come in their order, those of several queues as the brokers answer. A time without a zone is local time.
-    Offsets of messages that are deleted before they are read go to stderr, and so does with --follow the number of printed
+    Messages of one queue come in their order, those of several queues as the brokers answer. A time without a zone is local
+    time. Offsets of messages that are deleted before they are read go to stderr; with --follow, so does the number of printed
     messages at the end.
     """
     chosen = _range(options)

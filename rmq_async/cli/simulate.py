@@ -83,8 +83,8 @@ class _SimulateOptions:
 def simulate(given: _SimulateOptions) -> int:
     """Run a scenario of the library on a simulated cluster, under virtual time, with faults that each seed draws.
 
-    Ends at the first seed that violates a promise (exit code 1), and prints the command that repeats it with as few kinds of
-    faults as possible. The same seed gives the same run on every machine.
+    Ends at the first seed that violates a promise (exit code 1), and prints the command that repeats it, without the kinds of
+    faults that it can do without. The same seed gives the same run on every machine.
     """
     given.check()
     output = Output(as_json=given.as_json)

@@ -1,7 +1,7 @@
 """The first answer of a cluster: at the start or, for a client that may start without one, at any later time.
 
-A cluster is available when a name server answers and names a broker. A name server that was just started knows no broker for some
-seconds, and answers for every topic that it does not exist. Calls of a client that started without a cluster wait for this.
+A cluster is available when a name server answers and names a broker. A name server that was just started knows no broker for
+some seconds, and answers "no such topic" for every topic. Calls of a client that started without a cluster wait for this.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class ClusterProbe:
         self._name_servers = name_servers
         self._timeout = timeout
         self.cluster_found = asyncio.Event()
-        """Set by the first answer that names a broker or cannot be read, and never cleared."""
+        """Set by the first answer that names a broker, has an error code or cannot be read; never cleared."""
 
     async def run_once(self) -> str:
         """Sends one request; returns the address of the name server that answered. Raises NameServerError when none does."""
@@ -79,7 +79,8 @@ class ClusterProbe:
 
 
 def _names_brokers(response: RemotingCommand) -> bool:
-    """Returns whether the answer names a broker; True for one that cannot be read, which is no reason to wait for another."""
+    """Returns whether the answer names a broker. True also for an error code and for a body that cannot be read: another answer
+    would hardly be better."""
     if response.code != ResponseCode.SUCCESS:
         return True
     try:

@@ -21,11 +21,12 @@ __all__ = ["FormerConnections"]
 NOTICED: Final = 0.5
 """Seconds after which a broker has noticed the end of a former connection."""
 SILENT: Final = 120.5
-"""Seconds after the last heartbeat on a silent connection from which on the broker may close it."""
+"""The broker closes a silent connection at the earliest so many seconds after the last heartbeat on it."""
 SILENT_UNTIL: Final = 155.5
-"""Seconds after that heartbeat until which the broker may close it: requests can have followed for 30 s, until the next one."""
+"""The broker closes it at the latest so many seconds after that heartbeat: other requests can have followed for 30 s, until the
+next heartbeat was due."""
 AGAIN: Final = 5.0
-"""Seconds between two calls of ``forgotten`` from ``SILENT`` to ``SILENT_UNTIL``."""
+"""Seconds between two calls of ``forgotten`` in the time from ``SILENT`` to ``SILENT_UNTIL``."""
 
 _SILENT: Final = frozenset({CloseReason.DEAD, CloseReason.RESET, CloseReason.NOT_READING})
 
@@ -44,8 +45,8 @@ class FormerConnections:
         self._closed = False
 
     def add(self, connection: Connection, last_heartbeat: float) -> None:
-        """Adds a connection that takes no more requests. ``last_heartbeat``: time (monotonic) at which the last heartbeat that
-        the broker has answered was sent on it, or without an answer the last one."""
+        """Adds a connection that takes no more requests. ``last_heartbeat``: when (monotonic) the last heartbeat that the
+        broker answered was sent on it; if none was answered, when the last one was sent."""
         connection.closed.add_done_callback(partial(self._over, connection.address))
         if connection.close_reason in _SILENT:
             self._doubt(connection.address, last_heartbeat)

@@ -1,4 +1,4 @@
-"""Gaps between the messages of a queue that are no loss.
+"""Gaps in a queue's offsets where no messages were lost.
 
 If the answer to a pull without a filter leaves offsets out, their messages were deleted, except in two kinds of topics, which
 the broker's topic settings identify: a compacted topic (attribute ``cleanup.policy``) keeps the newest message of each key, and

@@ -6,9 +6,9 @@ immediately on a new connection and when a group joins. A round leaves out conne
 interval ago. Broken connections are made again in between, so that a client that sends nothing notices when brokers are back.
 Two unanswered heartbeats in a row prove a connection dead, and it is closed.
 
-To push a reply, a broker looks the client up by its id, and that entry is easily lost: a producer group that leaves removes it,
-and so does a former connection that ends after the client was introduced on a new one (``former``). Only a group that is new to
-the broker on that connection restores it, so one of the remaining producer groups leaves and joins again, if a call of this
+To push a reply, a broker looks the client up by its id, and the broker easily forgets the id: a producer group that leaves removes
+it, and so does a former connection that ends after the client was introduced on a new one (``former``). Only a group that is new
+to the broker on that connection restores it, so one of the remaining producer groups leaves and joins again, if a call of this
 client has ever waited for a reply.
 """
 
@@ -55,7 +55,7 @@ class HeartbeatState:
         self.sent_at = 0.0
         """When the last heartbeat was sent (monotonic)."""
         self.reached_at = 0.0
-        """When the last heartbeat was sent that the broker has answered; 0 for none."""
+        """When the last heartbeat that the broker has answered was sent (monotonic); 0 if none was answered."""
         self.known = False
         """Whether the broker knows the client's id on this connection: it has accepted a heartbeat since the last drop."""
         self.drops = 0
@@ -107,7 +107,7 @@ class Heartbeats:
         self._former = FormerConnections(self._forgotten)
         self._soon: asyncio.Handle | None = None
         self._body: bytes | None = None
-        """The encoded heartbeat; None from a change of the groups until one is sent: with many groups encoding takes ms."""
+        """The encoded heartbeat, kept because many groups take milliseconds to encode; None after a change of the groups."""
         self._closed = False
 
     @property
@@ -164,7 +164,7 @@ class Heartbeats:
                 self._beat(connection)
 
     def announce(self) -> None:
-        """Sends a heartbeat to each connected broker in use in the next turn of the loop, one for all calls of this turn."""
+        """Schedules one heartbeat to each connected broker in use for the next turn of the loop, however often it is called."""
         if self._soon is None and not self._closed:
             self._soon = asyncio.get_running_loop().call_soon(self._announce)
 

@@ -2,8 +2,8 @@
 
 There is one instance per running loop and equal config, and it counts its users. The first user starts it and the others wait for
 that start; the last one that leaves closes it. The start is a task of its own, so that a cancelled user neither stops it for the
-others nor leaves anything behind. Closing is synchronous up to the point where only the loop is needed (cancelled tasks, closing
-sockets), so that a second cancellation cannot interrupt it.
+others nor leaves anything behind. Closing awaits nothing until only cancelled tasks and closing sockets are left, and a task of
+its own waits for these: a second cancellation cannot leave it half done.
 """
 
 from __future__ import annotations
@@ -125,9 +125,10 @@ class ClientInstance:
     async def acquire(cls, config: ClientConfig) -> ClientInstance:
         """Returns the running instance for ``config`` on this loop; the first user starts it.
 
-        Raises NameServerError when no name server is configured, or none answers within ``request_timeout`` and the client may
-        not start without a cluster; RequestTimeoutError when the system's certificate authorities are not read within it;
-        ClientStateError if the start was cancelled. After an error or a cancellation no connection or task remains.
+        Raises ConfigError for an invalid address in ``NAMESRV_ADDR``; NameServerError when no name server is configured, or none
+        answers within ``request_timeout`` and the client may not start without a cluster; RequestTimeoutError when the system's
+        certificate authorities are not read in that time; ClientStateError if the start was cancelled. After an error or a
+        cancellation no connection or task remains.
         """
         resolved = config.resolved()
         key = (generation(), asyncio.get_running_loop(), resolved)
@@ -218,7 +219,9 @@ class ClientInstance:
             topic = self.names.display_name(topic)
             wanted = "an address" if any_replica else "a master"
             broker = printable(broker_name)
-            text = f"neither the route of topic {topic} nor another one names {wanted} of broker {broker}; is it running?"
+            text = (
+                f"neither the route of topic {topic} nor another names {wanted} of broker {broker}; start it, or check its name"
+            )
             raise BrokerNotFoundError(text, broker=broker_name)
         return address
 
@@ -436,7 +439,7 @@ _instances: dict[_Key, ClientInstance] = {}
 
 
 def _forget_closed_loops() -> None:
-    """Removes instances whose loops were closed before they stopped; other generations belong to a parent process."""
+    """Removes this process's instances whose loops were closed before they were released."""
     for key, instance in list(_instances.items()):
         if key[0] == generation() and instance._loop.is_closed():
             _instances.pop(key, None)

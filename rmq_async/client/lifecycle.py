@@ -49,9 +49,9 @@ class LifeCycle(Startable):
         self._state = LifeState.NEW
         self._instance: ClientInstance | None = None
         self._changing: asyncio.Future[BaseException | None] | None = None
-        """Result of the present start, its error or None for success, or of the present stop, None."""
+        """Done when the present start or stop has ended; its result is the error of a start, or None."""
         self._starting = StopScope(partial(_stopped_early, self._label))
-        """Waits of a start, which ``stop`` ends."""
+        """The scope of a start's waits, which ``stop`` ends."""
         self._generation = generation()
 
     def __repr__(self) -> str:
@@ -65,11 +65,11 @@ class LifeCycle(Startable):
         """Connects to a name server. Does nothing when already running; may be called again after a failure and after ``stop``.
 
         Raises NameServerError when none is configured, or none answers within ``request_timeout`` and ``start_without_cluster``
-        is False; ConfigError for a group that this client has already; RequestTimeoutError when the system's certificate
-        authorities are not read in that time; ClientStateError during ``stop``, and when ``stop`` ends this start;
-        WrongLoopError and ForkedError when it runs on another loop or in the parent process. After a failure or a cancellation
-        no connection or task remains. A call during another ``start`` waits for its end and raises its error; if the other call
-        is cancelled, this one starts.
+        is False; ConfigError for a group that this client has already, and for an invalid address in ``NAMESRV_ADDR``;
+        RequestTimeoutError when the system's certificate authorities are not read in that time; ClientStateError during
+        ``stop``, and when ``stop`` ends this start; WrongLoopError and ForkedError when it runs on another loop or in the
+        parent process. After a failure or a cancellation no connection or task remains. A call during another ``start`` waits
+        for its end and raises its error; if the other call is cancelled, this one starts.
         """
         while self._state is LifeState.STARTING:
             await self._join_start()

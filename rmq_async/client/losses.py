@@ -41,13 +41,12 @@ async def lost_offsets(
     timeout: float | None = None,
     calls: OrderedSet[asyncio.Future[RemotingCommand]] | None = None,
 ) -> tuple[range, ...]:
-    """Returns those of the offsets ``missing``, which an answer to a pull without a filter left out, whose messages were
-    deleted.
+    """Returns the offsets in ``missing`` whose messages were deleted.
 
-    ``static``: whether the answer is about a queue of a static topic. ``timeout``: seconds for the request for the topic's
-    settings, at most and by default ``request_timeout``. ``calls``: as for ``ConnectionPool.request``. Raises as
-    ``ClientInstance.ask_broker`` does, and BrokerError. If the settings cannot be read, or this user may not see them, all
-    missing offsets count as deleted.
+    ``missing``: offsets that the answer to a pull without a filter left out. ``static``: whether the queue is one of a static
+    topic. ``timeout``: seconds for the request for the topic's settings, at most and by default ``request_timeout``. ``calls``:
+    as for ``ConnectionPool.request``. Raises as ``ClientInstance.ask_broker`` does, and BrokerError. If the settings cannot be
+    read, or this user may not see them, all missing offsets count as deleted.
     """
     broker_name = instance.routes.broker_of(queue)
     config = None if static else instance.gaps.get(broker_name, queue.topic)
@@ -87,7 +86,7 @@ async def _settings(
         if not isinstance(error, AuthenticationError | NoPermissionError | PermissionDeniedError):
             raise error
     logger.warning(
-        "gaps of topic %s count as losses, since broker %s does not show whether it is compacted: %s",
+        "gaps of topic %s count as losses, since broker %s does not show whether the topic is compacted: %s",
         instance.names.display_name(topic),
         address,
         printable(error),

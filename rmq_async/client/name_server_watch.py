@@ -24,8 +24,8 @@ __all__ = ["NameServerWatch"]
 logger = logging.getLogger(__name__)
 
 FIRST: Final = 1.0
-"""Seconds from the loss of a connection to the first request, of which half are left to chance, so that the clients of one
-server do not send together."""
+"""Maximum seconds from the loss of a connection to the first request; the time is drawn between half of it and all of it, so
+that the clients of one server do not send together."""
 LONGEST: Final = 8.0
 """Maximum seconds between two requests."""
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from rmq_protocol.command import RemotingCommand
 
@@ -27,6 +27,8 @@ __all__ = ["NameServers", "NoUsableAnswerError"]
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+_ADVICE: Final = "check the addresses, and that a name server runs"
 
 
 class NoUsableAnswerError(NameServerError):
@@ -59,7 +61,7 @@ class NameServers:
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """All addresses, from that of the server in use on."""
+        """All addresses; that of the server in use is the first."""
         return tuple(self._addresses)
 
     @property
@@ -151,7 +153,8 @@ class NameServers:
                 await self.answered.wait()
         except TimeoutError:
             text = f"no name server has answered since the start, nor within {timeout:.3g} s"
-            raise NameServerError(f"{text}; the last attempt: {self.failure}" if self.failure is not None else text) from None
+            last = f"the last attempt: {self.failure}" if self.failure is not None else _ADVICE
+            raise NameServerError(f"{text}; {last}") from None
 
     async def _one(self, address: str, command: RemotingCommand, timeout: float) -> RemotingCommand:
         response = await self._pool.request(address, command, timeout)
@@ -181,7 +184,7 @@ class NameServers:
             silent = any(isinstance(error, RequestTimeoutError) for error in failures.values())
             late = silent or len(failures) < len(self._addresses)
             when = f" within {timeout:.3g} s" if late else ""
-            error = NameServerError(f"no name server answered{when}: {tried}")
+            error = NameServerError(f"no name server answered{when}: {tried}; {_ADVICE}")
         error.__cause__ = cause
         return error
 

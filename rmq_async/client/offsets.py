@@ -63,7 +63,7 @@ _NO_QUEUE_ID: Final = 1 << 31
 _FIRST_PAUSE: Final = 0.001
 _MAX_PAUSE: Final = 0.1
 _FAR: Final = 1 << 53
-"""Seconds from the epoch beyond which milliseconds do not fit into a header's 64 bits."""
+"""Seconds from the epoch below which milliseconds fit into a header's 64 bits."""
 _NO_STATISTICS: Final = "java.util.NoSuchElementException"
 
 
@@ -85,11 +85,11 @@ async def until_readable(
     """Waits until all messages that the broker acknowledged before this call can be read; returns False if that takes longer than
     ``timeout`` seconds (default: ``request_timeout``).
 
-    A broker acknowledges a message in its commit log and builds the queues from it a moment later (measured on 5.5.0: every second
-    ``max_offset`` right after an acknowledged send does not count it, whether or not its ``committed`` field is set). Only the
-    runtime information shows how far behind the queues are; it costs the broker 60 ms, so this is for the start of a reading. In
-    its first second a broker has none and fails (5.5.0 and 4.9.7): the request is repeated, as for a busy one. A broker without
-    this information counts as readable.
+    A broker acknowledges a message in its commit log and builds the queues from it a moment later (measured on 5.5.0: half of
+    the ``max_offset`` requests right after an acknowledged send do not count its message, with and without their ``committed``
+    field). Only the runtime information shows how far behind the queues are; it costs the broker 60 ms, so this is for the
+    start of a reading. In its first second a broker has none and fails (5.5.0 and 4.9.7): the request is repeated, as for a
+    busy one. A broker without this information counts as readable.
     """
     longest = instance.config.request_timeout
     patience = longest if timeout is None else timeout
@@ -238,7 +238,7 @@ def epoch_ms(when: float | datetime) -> int:
             )
         return round(when.timestamp() * 1000)
     if isinstance(when, bool) or not isinstance(when, int | float) or not -_FAR < when < _FAR:  # NaN is neither
-        raise ConfigError(f"a time must be epoch seconds or an aware datetime, not {shown(when)}")
+        raise ConfigError(f"a time must be epoch seconds from -2**53 to 2**53 or an aware datetime, not {shown(when)}")
     return round(when * 1000)
 
 
@@ -261,8 +261,8 @@ def check_queue(queue: MessageQueue) -> MessageQueue:
 
 
 async def known_queue(instance: ClientInstance, queue: MessageQueue) -> MessageQueue:
-    """Returns ``queue`` with its topic's name on the wire, if the topic's route has it. Brokers do not check that: to requests
-    about a queue that they do not have they answer as about an empty one.
+    """Returns ``queue`` with its topic's name on the wire, if the topic's route has it. Brokers do not check that: they answer
+    requests about a queue that they do not have as if it were empty.
 
     Raises TopicNotFoundError; InvalidMessageError for an invalid topic name; BrokerNotFoundError for a broker without the
     topic; ConfigError for a queue id above the last one and for a value that is no queue; NameServerError.

@@ -438,7 +438,7 @@ class RouteTable:
                 "; none has answered since the start" if not self._name_servers.answered.is_set() else "; they know no broker"
             )
             text += f"; the last attempt: {printable(failure, 1000)}" if failure is not None else ""
-        return NameServerError(text)
+        return NameServerError(f"{text}; check that they and the brokers run, or raise the timeout")
 
     def _not_found(self, topic: str, answer: _Answer, create_key: str | None = None) -> TopicNotFoundError:
         said = printable(without_faq(answer.remark) or "no such topic")
@@ -447,4 +447,4 @@ class RouteTable:
             text += (
                 f" (and it cannot be created by sending: the brokers do not offer {create_key}, autoCreateTopicEnable is off)"
             )
-        return TopicNotFoundError(text, address=answer.name_server)
+        return TopicNotFoundError(f"{text}; create it, or check its name", address=answer.name_server)

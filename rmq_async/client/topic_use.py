@@ -82,8 +82,8 @@ class TopicUse:
 def topics_to_keep(
     due: Iterable[str], kept: Iterable[str], brokers: Collection[str], brokers_of: Callable[[str], Collection[str]]
 ) -> set[str]:
-    """Returns the topics of ``due`` to keep, so that at least one topic names each of ``brokers``; the last ones of ``due``
-    first.
+    """Returns the topics of ``due`` to keep, so that at least one topic names each of ``brokers``; prefers the last ones of
+    ``due``.
 
     ``kept``: topics that stay in any case. ``brokers_of(topic)``: names of the brokers in its route. A broker that no topic
     names gets no heartbeats, although it may have a half message of this client and have to check its transaction.

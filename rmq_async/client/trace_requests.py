@@ -33,8 +33,8 @@ QUEUES: Final = 4
 async def send_trace(instance: ClientInstance, group: str, message: Message, deadline: float) -> None:
     """Sends a trace message by ``deadline`` (monotonic), in at most two attempts, on two brokers if the topic has them.
 
-    ``group``: the header's producer group, by its name on the wire. Raises TopicNotFoundError where no broker has the topic
-    with write permission or may create it, NameServerError, and the errors of a request.
+    ``group``: the header's producer group, by its name on the wire. Raises TopicNotFoundError if no broker has the topic with
+    write permission and none may create it, NameServerError, and the errors of a request.
     """
     topic = instance.names.wire(message.topic)
     route = await instance.routes.get(

@@ -132,8 +132,8 @@ def packed_ip(text: str) -> bytes | None:
 
 
 def _local_month(now_ms: int) -> tuple[int, int]:
-    """Returns the first milliseconds, since the epoch, of the month that ``now_ms`` is in by local time, and of the next
-    month."""
+    """Returns the beginnings of the local month that contains ``now_ms`` and of the next month, in milliseconds since the
+    epoch."""
     year, month = localtime(now_ms // 1000)[:2]
     begins = mktime((year, month, 1, 0, 0, 0, 0, 0, -1))
     ends = mktime((year, month + 1, 1, 0, 0, 0, 0, 0, -1))

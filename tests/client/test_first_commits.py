@@ -91,7 +91,7 @@ async def test_commit_whose_turn_does_not_come_ends_at_its_deadline() -> None:
     commits, sent = FirstCommits(), Sent()
     first = asyncio.create_task(commits.commit(KEY, asyncio.Event().wait, FAR))  # type: ignore[arg-type]
     await asyncio.sleep(0)
-    with pytest.raises(RequestTimeoutError, match="broker-a: not written by its deadline") as caught:
+    with pytest.raises(RequestTimeoutError, match="broker-a: not sent in time") as caught:
         await commits.commit(KEY, sent.request, machine.monotonic() + 0.02)
     assert not caught.value.maybe_stored
     assert not sent.most

@@ -27,7 +27,7 @@ QUIET: Final = 1.0
 """Seconds without a change after which the count is final."""
 PROCESSES: Final = 64
 MESSAGE_OVERHEAD: Final = 64
-"""Bytes that a message takes in a batch beside its body, at most."""
+"""Maximum bytes that a message takes in a batch beside its body."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,7 +23,7 @@ PERCENTILES: Final = {"p50": 50.0, "p99": 99.0, "p99.9": 99.9}
 
 
 class Histogram:
-    """Counts latencies by step; ``add`` takes seconds. ``longest``: exact, in seconds."""
+    """Counts latencies by step; ``add`` takes seconds. ``longest``: the longest one, exact, in seconds."""
 
     __slots__ = ("counts", "longest")
 

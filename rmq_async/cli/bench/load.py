@@ -30,7 +30,7 @@ _SAMPLED: Final = 8
 _PAUSE: Final = 0.01
 """Seconds to pause after a failed call: some calls fail without a wait."""
 _ONEWAY_AT_ONCE: Final = 64
-"""One-way sends need not suspend; without a pause now and then nothing else would run."""
+"""One-way sends after which a worker lets others run: it need not suspend while it sends."""
 
 Report = Callable[[int, int], None]
 """Called about each second with messages sent and failed so far, those of the warm-up included."""

@@ -1,8 +1,8 @@
 """Runs several sending processes at the same time, each with a producer of its own; a single one sends in this process.
 
-They are forked, so that certificates and credentials need not pass through arguments, and while no loop runs here. Each reports
-its progress, and at the end its counts, through a pipe; after a signal it reports the counts so far. All processes have ended
-when ``run_processes`` returns, also after an error.
+They are forked while no loop runs here, so that certificates and credentials need not pass through arguments. Each reports its
+progress, and at the end its counts, through a pipe; after a signal it reports the counts so far. All processes have ended when
+``run_processes`` returns, also after an error.
 """
 
 from __future__ import annotations

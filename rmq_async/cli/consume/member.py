@@ -1,8 +1,8 @@
 """The member of the group: the calls of its handler, their outcomes, and its end.
 
-A message is printed, or its command has ended, before it is settled. At the end a pause removes the messages without a call,
-and the member stops when no handler runs. A message whose call is cancelled by a second signal, or whose output has no reader,
-is not settled: it is delivered again, and that counts as no attempt.
+A message is printed, or its command has ended, before it is settled. At the end the consumer is paused, which drops the
+messages whose handling has not begun, and stops when no handler runs. A message whose call is cancelled by a second signal, or
+whose output has no reader, is not settled: it is delivered again, and that counts as no attempt.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Makes the demo's messages: each carries its mode, its index, and a checksum over all of its parts.
 
-The checksum covers body, tags, keys and properties. It is zlib's own CRC32 rather than the codec's, so it shows a message that
-was cut, mixed up with another or decoded wrongly even where every layer below agrees with itself.
+The checksum covers body, tags, keys and properties. It is zlib's CRC32, not the codec's, so it shows a message that was cut,
+mixed up with another or decoded wrongly, even if the encoder has the same fault as the decoder.
 """
 
 from __future__ import annotations

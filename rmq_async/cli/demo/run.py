@@ -37,7 +37,7 @@ SHARE: Final = 0.14
 READ_SHARE: Final = 0.28
 """Share of the time limit for reading the messages back."""
 PULLED_AT_ONCE: Final = 8 * 32
-"""Messages that reading asks for in one round trip: pulls at a time, and what a stock broker gives to each."""
+"""Messages that one round trip reads: 8 concurrent pulls, for each of which a stock broker returns 32 messages at most."""
 SETTLE: Final = 2.0
 """Maximum seconds to wait for one-way messages that a broker has received and not stored yet."""
 STOP: Final = 0.1

@@ -114,7 +114,8 @@ def status(fail_above: float | None, database: str | None, table: str, as_json: 
 @client_options
 @pass_options(RelayOptions)
 def relay(options: RelayOptions) -> int:
-    """Send the messages of an outbox, beside other relays or alone, until SIGTERM or Ctrl-C, which give back what is not begun.
+    """Send the messages of an outbox, alone or beside other relays, until SIGTERM or Ctrl-C. Rows whose sending has not begun
+    are then given back.
 
     It waits for a cluster that is not there yet, and for a database that goes away later. Progress goes to stderr, with --json to
     stdout: messages sent by this process, their rate, and what is in the table; a message that is stuck is a line too, once in ten
@@ -144,7 +145,11 @@ def retry(ids: tuple[int, ...], all_failed: bool, database: str | None, table: s
     sent, or being sent.
     """
     if bool(ids) == all_failed:
-        raise click.UsageError("give IDs of rows or --all-failed")
+        raise click.UsageError(
+            "give IDs of rows or --all-failed, not both"
+            if ids
+            else "no rows to retry are named: give their IDs or --all-failed"
+        )
     output = Output(as_json=as_json)
     chosen = sorted(set(ids))
 
@@ -154,7 +159,9 @@ def retry(ids: tuple[int, ...], all_failed: bool, database: str | None, table: s
         output.line(f"{count:,} due again")
         if all_failed or count == len(chosen):
             return 0
-        output.trouble(f"outbox: {len(chosen) - count:,} of {len(chosen):,} are not in the table, sent, or being sent")
+        output.trouble(
+            f"outbox: {len(chosen) - count:,} of {len(chosen):,} rows stay as they are: missing, sent already, or being sent"
+        )
         return FAILED
 
     return _with_table(database, table, work)

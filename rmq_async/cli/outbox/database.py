@@ -52,14 +52,14 @@ def _short_database_errors() -> Iterator[None]:
     try:
         yield
     except ERRORS as error:
-        raise click.ClickException(f"the database: {reason_of(error)}") from error
+        raise click.ClickException(f"the database reports: {reason_of(error)}") from error
 
 
 def _engine(database: str) -> AsyncEngine:
     try:
         url = make_url(database)
     except (ArgumentError, ValueError):
-        raise click.UsageError(f"the URL of the database is not one; {_FORMS}") from None
+        raise click.UsageError(f"the URL of the database cannot be read; {_FORMS}") from None
     kind = url.drivername.partition("+")[0]
     if kind in ("postgresql", "postgres"):
         return _postgresql(url)

@@ -25,7 +25,7 @@ __all__ = ["run_relay"]
 _LAST_STATUS: Final = 5.0
 """Maximum seconds to read the totals at the end."""
 _SHARE: Final = 10
-"""The pause after a check for remaining messages lasts this many times as long as the check."""
+"""The pause after a check for remaining messages lasts at least this many times as long as the check."""
 
 T = TypeVar("T")
 
@@ -105,7 +105,7 @@ async def _drained(store: Store, before: OutboxStatus, after: OutboxStatus, outp
 
 
 def _ended_early(output: Output) -> int:
-    output.trouble("outbox: ended before all was sent that can be; run it again to send the rest")
+    output.trouble("outbox: ended before all messages that can be sent were sent; run it again to send the rest")
     return FAILED
 
 

@@ -56,7 +56,7 @@ class _TopOptions(ClientOptions):
 @click.option("--once", is_flag=True, help="Print the figures of one interval and end.")
 @click.option(
     "--sort", type=click.Choice(SORTABLE), multiple=True, metavar="COLUMN",
-    help="Column to sort tables by that have it; may be given again. Default: in, lag and name.",
+    help="Sorts the tables that have this column by it; may be given again. Default: in, lag and name.",
 )  # fmt: skip
 @click.option(
     "--filter",
@@ -166,8 +166,8 @@ class _Top:
                 await self._watch(admin, show)
 
     async def _watch(self, admin: Admin, show: Callable[[Figures], Awaitable[None]]) -> None:
-        """Reads and shows the figures once per interval until the end; while no name server responds, shows the last ones with that
-        problem, or with --once or before the first ones raises its error."""
+        """Reads and shows the figures once per interval until the end. When no name server responds, it shows the last figures
+        with that problem; with --once, or if there are no figures yet, it raises the error."""
         watch, last = Watch(), None
         while not self._ended.is_set():
             began = monotonic()

@@ -78,8 +78,8 @@ class Controls:
 
     @property
     def patterns(self) -> tuple[str, ...]:
-        """The patterns of names that pass the filter: a filter with * or ? as it is, else one that matches the names that contain
-        it, in upper or lower case."""
+        """The patterns of names that pass the filter: a filter with * or ? as it is, else a pattern of the names that contain
+        it, case-insensitively."""
         text = self.filter
         if not text or "*" in text or "?" in text:
             return (text or "*",)

@@ -157,8 +157,8 @@ class Watch:
 class _Gaps:
     """The figures that brokers refused in one of two overviews.
 
-    ``topics``, ``groups``: names whose offsets were refused. ``read_topics``: topics that those groups read. ``storing``,
-    ``reading``: brokers that refused offsets of topics, and of groups.
+    ``topics``, ``groups``: names whose offsets were refused. ``read_topics``: topics that those groups read. ``storing``:
+    brokers that refused offsets of topics. ``reading``: brokers that refused offsets of groups.
     """
 
     def __init__(self, *overviews: Overview) -> None:

@@ -33,7 +33,7 @@ async def test_every_command_works_on_postgresql() -> None:
         assert ended.code == 2
         assert "create_table() creates it" in one_line(ended.err)
         ended = await rmq("outbox", "status", "--database", table.url.replace("/postgres?", "/nothing?"))
-        assert (ended.code, ended.err) == (1, 'rmq: the database: database "nothing" does not exist\n')
+        assert (ended.code, ended.err) == (1, 'rmq: the database reports: database "nothing" does not exist\n')
 
 
 class TestTheDatabase:
@@ -57,7 +57,7 @@ class TestTheDatabase:
     def test_a_file_that_is_no_database_is_one_line(self, rmq_here: Rmq, tmp_path: Path) -> None:
         (tmp_path / "text").write_text("no database, but long enough to be taken for one" * 100)
         ended = rmq_here("outbox", "status", "--database", f"sqlite:///{tmp_path}/text")
-        assert (ended.code, ended.out, ended.err) == (1, "", "rmq: the database: file is not a database\n")
+        assert (ended.code, ended.out, ended.err) == (1, "", "rmq: the database reports: file is not a database\n")
 
     @pytest.mark.parametrize(
         "command",
@@ -76,8 +76,8 @@ class TestTheDatabase:
         ("url", "code", "says"),
         [
             ("mysql://user:s3cret@host/db", 2, "needs PostgreSQL or SQLite"),
-            ("postgresql://user:s3cret@host:port/db", 2, "the URL of the database is not one"),
-            ("user:s3cret@host", 2, "the URL of the database is not one"),
+            ("postgresql://user:s3cret@host:port/db", 2, "the URL of the database cannot be read"),
+            ("user:s3cret@host", 2, "the URL of the database cannot be read"),
             ("", 2, "no database is known"),
             ("sqlite://", 2, "in memory"),
             ("sqlite:///:memory:", 2, "in memory"),

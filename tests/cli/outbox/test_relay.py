@@ -90,7 +90,7 @@ class TestDrain:
             process.terminate()
             ended = await end(process, 10)
         assert (ended.code, ended.records[-1]["total"]["pending"]) == (1, 2)
-        assert "ended before all was sent that can be; run it again to send the rest" in ended.err
+        assert "ended before all messages that can be sent were sent; run it again to send the rest" in ended.err
 
 
 class TestRelay:

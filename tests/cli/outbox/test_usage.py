@@ -14,8 +14,8 @@ from .support import Table
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        (["retry"], "--all-failed"),
-        (["retry", "1", "--all-failed"], "--all-failed"),
+        (["retry"], "no rows to retry are named: give their IDs or --all-failed"),
+        (["retry", "1", "--all-failed"], "give IDs of rows or --all-failed, not both"),
         (["retry", "0"], "0"),
         (["retry", str(1 << 63)], str(1 << 63)),
         (["purge"], "--older-than"),
