@@ -53,9 +53,9 @@ GATHER_TIME: Final = 0.05
 
 
 class Assignment:
-    """The queues that this member holds, and its share, which are the queues that it is to hold.
+    """The queues that this member holds, and its share: the queues that it is to hold.
 
-    ``subscriptions``: by topic on the wire; the retry topic is not among them. ``held``: by queue on the wire.
+    ``subscriptions``: by topic on the wire; the retry topic is not among them. ``held``: the held queues, by queue on the wire.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class Assignment:
         """Monotonic times of a stop: until when queues are drained, and when all is to be over."""
         self.losses = LostQueues()
         self.rounds = 0
-        """Changes of the share."""
+        """Number of changes of the share, counted by topic."""
 
     def owned(self) -> list[HeldQueue]:
         """Returns the queues that this member holds, and those that leave it."""
@@ -192,7 +192,7 @@ class Assignment:
         task.add_done_callback(self._drains.discard)
 
     async def pull_again(self, held: HeldQueue) -> None:
-        """Ends a pull that its broker holds, and pulls at once: messages that a filter leaves out do not wake a held pull."""
+        """Ends a pull that a broker holds, and pulls anew: a held pull is not answered for messages that a filter leaves out."""
         if held.state is QueueState.RUNNING and held in self._pulls:  # in a task: the caller may be cancelled
             await asyncio.shield(self._supervisor.once(f"new pulls of {held.shown}", self._pull_anew(held)))
 
@@ -218,11 +218,11 @@ class Assignment:
         self.dispatcher.look_again()
 
     def may_begin(self, held: HeldQueue) -> bool:
-        """Returns whether calls of an ordered queue may begin: its lock is this member's, and it is not paused."""
+        """Returns whether calls of an ordered queue may begin: its lock is this member's, and no pause or drain prevents it."""
         return held.is_owned and not held.ends and self.locks.owns(held.queue) and not self.pauses.covers(held)
 
     def note(self, item: Waiting, outcome: Outcome) -> None:
-        """Keeps an abandoned message of an unordered queue that leaves, to give it back."""
+        """Keeps an abandoned message of an unordered queue that leaves this member, to give it back."""
         held = item.held
         if outcome is Outcome.ABANDONED and held in self.leaving and not held.is_ordered:
             self._abandoned.setdefault(held, []).append(item.message)
@@ -249,14 +249,14 @@ class Assignment:
             elif held in self._abandoned:  # by a call with messages of several queues, which another one has cut off
                 await self._give_back_left(held)
             if not await self._commits.commit_last(held, self._seconds(COMMIT_TIME, 0.6)):
-                logger.warning("the last offset of %s was not committed in time; its messages are repeated", held.shown)
+                logger.warning("the last offset of %s was not committed in time; messages below it are repeated", held.shown)
             locked = held.is_ordered and not await self._calls_over(held)
         finally:
             lost, held.state = held.state is QueueState.LOST, QueueState.RELEASED
             self._forget(held)
         if locked and not lost:
             self.locks.leave([held.queue])
-            logger.warning("a call of %s runs on in a thread: the queue stays locked for up to 60 s", held.shown)
+            logger.warning("a call of %s has not ended: its lock is kept, for up to 60 s; raise stop_timeout", held.shown)
         elif not lost:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._seconds(UNLOCK_TIME, 1.0)):
@@ -324,7 +324,7 @@ class Assignment:
         self.callbacks.look_at_limit()
 
     def _seconds(self, longest: float, part: float) -> float:
-        """Returns the seconds for one of the last steps of a drain: ``longest``, in a stop at most a part of the time left."""
+        """Returns the seconds for one of the last steps of a drain: ``longest``, in a stop at most ``part`` of the rest."""
         return max(min(longest, part * (self._end - machine.monotonic())), 0.0)
 
     async def reset(self, held: HeldQueue, offset: int, why: str = "reset by a tool", level: int = logging.WARNING) -> None:
@@ -384,10 +384,8 @@ class Assignment:
             request_cancel(held)
 
     async def _outlast(self, held: HeldQueue) -> None:
-        """Waits for the calls of a lost queue, up to ``handover_timeout`` seconds, and then cancels them.
-
-        Calls of an ordered queue are cancelled at once; this member does not read the queue again before they have ended.
-        """
+        """Waits for the calls of a lost queue, up to ``handover_timeout`` seconds, and then cancels them. Those of an ordered
+        queue were cancelled at the loss: waits until they have ended or the consumer stops."""
         try:
             if held.is_ordered:
                 while not await self._drained(held, machine.monotonic() + LOOK_EVERY) and not self.closing:
@@ -405,8 +403,8 @@ class Assignment:
             await asyncio.wait([pulls])
 
     async def _drained(self, held: HeldQueue, deadline: float, *, retry: bool = True) -> bool:
-        """Waits until every call of the queue has ended, and messages without a handler are given back; returns False at
-        ``deadline``, if the stop leaves no time for it, and if no handler will take the waiting messages.
+        """Waits until every call of the queue has ended and its messages without a handler are given back; returns True then.
+        Returns False at ``deadline``, when a stop leaves no more time, and if no step (by hand) will take the waiting messages.
 
         ``retry``: whether failed messages of an ordered queue are handled again during the wait, if they are due in time.
         """
@@ -439,7 +437,9 @@ class Assignment:
         self._abandoned.setdefault(held, []).extend(waiting)
         await self._give_back_left(held)
         if held.running:
-            logger.warning("%d messages of %s are in threads that run on; they are repeated", len(held.running), held.shown)
+            logger.warning(
+                "calls of %d messages of %s run on; they are repeated: raise handover_timeout", len(held.running), held.shown
+            )
 
     async def _give_back_left(self, held: HeldQueue) -> None:
         left = sorted(self._abandoned.get(held, ()), key=lambda message: message.queue_offset)
@@ -447,4 +447,4 @@ class Assignment:
             async with asyncio.timeout(self._seconds(SETTLE_TIME, 0.4)):
                 await give_back_passed(self._outcomes, held, left)
         except TimeoutError:
-            logger.warning("messages of %s were not taken back in time; those settled behind them are repeated", held.shown)
+            logger.warning("not all of %d messages of %s went back in time; settled ones are repeated", len(left), held.shown)

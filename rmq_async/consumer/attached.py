@@ -80,7 +80,7 @@ class Attached:
             await self.tracer.ended()
 
     def end(self, subscriptions: Iterable[Subscription]) -> None:
-        """Removes all registrations. ``subscriptions``: those of the consumer; they wake no dispatcher from now on."""
+        """Removes all registrations. ``subscriptions``: those of the consumer; a change of their options calls nothing any more."""
         for topic in self._topics:
             self._instance.routes.use.release(topic)
         if self._watch is not None:

@@ -21,8 +21,8 @@ __all__ = ["Backlog"]
 class Backlog:
     """The messages of a subscription that wait for a call.
 
-    ``turns``: queues with messages that may begin, the next one first. ``running``: calls of the handler. ``size``: messages of
-    a call. ``wait``: seconds for which a batch waits until it is full.
+    ``turns``: queues with messages that may begin, the next one first. ``running``: number of calls of the
+    handler. ``size``: maximum number of messages of a call. ``wait``: maximum seconds for which a batch waits until it is full.
     """
 
     __slots__ = ("_bucket", "has_lines", "is_held", "is_ordered", "lines", "rate", "running", "size", "turns", "wait")

@@ -53,7 +53,7 @@ MEBIBYTE: Final = 1024 * 1024
 class MemberRequests:
     """Answers the requests of tools to a member that holds no queues.
 
-    ``data``: its part of the heartbeat. ``subscriptions``: by topic on the wire.
+    ``data``: returns its part of the heartbeat. ``subscriptions``: by topic on the wire.
     """
 
     def __init__(

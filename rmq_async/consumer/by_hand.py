@@ -218,14 +218,14 @@ class ByHand:
 
     def put_back(self, hand: InHand, held: HeldQueue | None = None) -> None:
         """Puts the messages of a step back into the buffer, before those that were pulled later. ``held``: the only queue
-        to put back; None for all."""
+        whose messages are put back; None for all."""
         items = [item for item in hand.left if held is None or item.held is held]
         self._leave(hand, items[::-1], closing=self.closing)  # each goes before those that were put back earlier
         self._dispatcher.pump()
 
     def let_go(self, task: asyncio.Task[Any] | None, held: HeldQueue | None = None, *, received: bool = False) -> None:
-        """Puts the messages back that a task has in hand, because the task will not settle them. ``held``: the only queue to
-        put back; None for all. ``received``: True leaves out messages of iterators."""
+        """Puts back the messages that a task has in hand, because the task will not settle them. ``held``: the only queue whose
+        messages are put back; None for all. ``received``: True leaves out messages of iterators."""
         for hand in [*self.running.values()]:
             if hand.task is task and hand.left and not (received and hand.iterated):
                 self.put_back(hand, held)
@@ -338,8 +338,8 @@ class ByHand:
         delivery.timed_out = True
         hand = self.running[delivery]
         error = HandlerTimeoutError(
-            f"message was in hand for {delivery.age:.6g} s, and neither settled nor given back; settle it in time, or set a "
-            "longer timeout of its subscription"
+            f"a message of topic {delivery.topic} was in hand for {delivery.age:.6g} s, and neither settled nor given back; "
+            "settle it in time, or set a longer timeout of its subscription (Consumer.subscriptions)"
         )
         owned = [item for item in hand.left if self._is_owned(item)]
         self._abandon(hand, [item for item in hand.left if item not in owned])
@@ -347,11 +347,13 @@ class ByHand:
             self._begin_return(hand, dict.fromkeys(owned, error), error, [])
 
     def _taken_away(self, delivery: Delivery) -> None:
-        """Leaves messages in hand unsettled whose queues are given up: they were not settled in time."""
+        """Abandons the messages in hand whose queues are given up: they were not settled in time."""
         hand = self.running.get(delivery)
         if hand is not None:
             self._abandon(hand, [item for item in hand.left if self.closing or not item.held.stays])
 
 
 def _begin_nothing(_: Subscription, taken: tuple[Waiting, ...]) -> None:
-    raise AssertionError(f"{len(taken)} messages begin a call where none is")
+    raise AssertionError(
+        f"{len(taken)} messages were to begin a handler call, but reading by hand has no handlers; report this defect"
+    )

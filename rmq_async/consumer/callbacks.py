@@ -87,7 +87,7 @@ class AssignmentCallbacks:
         """Calls the user's function for ``queues``, named as users see them, after the earlier calls. Returns the event of the
         call; None without a function or queues.
 
-        ``until``: monotonic time at which the call is cancelled, also where it would have more time.
+        ``until``: monotonic time at which the call is cancelled, even if its maximum time is not over.
         """
         found = frozenset(queues)
         if kind not in self._functions or not found:
@@ -145,7 +145,8 @@ class AssignmentCallbacks:
                 await asyncio.wait([task], timeout=GRACE)
                 state = "was cancelled" if task.done() else "was cancelled, and runs on,"
                 took = machine.monotonic() - began
-                logger.warning("%s %s after %.1f s; the handover goes on", self._name, state, took)
+                text = "%s %s after %.1f s; the handover goes on: let it return sooner, or raise handover_timeout"
+                logger.warning(text, self._name, state, took)
             self._running = None
 
     async def _ended(self, task: asyncio.Task[None], event: Event, began: float) -> None:

@@ -89,8 +89,8 @@ class HandlerCalls:
             task.add_done_callback(partial(self._begin_again, delivery, taken))
 
     def _begin_again(self, delivery: Delivery, taken: tuple[Waiting, ...], _: object) -> None:
-        """Starts another task for a call whose task was cancelled before its first step, by code that cancels tasks of others:
-        the call holds all others of the subscription until ``let_go``."""
+        """Starts a new task for a call if other code has cancelled its task before the first step: such a call holds back all
+        others of its subscription until ``let_go``."""
         if delivery.task is not None or delivery not in self.running or self.ending():
             return
         subscription = delivery.subscription
@@ -166,7 +166,8 @@ class HandlerCalls:
         names = Counter(each.subscription.name for each in left if each.state == "running" and not each.subscription.is_async)
         for name, count in names.items():
             logger.warning(
-                "%d calls of handler %s run on in threads after the stop; the process cannot exit before they return",
+                "%d calls of handler %s run on in threads after the stop; the process cannot exit before they return: give what "
+                "they wait for a timeout",
                 count,
                 name,
             )
@@ -368,7 +369,7 @@ class HandlerCalls:
             return
         logger.warning(
             "handler %s runs longer than its timeout of %.3g s for message %s; a thread cannot be cancelled, the message is "
-            "delivered again when it ends",
+            "delivered again when it ends; set a longer timeout, or let the function return sooner",
             delivery.subscription.name,
             _time_allowed(delivery),
             delivery.messages[0].msg_id,

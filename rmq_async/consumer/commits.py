@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 AT_ONCE: Final = 16
 GAP: Final = 5.0
-"""Seconds without a turn of the loop after which the membership is confirmed before the next commit."""
+"""Seconds without a turn of the loop after which the locks are confirmed before the next commit."""
 
 
 DOUBT: Final = 60.0
@@ -58,8 +58,8 @@ class Commits:
         self.error: str | None = None
         """The first error of the last round; None after a round without errors."""
         self._doubted: dict[MessageQueue, float] = {}
-        """Monotonic times of the last commits without an answer. By queue, which may be given up and taken over again
-        meanwhile."""
+        """By queue, the monotonic time of its last commit without an answer; kept when the queue is given up, because this
+        member may take it over again."""
 
     async def run(self, interval: float, full_interval: float, after_gap: Callable[[], Awaitable[None]]) -> None:
         """Commits for ever. ``interval``, ``full_interval``: seconds between rounds, and between those that commit all queues.
@@ -81,9 +81,9 @@ class Commits:
             await self.round(full=full)
 
     async def round(self, *, full: bool = False, wait: bool = False, failures: list[RocketMQError] | None = None) -> None:
-        """Commits the queues whose watermark has moved, or all of them.
+        """Commits the queues whose watermark has moved, and those with a commit whose arrival is in doubt.
 
-        ``wait``: as for ``commit``. ``failures``: a list that receives the errors.
+        ``full``: True commits all queues. ``wait``: as for ``commit``. ``failures``: a list that receives the errors.
         """
         due = [
             each
@@ -150,8 +150,8 @@ class Commits:
         return held.is_owned and self._owns(held.queue)
 
     async def commit_last(self, held: HeldQueue, timeout: float) -> bool:
-        """Commits a queue that is given up or moved, again after an error; returns whether its broker has confirmed its
-        watermark within ``timeout`` seconds."""
+        """Commits a queue that is given up or moved, and repeats the commit after an error. Returns whether the broker has
+        confirmed the watermark within ``timeout`` seconds."""
         deadline = machine.monotonic() + timeout
         while held.committed != held.progress.watermark:
             left = deadline - machine.monotonic()

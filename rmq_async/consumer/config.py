@@ -42,8 +42,8 @@ class Positions(Protocol):
 
     ``load`` is called in ``start()`` for each topic; it returns an empty mapping if none are stored, and ``start()`` raises its
     errors. ``save`` gets the positions of all topics if one has changed: in ``start()``, each ``commit_interval``, in
-    ``commit()``, and when a queue is moved or leaves this member; one call at a time. Its errors are logged and shown in
-    ``health()``, and it is called again.
+    ``commit()``, and when a queue is moved or leaves this member; one call at a time, each for at most 30 s. Its errors are
+    logged and shown in ``health()``, and it is called again; ``commit()`` also raises them.
     """
 
     async def load(self, topic: str) -> Mapping[MessageQueue, int]: ...
@@ -57,14 +57,14 @@ class Retry:
 
     ``limit``: attempts after the first one; then the message is dead-lettered. None for the group's ``retryMaxTimes`` at the
     broker (16 unless set), 16 for ordered messages and in broadcast. ``delays``: seconds before the second, third, ... attempt,
-    the last one repeated, or a function of the attempt that failed, counted from 1; None: the broker's ladder, 10 s, 30 s,
-    1 min ... 2 h. Brokers delay by levels: the next level at or above a delay is used; with ``mode="pop"`` the delay itself
-    (2 h at most) and up to a tenth more. Ordered subscriptions and broadcast members repeat attempts in place, after exact
-    delays; None stands for 1, 2, 5, 10, 30, 30 ... s. ``max_hold``: maximum seconds for which attempts are repeated in place,
-    while the message blocks its key or queue, before it is dead-lettered; None for no limit. In broadcast, which has no dead
-    letters, the message is given up.
+    the last one repeated, or a function that returns the seconds after a failed attempt, whose number, counted from 1, it
+    takes; None: the broker's ladder, 10 s, 30 s, 1 min ... 2 h. Brokers delay by levels: the next level at or above a delay is
+    used; with ``mode="pop"`` the delay itself (2 h at most) and up to a tenth more. Ordered subscriptions and broadcast members
+    repeat attempts in place, after exact delays; None stands for 1, 2, 5, 10, 30, 30 ... s. ``max_hold``: maximum seconds for
+    which attempts are repeated in place, while the message blocks its key or queue, before it is dead-lettered; None for no
+    limit. In broadcast, which has no dead letters, the message is given up.
 
-    Raises ConfigError for values out of range.
+    Raises ConfigError for invalid values, TypeError for an unknown field.
     """
 
     limit: int | None = None
@@ -107,7 +107,7 @@ class ConsumerConfig:
     messages that are pulled and not settled, and maximum size of their bodies. A queue is not pulled while many of its messages
     wait for a handler: ``concurrency``, twice ``pull_size``, or two batches, whichever is most. ``max_span``: maximum
     number of offsets from the first unsettled message of a queue to the last one pulled; it limits the messages
-    behind an unsettled one that are repeated after a crash. ``pull_size``: messages that one pull requests.
+    behind an unsettled one that are repeated after a crash. ``pull_size``: messages that one pull requests, 1 to 1024.
 
     ``start_from``: position at which a group without any committed offset for a topic starts: "latest", "earliest" or an aware
     datetime. ``out_of_range``: the position to continue at if the next message of a queue is deleted: "earliest" for the first
@@ -206,7 +206,7 @@ class ConsumerConfig:
                 raise ConfigError(f"{name} must be a function of a frozenset of queues or None, not {shown(function)}")
             if function is not None and is_generator(function):
                 raise ConfigError(
-                    f"{name} must be a function that runs when it is called; {handler_name(function)} has a yield"
+                    f"{name} must not be a generator function, whose calls run nothing; {handler_name(function)} has a yield"
                 )
 
     def _check_broadcast(self) -> None:

@@ -86,9 +86,9 @@ class Consumer(Reader):
         if self._subscriptions and self.config.trace:
             raise ConfigError("trace records the calls of handlers, and topics= has none; leave out trace or topics=")
         if self._subscriptions and self.config.broadcast is not False:
-            raise ConfigError("broadcast needs handlers: it cannot be set where topics= are read by hand")
+            raise ConfigError("broadcast needs handlers, and topics= are read by hand; leave out broadcast or topics=")
         if self._subscriptions and self.config.mode == "pop":
-            raise ConfigError("mode='pop' needs handlers: it cannot be set where topics= are read by hand")
+            raise ConfigError("mode='pop' needs handlers, and topics= are read by hand; leave out mode or topics=")
         self._last_stats = ConsumerStats()
         self._stopping: asyncio.Task[None] | None = None
         """A stop that a handler, a callback or the body of an iteration has begun."""
@@ -125,19 +125,19 @@ class Consumer(Reader):
         """Subscribes ``handler`` to a topic; allowed before ``start()`` and after a stop.
 
         ``handler``: a coroutine function, which runs as a task, or a plain function, which runs in a thread. ``tags``: "*" or
-        "a || b". ``sql``: an SQL92 condition over the messages' properties, by which brokers with
-        ``enablePropertyFilter=true`` filter, such as "a > 5 AND region = 'eu'"; ``start()`` asks them whether they do.
-        ``concurrency``: maximum number of calls of this handler at a time, within that of the consumer. ``timeout``: seconds
-        for one call, after which it is cancelled and the message delivered again; None for no limit. A thread cannot be
-        cancelled: its message is delivered again when it ends. ``retry``: None for the consumer's. ``dead_letter_on``:
-        exceptions after which the message is dead-lettered at once. ``batch_size``: the handler takes a Batch of up to so many
-        messages, of any queues of the topic, or of one queue with ``order="queue"``. ``batch_wait``: maximum seconds for which
-        a message waits until its batch is full; 0 takes the messages that have arrived. ``rate``: maximum messages per second
-        whose calls begin in this member, on average; those of 0.1 s may begin at once. ``concurrency``, ``rate`` and
-        ``timeout`` of the returned Subscription may be set while the consumer runs.
+        "a || b". ``sql``: an SQL92 condition over the messages' properties instead, such as "a > 5 AND region = 'eu'". Brokers
+        filter by it if they have ``enablePropertyFilter=true``; ``start()`` checks that. ``concurrency``: maximum number of
+        calls of this handler at a time, within that of the consumer. ``timeout``: seconds for one call, after which it is
+        cancelled and the message delivered again; None for no limit. A thread cannot be cancelled: its message is delivered
+        again when it ends. ``retry``: None for the consumer's. ``dead_letter_on``: exception classes, after which the message
+        is dead-lettered at once. ``batch_size``: the handler takes a Batch of up to so many messages, of any queues of the
+        topic, or of one queue with ``order="queue"``; None: it takes one message. With ``order="key"`` it must be None.
+        ``batch_wait``: maximum seconds for which a message waits until its batch is full; 0 takes the messages that have
+        arrived. ``rate``: maximum messages per second whose calls begin in this member, on average; those of 0.1 s may begin at
+        once. ``concurrency``, ``rate`` and ``timeout`` of the returned Subscription may be set while the consumer runs.
 
         ``order``: "key" handles messages with the same key in one queue one after the other, in the order of their offsets;
-        "queue" all messages of a queue. A failed attempt is repeated in place: its key or queue waits, up to
+        "queue" all messages of a queue; None keeps no order. A failed attempt is repeated in place: its key or queue waits, up to
         ``retry.max_hold``. ``key``: a plain function, called for each pulled message without a sharding key, that returns its
         key; a message with the key None has no order, and a message for which the function raises fails. Ordered queues are
         locked under the group's name, as Java's orderly members lock them.
@@ -151,8 +151,8 @@ class Consumer(Reader):
             raise ConfigError(f"{self._label} reads topics by hand: topics= and handlers exclude each other; leave one out")
         if isinstance(batch_size, int) and batch_size > self.config.buffered_limit:
             raise ConfigError(
-                f"batch_size={batch_size} is above buffered_limit={self.config.buffered_limit}, which is pulled ahead; "
-                "lower the one or raise the other"
+                f"batch_size={batch_size} is above buffered_limit={self.config.buffered_limit}, the maximum of messages "
+                "that are pulled and not settled; lower batch_size or raise buffered_limit"
             )
         if order is not None and self.config.mode == "pop":
             raise ConfigError(
@@ -207,18 +207,18 @@ class Consumer(Reader):
     # -- life cycle
 
     async def start(self) -> None:
-        """Joins the group and waits until the reading of the first share has begun, or with ``mode="pop"`` each broker has
-        answered a pop, for at most 3 s: other members may still hold queues.
+        """Joins the group. Waits for at most 3 s until the queues of the first share are read, because other members may still
+        hold some of them; with ``mode="pop"`` until each broker has answered a pop.
 
         A group without committed offsets for a topic starts at ``start_from``; the brokers store the position before this
         returns, so that messages sent afterwards are delivered. A broadcast member keeps the position itself. Does nothing when
         already running.
 
         Raises ConfigError without a subscription, when the group is in use by this client already, for an ``sql`` condition
-        that a broker cannot read or does not filter by, with the broker's code (23, 1), and with ``mode="pop"`` for a broker
-        that cannot be popped; SubscriptionConflictError with ``on_conflict="raise"``; NameServerError;
+        that a broker cannot read (``code`` 23) or does not filter by (``code`` 1), and with ``mode="pop"`` for a broker that
+        cannot be popped; SubscriptionConflictError with ``on_conflict="raise"``; NameServerError;
         SubscriptionGroupNotExistError when the brokers do not have the group and may not create it; the errors of the requests
-        for offsets, and in broadcast those of ``load``; ClientStateError during a stop, and where ``stop()`` ends the start.
+        for offsets, and in broadcast those of ``load``; ClientStateError during a stop, and if ``stop()`` ends the start.
         After an error the consumer holds no connection and no task.
         """
         if not self._subscriptions:
@@ -256,8 +256,8 @@ class Consumer(Reader):
         await super().stop(timeout)
 
     async def run(self, *, signals: Sequence[signal.Signals] = (signal.SIGINT, signal.SIGTERM)) -> None:
-        """Starts, runs until a signal comes or ``stop()`` is called, and stops. A second signal cancels the running handlers at
-        once.
+        """Starts, runs until one of ``signals`` comes or ``stop()`` is called, and stops. A second signal cancels the running
+        handlers at once.
 
         Outside of the main thread, and on Windows, it handles no signal. Raises as ``start()`` does, and ClientStateError while
         another task is in ``run()``.

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Literal
 
+from rmq_protocol.errors import shown
 from rmq_protocol.message import MessageQueue
 
 from .. import machine
@@ -108,7 +109,7 @@ class Control(LifeCycle):
         if session.by_hand is not None:
             session.by_hand.let_go(asyncio.current_task(), held)
         elif session.calls.is_own_task(asyncio.current_task()):
-            raise ClientStateError("seek() waits for running handlers: call it from another task")
+            raise ClientStateError("seek() waits for running handlers, and this is one of them: call it from another task")
         offset = await offset_at(session.instance, held.queue, to)
         await session.assignment.reset(held, offset, "seek() was called", logging.INFO)
         if not held.is_owned:
@@ -152,12 +153,12 @@ class Control(LifeCycle):
         return await session.member.committed(known)
 
     async def commit(self) -> None:
-        """Commits the queues whose position has moved; returns when the brokers have answered. In broadcast it saves the positions.
-        With ``mode="pop"`` it sends the acknowledgements that are gathered, and returns when those of messages that were
-        handled before the call are answered, or given up after the end of their leases.
+        """Commits the queues whose position has moved; returns when the brokers have answered. In broadcast it saves the
+        positions. With ``mode="pop"`` it sends the acknowledgements that are gathered, and returns when those of messages that
+        were handled before the call are answered, or given up after the end of their leases.
 
         Raises the error of the first request that failed; the other requests are still made. With ``mode="pop"``, where
-        requests are repeated, it raises an error for which acknowledgements were given up; in broadcast the errors of
+        requests are repeated, it raises an error that made this member give up acknowledgements; in broadcast the errors of
         ``save``, and TimeoutError after 30 s. Raises ClientStateError unless running.
         """
         session = self._running_session()
@@ -190,8 +191,8 @@ class Control(LifeCycle):
         return await self._running_session().settled.wait(n, checked_timeout(timeout))
 
     async def wait_idle(self, *, timeout: float = 5.0) -> None:
-        """Waits until all that this member's queues hold at this moment is settled. For tests; messages that wait for their next
-        attempt at a broker are not waited for. ``timeout``: seconds.
+        """Waits until all messages that this member's queues hold at this moment are settled. For tests; it does not wait for
+        messages whose next attempt a broker delays. ``timeout``: seconds.
 
         With ``mode="pop"`` it waits until all messages of the topics were popped, by any member, and this one holds none.
 
@@ -228,7 +229,8 @@ class Control(LifeCycle):
         """Returns topics on the wire, all of them where none is given. Raises ConfigError for queues and unknown topics."""
         topics = [self._names.wire(each) for each in given if isinstance(each, str)]
         if len(topics) < len(given):
-            raise ConfigError("with mode='pop' only topics can be paused: brokers choose the queues")
+            other = next(each for each in given if not isinstance(each, str))
+            raise ConfigError(f"with mode='pop' only topics can be paused and resumed, not {shown(other)}; name topics")
         for topic in topics:
             if topic not in self._subscriptions:
                 raise ConfigError(f"{self._label} has no subscription of topic {printable(topic)}; name one that it has")

@@ -65,8 +65,8 @@ def decide(error: BaseException | None, subscription: Subscription, retry: Retry
     """Returns the decision about a message whose handler has ended.
 
     ``error``: the error that the handler raised, None if it returned. ``retry``: the Retry of the subscription, or of the
-    consumer. ``attempt``: number of the attempt that has ended, counted from 1. Raises the errors of what the user gave: of the
-    function ``retry.delays``, and of a RetryLater or DeadLetter without a usable value.
+    consumer. ``attempt``: number of the attempt that has ended, counted from 1. Raises the errors of the function
+    ``retry.delays``, and AttributeError, TypeError or ValueError for a RetryLater or DeadLetter without a usable value.
     """
     if error is None:
         return Decision(Outcome.DONE)

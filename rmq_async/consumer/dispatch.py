@@ -33,7 +33,7 @@ WHOLE_QUEUE: Final = object()
 
 
 class Single:
-    """The key of a message that no other one waits for."""
+    """A key that only one message has, in broadcast: it has no order, and other messages do not wait for it."""
 
     __slots__ = ()
 
@@ -259,7 +259,8 @@ class Dispatcher:
         return any(backlog.turns and subscription not in self.paused for subscription, backlog in self._backlogs.items())
 
     def take(self, limit: int, at_least: int = 1) -> tuple[Subscription, tuple[Waiting, ...]] | None:
-        """Removes and returns up to ``limit`` messages of the next subscription of which ``at_least`` wait, without a slot."""
+        """Removes and returns up to ``limit`` messages of the next subscription that has ``at_least`` waiting messages; they take
+        no slot. Returns None if no subscription has so many."""
         for subscription, backlog in self._backlogs.items():
             if backlog.turns and subscription not in self.paused:
                 if at_least > 1 and backlog.ready < at_least:
@@ -297,8 +298,8 @@ class Dispatcher:
         return any(other.turns for other in self._backlogs.values() if other is not backlog)
 
     def _any_may_begin(self, backlog: Backlog) -> bool:
-        """Returns whether calls of any queue may begin, after removing the turns of queues before it, which wait for
-        ``look_again``.
+        """Returns whether calls of any queue may begin. Removes the turns of the queues before it, whose calls may not:
+        ``look_again`` gives them back.
 
         Where batches wait until they are full, all queues are looked at, because the one that is due first comes first.
         """

@@ -19,11 +19,11 @@ from .held_queue import Waiting
 __all__ = ["LONGEST_RUN", "Pace", "Row", "cut_short", "drive", "failed", "first_step", "returned"]
 
 MOST_CALLS: Final = 64
-"""Calls of one task at most."""
+"""Maximum number of calls of one task."""
 LONGEST_RUN: Final = 0.005
 """Seconds after which a task begins no further call, so that a slow handler lets the loop go on."""
 PROBE_EVERY: Final = 16
-"""Of a handler whose calls wait, one task in so many makes the first step itself, to see whether calls still wait."""
+"""For a handler whose calls wait, one task in this number makes the first step itself, to see whether calls still wait."""
 
 Started = tuple[Coroutine[Any, Any, object], Any]
 """A coroutine that has waited once, and what it waits for."""
@@ -128,8 +128,8 @@ async def failed(error: BaseException) -> object:
 
 
 class _Cancelled:
-    """An awaitable that raises CancelledError. It is not a coroutine, which would warn when it is not awaited, as by a call
-    whose ``key`` function has failed."""
+    """An awaitable that raises CancelledError. A coroutine would warn if it was never awaited, as happens in a call whose
+    ``key`` function has failed."""
 
     def __await__(self) -> Generator[Any, None, object]:
         yield from ()

@@ -22,9 +22,9 @@ __all__ = ["GroupLimits", "attempts_of"]
 logger = logging.getLogger(__name__)
 
 KEPT: Final = 60.0
-"""Seconds for which an answer, and the lack of one, is not asked for again."""
+"""Seconds for which an answer, or the lack of one, is kept before the broker is asked again."""
 LONGEST: Final = 1.0
-"""Seconds for the answer: a message that failed waits for it."""
+"""Maximum seconds for the answer: a message that failed waits for it."""
 
 
 async def attempts_of(instance: ClientInstance, group: str, broker: str, topic: str, timeout: float) -> int | None:

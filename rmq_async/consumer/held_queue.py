@@ -27,7 +27,7 @@ class QueueState(Enum):
     """The state of a queue that is held.
 
     ``TAKEN``: held, and not pulled before ``on_assigned`` has ended. ``DRAINING``: goes to another member, or the consumer
-    stops. ``STOPPED``: held, and not pulled (``out_of_range``). ``LOST``: another member may read it already.
+    stops. ``STOPPED``: held, and not pulled, because of ``out_of_range="stop"``. ``LOST``: another member may read it already.
     """
 
     TAKEN = "taken"
@@ -82,8 +82,8 @@ class HeldQueue:
         self.wakes_below = 0
         """The next pull waits until fewer messages than this number wait for a slot; 0 if it does not wait for that."""
         self.changed = asyncio.Event()
-        """Set at the end of each call, and when few messages wait for a slot. The pulls wait for it, for room in the span, and
-        a drain, for the end of all calls."""
+        """Set at the end of each call, and when few messages wait for a slot. Pulls without room in the span, and drains, wait
+        for it."""
 
     def __repr__(self) -> str:
         return f"<HeldQueue {self.shown} {self.state.value} at {self.progress.watermark}>"
@@ -104,7 +104,7 @@ class HeldQueue:
 
     @property
     def span(self) -> int:
-        """Offsets from the watermark to the next pull."""
+        """Number of offsets from the watermark to the next pull."""
         return self.cursor - self.progress.watermark
 
     @property
@@ -114,7 +114,7 @@ class HeldQueue:
 
     @property
     def lag(self) -> int | None:
-        """Messages from the watermark to the end of the queue; None before the first answer."""
+        """Number of offsets from the watermark to the end of the queue; None before the first answer to a pull."""
         return None if self.end is None else max(self.end - self.progress.watermark, 0)
 
     def restart(self, offset: int) -> None:
@@ -130,7 +130,7 @@ class HeldQueue:
         self.state = QueueState.STOPPED
 
     def count_sizes(self, sizes: Sequence[int]) -> None:
-        """Adds the sizes of bodies, in bytes, to the running mean, of which the last eight are nearly two thirds."""
+        """Adds the sizes of bodies, in bytes, to the running mean, in which the last eight have nearly two thirds of the weight."""
         mean, latest = self.mean_size, sum(sizes) / len(sizes)
         kept = _KEPT[min(len(sizes), len(_KEPT) - 1)]
         self.mean_size = latest if mean is None else mean + (latest - mean) * (1 - kept)

@@ -29,6 +29,7 @@ logger = logging.getLogger(__name__)
 
 CONFIRM_WITHIN: Final = 10.0
 """Maximum seconds for the commit of a queue that was moved."""
+KEEP: Final = "let brokers keep messages for longer (fileReservedTime), or handle them faster"
 
 
 class Intake:
@@ -78,7 +79,8 @@ class Intake:
             logger.error("a record of %s cannot be read and is left out: %s", held.shown, printable(corrupt, 300))
         for missing in result.lost:
             self.lost += len(missing)
-            logger.error("%d messages of %s were deleted before they were pulled: %s", len(missing), held.shown, missing)
+            text = "%d messages of %s were deleted before they were pulled: %s; %s"
+            logger.error(text, len(missing), held.shown, missing, KEEP)
         if result.messages:
             self.marks.read(held.queue, result.messages)
         entered = progress.enter_all([message.queue_offset for message in result.messages])
@@ -157,7 +159,8 @@ class Intake:
             return None
         target = low if policy == "earliest" else max(high, low)
         self.lost += low - offset
-        logger.error("%s: %d messages were deleted before they were pulled; it goes on at %d", text, low - offset, target)
+        lost = low - offset
+        logger.error("%s: %d messages were deleted before they were pulled; it goes on at %d; %s", text, lost, target, KEEP)
         return target
 
     def _stop(self, held: HeldQueue, text: str) -> None:
@@ -174,8 +177,8 @@ class Intake:
         self._drop(held, max([*running, *held.returning, held.progress.highest_settled], default=-1))
 
     def drop_waiting(self, held: HeldQueue) -> None:
-        """Drops the messages without a call; they are pulled again, without the messages between that are settled or in
-        calls."""
+        """Drops the messages without a call; they are pulled again. Messages between them that are settled or in calls are
+        not handled again."""
         self._drop(held, -1)
 
     def _drop(self, held: HeldQueue, above: int) -> bool:

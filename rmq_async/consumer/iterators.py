@@ -83,7 +83,9 @@ class _Iterator(AsyncGenerator[T, None], Generic[T]):
             self._loop, self._thread, self._generation = asyncio.get_running_loop(), threading.get_ident(), generation()
         room.check()
         if asyncio.get_running_loop() is not self._loop:
-            raise WrongLoopError("this iterator was begun on another event loop; make one on this loop")
+            raise WrongLoopError(
+                "this iterator belongs to another event loop; use it there, or start a consumer on this loop and iterate that one"
+            )
         return room
 
     async def asend(self, value: None, /) -> T:

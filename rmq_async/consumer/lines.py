@@ -106,7 +106,8 @@ class Lines:
         return taken
 
     def put_back(self, item: Waiting) -> None:
-        """Takes a message of a call back that is to be handled again; without a line it is ready, in the order of the offsets."""
+        """Takes back a message of a call, to be handled again. It waits in its line until ``ended``; without a line it is ready at
+        once, before the messages with higher offsets."""
         self._size += 1
         if item.key is not None:
             self.by_key[item.key].again.append(item)

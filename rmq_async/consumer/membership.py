@@ -28,9 +28,9 @@ __all__ = ["Apply", "Clustering", "Open"]
 logger = logging.getLogger(__name__)
 
 Apply = Callable[[dict[str, frozenset[MessageQueue]]], None]
-"""Takes topic -> share after each round."""
+"""A function that takes the share of each topic after a round."""
 Open = Callable[[MessageQueue, int, int | None], None]
-"""Takes a queue that is this member's now, its start offset, and its stored position; None without one."""
+"""A function that takes a queue that is this member's now, its start offset, and its stored position; None without one."""
 
 
 class Clustering:
@@ -73,7 +73,7 @@ class Clustering:
         return Takeover(self._instance, self._group, self.locks, patience, open, lambda: rebalance.departed)
 
     async def prepare(self, topic: str) -> None:
-        """Finds where the queues of a topic are read from, before the member joins. Raises the errors of the requests."""
+        """Determines the first offsets of a topic's queues, before the member joins. Raises the errors of the requests."""
         instance = self._instance
         try:
             route = await instance.routes.get(topic, instance.config.request_timeout)

@@ -30,9 +30,9 @@ class Outcomes:
     """Carries out decisions about messages.
 
     ``group``: on the wire. ``retried``, ``dead_lettered``: numbers of messages that brokers have accepted for another attempt,
-    or as dead letters; ``retried`` includes attempts that this member repeats itself. ``unsure``: requests without an answer
-    that were repeated, so that a message may be delivered twice. ``given_up``: words of the log for a message after its last
-    attempt.
+    or as dead letters; ``retried`` includes attempts that this member repeats itself. ``unsure``: number of requests without an
+    answer that were repeated, so that a message may be delivered twice. ``given_up``: words of the log for a message after its
+    last attempt.
     """
 
     given_up = "dead-lettered"
@@ -59,8 +59,8 @@ class Outcomes:
             held.progress.settle(item.message.queue_offset)
 
     async def settle(self, topic: str, item: Waiting, decision: Decision) -> Outcome:
-        """Carries out a decision for a message whose handler has failed, and returns its outcome; ABANDONED if its queue is no
-        longer this member's before a broker has accepted it back."""
+        """Carries out a decision for a message whose handler has failed, and returns its outcome; ABANDONED if its queue leaves
+        this member before the broker has accepted the message."""
         outcome = await self.give_back(item.held, topic, item.message, decision)
         if outcome is not Outcome.ABANDONED:
             self.done(item)
@@ -105,7 +105,9 @@ class Outcomes:
                     )
                     continue
                 pause = pauses.next()
-                logger.warning("message %s was not taken back, again in %.1f s: %s", message.msg_id, pause, text)
+                logger.warning(
+                    "message %s was not taken back by its broker; trying again in %.1f s: %s", message.msg_id, pause, text
+                )
                 await asyncio.sleep(pause)
             else:
                 if stored and decision.outcome is Outcome.RETRIED and not is_last:
@@ -116,8 +118,8 @@ class Outcomes:
         return Outcome.ABANDONED
 
     async def _is_last(self, topic: str, message: MessageExt, decision: Decision) -> bool:
-        """Returns whether the broker stores a message that is given back for another attempt as a dead letter, by the group's
-        setting. ``topic``: on the wire."""
+        """Returns whether the broker, because of the group's ``retryMaxTimes``, dead-letters a message that is given back for
+        another attempt. ``topic``: on the wire."""
         if decision.outcome is not Outcome.RETRIED or decision.max_times is not None:
             return False
         limit = await self._limits.of(message.queue.broker_name, topic)

@@ -1,8 +1,8 @@
 """The record of settled offsets of one queue.
 
-Offsets are entered in rising order, withdrawn ones again, and settled in any order. The watermark is the lowest offset that is
-not settled, which is what a group's committed offset means: a member that starts there repeats no settled message below it and
-skips none. No I/O, no clock.
+Offsets are entered in rising order, and settled in any order. Withdrawn offsets are entered again. The watermark is the lowest
+offset that is not settled, which is what a group's committed offset means: a member that starts there repeats no settled
+message below it and skips none. No I/O, no clock.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Progress:
 
     @property
     def open(self) -> int:
-        """Number of offsets that were entered and are not settled, withdrawn ones included that others lie above."""
+        """Number of offsets that were entered and are not settled, including withdrawn ones below others that are still entered."""
         return len(self._open)
 
     def enter(self, offset: int) -> bool:

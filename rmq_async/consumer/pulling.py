@@ -1,11 +1,11 @@
 """One pull: the request, its response, and the result that follows from both.
 
-PULL_MESSAGE (11) carries the subscription in the request, as ``DefaultMQPullConsumerImpl`` sends it: the broker needs no earlier
-registration of the group, and every version serves it. Where the broker's connection is open and no hook needs the command, a
-template writes the request and a response with messages is decoded into one Struct (``PendingPull``); everything else takes the
-general path of all requests. Each response is compared with its request. Nearly all of them hold a message for each offset from
-the requested one to the next one; only others are examined closely (``_compared``). Bodies below 64 KiB are decoded on the loop
-(half a millisecond), larger ones in a thread, where CRC and decompression release the interpreter's lock.
+PULL_MESSAGE (11) carries the subscription in the request, as ``DefaultMQPullConsumerImpl`` sends it: the broker needs no
+earlier registration of the group, and every version serves it. Where the broker's connection is open and no hook needs the
+command, a template writes the request and a response with messages is decoded into one Struct (``PullReply``); everything else
+takes the general path of all requests. Each response is compared with its request. Nearly all of them hold a message for each
+offset from the requested one to ``nextBeginOffset``; only others are examined closely (``_compared``). Bodies below 64 KiB are
+decoded on the loop (half a millisecond), larger ones in a thread, where CRC and decompression release the interpreter's lock.
 """
 
 from __future__ import annotations
@@ -53,8 +53,9 @@ _NOTHING: Final = DecodedMessages((), ())
 
 
 class PullRequest(msgspec.Struct, frozen=True, gc=False):
-    """One pull. ``queue``: with the topic as servers know it. ``suspend``: seconds that the broker may hold the pull while it has
-    no message. ``timeout``: seconds for all of it. ``sql``: a condition by which the broker filters; ``tags`` is "*" then."""
+    """One pull. ``queue``: with the topic as servers know it. ``suspend``: seconds that the broker may hold the pull while it
+    has no message. ``timeout``: seconds for request and response. ``sql``: a condition by which the broker filters; ``tags`` is
+    "*" then."""
 
     group: str
     queue: MessageQueue
@@ -89,8 +90,8 @@ class PulledBody(NamedTuple):
 
 
 class PendingPull:
-    """A pull that a template wrote. ``future``: resolves to a PullReply, or to a RemotingCommand for a response without messages.
-    ``since``: monotonic time of the request."""
+    """A pull whose request was written from a template. ``future``: resolves to a PullReply, or to a RemotingCommand for a
+    response without messages. ``since``: monotonic time of the request."""
 
     __slots__ = ("connection", "future", "opaque", "request", "since")
 
@@ -318,7 +319,7 @@ def _result(instance: ClientInstance, request: PullRequest, answer: PulledBody, 
     if answer.status is PullStatus.FOUND and held.after <= offset:
         raise RemoteProtocolError(
             f"the answer to a pull of {instance.names.shown_queue(queue)} at offset {offset} says to go on at "
-            f"{answer.next_offset} of a queue that ends at {answer.max_offset}, which leads no further",
+            f"{answer.next_offset} of a queue that ends at {answer.max_offset}, which leads no further; read on at a higher offset",
             broker=queue.broker_name,
             address=answer.address,
         )
@@ -346,8 +347,9 @@ def _compared(request: PullRequest, answer: PulledBody, decoded: DecodedMessages
     """Compares a response with its request, offset by offset.
 
     A batch that was stored as one record comes whole, with messages before the requested offset. The next offset is at most the
-    end of the queue. Where the requested message is deleted and another one is in its place, the messages behind it may be cut up:
-    the next pull requests them again. Messages of a light queue (LMQ) have the offsets of another queue.
+    end of the queue. Where the broker has deleted the requested message and returns another one in its place, the response is
+    not used, because the messages behind that may be cut up: the next pull begins one offset later. Messages of a light queue
+    (LMQ) have the offsets of another queue.
     """
     queue, offset, filtered = request.queue, request.offset, request.is_filtered
     after = answer.next_offset if decoded.resume_at is None else decoded.resume_at

@@ -66,15 +66,15 @@ class Reader(Control):
         """Returns an iterator over batches of one topic each. Asking for the next batch settles the messages of the last one,
         except those with marks, which are given back or dead-lettered.
 
-        ``wait``: maximum seconds for which the first message waits until there are ``max_messages``; 0 for the messages that
-        are there. Otherwise as ``__aiter__``. Raises ConfigError for a size or a time out of range.
+        ``wait``: maximum seconds for which the first message waits until there are ``max_messages`` (1 to 65,536); 0 for the
+        messages that are there. Otherwise as ``__aiter__``. Raises ConfigError for a size or a time out of range.
         """
         check_int("max_messages", max_messages, 1, MAX_BATCH)
         check_seconds("wait", wait, zero=True)
         return BatchIterator(self._room, max_messages, wait)
 
     async def receive(self, max_messages: int = 32, *, timeout: float | None = None) -> Batch:
-        """Returns up to ``max_messages`` messages of one topic, as soon as there is one; settles nothing.
+        """Returns up to ``max_messages`` (1 to 65,536) messages of one topic, as soon as there is one; settles nothing.
 
         ``timeout``: seconds after which an empty batch is returned; None to wait until the consumer stops. A call that is cancelled
         has taken nothing. Messages stay in hand until ``done``, ``retry`` or ``dead_letter`` settles them, or for their
@@ -145,6 +145,6 @@ class Reader(Control):
         for message in messages:
             if not isinstance(message, MessageExt):
                 raise TypeError(
-                    f"expected a MessageExt, not {type(message).__name__}; pass the messages of a batch as done(*batch)"
+                    f"expected a MessageExt, not {type(message).__name__}; pass single messages, those of a batch as done(*batch)"
                 )
         return None if self._session is None and self._state is LifeState.STOPPED else self._room()

@@ -17,7 +17,7 @@ __all__ = ["Rests"]
 
 B = TypeVar("B")
 MIN_COMPACTED: Final = 64
-"""Compact the heap only above this number of entries."""
+"""Number of entries up to which the heap is not compacted."""
 
 
 class Rests(Generic[B]):

@@ -128,7 +128,7 @@ class Session:
         """Whether the reading of all queues of the first share has begun; a queue that a later rebalance waits for changes
         nothing."""
         self.orphans: dict[str, int] = {}
-        """Topics without a subscription here whose messages were to be delivered again, and how many."""
+        """By topic without a subscription here, the number of its messages that were to be delivered again."""
 
     def _connect_rooms(self, context: Context) -> None:
         """Gives the parts the collaborators that were made after them."""
@@ -215,7 +215,8 @@ class Session:
         self.assignment.quiesce()
 
     async def close(self, deadline: float) -> None:
-        """Leaves the group, drains all queues, commits and unlocks them, by ``deadline`` (monotonic), or in LAST_STEPS seconds."""
+        """Leaves the group, drains all queues, commits and unlocks them: by ``deadline`` (monotonic) or in LAST_STEPS seconds,
+        whichever is later."""
         self.quiesce()
         self.attached.hurry()
         now = machine.monotonic()
@@ -273,7 +274,7 @@ class Session:
         await self.member.joined()
 
     def _lost_route(self, held: HeldQueue) -> None:
-        """Handles an answer of a broker that it does not have a queue."""
+        """Handles the answer of a broker that does not have the queue."""
         self.intake.marks.doubt([held.queue])
         self.rebalance.trigger()
 
@@ -292,8 +293,8 @@ class Session:
         self.was_assigned = True
 
     async def _leave_in_turn(self, end: float) -> None:
-        """Leaves the brokers' lists of members at once, so that the others ask for the locks while this member drains; with
-        queues that it reads without their locks, when it has given up the last of these.
+        """Leaves the brokers' lists of members, so that the others ask for the locks while this member drains: at once, or if it
+        reads queues without their locks, when it has given up the last of these.
 
         Nothing but the lists keeps the others away from such a queue: the lock of a crashed member may end during the drain.
         """
@@ -368,7 +369,7 @@ class Session:
             self._message_ended(item, Outcome.ABANDONED)
 
     async def _orphan(self, held: HeldQueue, message: MessageExt, topic: str) -> None:
-        """Gives back a message to deliver again whose topic is not subscribed to here: another member may subscribe to it."""
+        """Gives back a redelivered message whose topic has no subscription here: another member may subscribe to it."""
         progress = held.progress
         if topic not in self.orphans:
             logger.error(

@@ -22,8 +22,9 @@ MAX_KEPT_SIZE: Final = 1024 * 1024
 
 
 class Settled(msgspec.Struct, frozen=True):
-    """A message whose handler call has ended, once for each attempt. ``error``: the error that the handler raised, without a
-    traceback; None if it returned. ``elapsed``: seconds from the beginning of the call to the outcome of the message."""
+    """A message whose handler call has ended, once for each attempt. ``error``: the error that the handler raised, or the mark
+    of the message (RetryLater, DeadLetter), without a traceback; None if it is done. ``elapsed``: seconds from the beginning of
+    the call to the outcome of the message."""
 
     message: MessageExt
     outcome: Outcome

@@ -93,7 +93,7 @@ class Settling:
     def decide(self, delivery: Delivery, taken: Collection[Waiting], error: BaseException | None) -> Decided:
         """Decides about the messages of a call, and logs the decisions. Settles those that are done; returns the others.
 
-        ``error``: that the handler raised; marks of a batch win over it.
+        ``error``: the error that the handler raised, None if it returned; marks of a batch win over it.
         """
         marks = delivery.marks.by_place if delivery.marks is not None else {}
         causes = {item: marks.get(place, error) for place, item in enumerate(taken)}
@@ -150,7 +150,7 @@ class Settling:
     def leave(self, delivery: Delivery, left: Collection[Waiting], *, closing: bool) -> None:
         """Ends a call that was cut off, without outcomes: a message whose queue stays with this member is handled again.
 
-        ``closing``: whether all queues go.
+        ``closing``: whether this member gives up all its queues.
         """
         for item in list(left):
             is_here = item.held.running.pop(item, None) is not None
@@ -176,8 +176,9 @@ class Settling:
         try:
             return decide_by(retry, error)
         except Exception:
-            what = type(error).__name__ if isinstance(error, RetryLater | DeadLetter) else "delays"
-            logger.exception("the %s of subscription %s failed; the usual delay is used", what, subscription.topic)
+            what = type(error).__name__ if isinstance(error, RetryLater | DeadLetter) else "Retry.delays"
+            used = "the message is dead-lettered" if isinstance(error, DeadLetter) else "the default delay is used"
+            logger.exception("%s in the handling of topic %s has no usable value; %s", what, subscription.topic, used)
         return decide_by(replace(retry, delays=None), _plain(error))
 
     # -- log
@@ -229,8 +230,8 @@ class Settling:
 
 
 def _plain(error: BaseException) -> BaseException:
-    """Returns an exception of the same outcome without what a handler gave it: a delay may be no number, and a class that derives
-    from RetryLater or DeadLetter may have none."""
+    """Returns an exception with the same outcome, without the delay or reason of ``error``: that may be invalid, and is missing
+    in a derived class that does not set it."""
     if isinstance(error, DeadLetter):
         return DeadLetter()
     return RetryLater() if isinstance(error, RetryLater) else error

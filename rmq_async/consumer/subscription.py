@@ -73,7 +73,9 @@ class Subscription:
         if not callable(handler):
             raise ConfigError(f"handler must be a function of one message, or of a batch, not {shown(handler)}")
         if is_generator(handler):
-            raise ConfigError(f"handler must be a function that runs when it is called; {handler_name(handler)} has a yield")
+            raise ConfigError(
+                f"handler must not be a generator function, whose calls run nothing; {handler_name(handler)} has a yield"
+            )
         self.handler = handler
         self.name = "by hand" if handler is by_hand else handler_name(handler)
         self.is_async = is_async(handler)

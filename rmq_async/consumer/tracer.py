@@ -25,7 +25,7 @@ __all__ = ["ConsumeTracer"]
 logger = logging.getLogger("rmq_async.consumer.trace")
 
 MOST_COST: Final = 0x7FFFFFFF
-"""Milliseconds: the field is an int of Java."""
+"""Maximum milliseconds of a call in a trace: the field is an int of Java."""
 
 
 class ContextCode(IntEnum):

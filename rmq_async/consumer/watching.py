@@ -65,9 +65,10 @@ class ConsumerStats:
     brokers have accepted for another attempt or as dead letters. ``retried`` includes failed attempts that this member repeats
     itself (ordered messages, broadcast); ``dead_lettered`` includes, in broadcast, messages that were given up. ``buffered``:
     messages that are pulled and not settled, ``buffered_bytes`` the size of their bodies. ``running``: handler calls, and steps
-    of reading by hand, that are not over. ``commits``: offsets that brokers, or the user's positions, have confirmed.
-    ``rebalances``: changes of this member's share, counted by topic. With ``mode="pop"``, ``retried`` are messages that
-    were given back, confirmed or not, ``commits`` those that brokers have acknowledged, and ``rebalances`` is 0.
+    of reading by hand, that are not over. ``commits``: number of offsets that brokers have confirmed; in broadcast, number of
+    changed positions that the store's ``save`` has stored. ``rebalances``: changes of this member's share, counted by topic.
+    With ``mode="pop"``, ``retried`` are messages that were given back, confirmed or not, ``commits`` those that brokers have
+    acknowledged, and ``rebalances`` is 0.
     """
 
     handled: int = 0

@@ -195,7 +195,9 @@ async def test_retry_later_without_a_usable_delay_waits_for_the_usual_one(
             (settled,) = await consumer.wait_settled(1)
             assert settled.outcome is Outcome.RETRIED
             assert consumer.stats().retried == 1
-        assert f"{type(error).__name__} of subscription T failed; the usual delay is used" in caplog.text
+        assert (
+            f"{type(error).__name__} in the handling of topic T has no usable value; the default delay is used" in caplog.text
+        )
 
 
 @pytest.mark.parametrize(
