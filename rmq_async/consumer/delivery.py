@@ -32,9 +32,9 @@ class Delivery(Struct, eq=False, weakref=True):
     ``attempt``: number of the attempt from 1, of several messages the highest. ``began``: monotonic time at which the call
     began. ``deadline``: monotonic time at which it times out; None for never. ``state``: "running" in the handler, "settling"
     while outcomes go to the broker, then "finished". ``outcome``: None until a message is settled or abandoned, of several
-    messages the worst so far. ``elapsed``: seconds that the handler took; None while it runs. ``error``: set for
-    ``after_consume`` only, the error that the handler raised, HandlerTimeoutError if it timed out; None if it returned, or was
-    cancelled because the consumer stops or the queue was given up or lost.
+    messages the worst so far (ABANDONED, else DEAD_LETTERED, RETRIED, DONE). ``elapsed``: seconds that the handler took; None
+    while it runs. ``error``: set for ``after_consume`` only, the error that the handler raised, HandlerTimeoutError if it timed
+    out; None if it returned, or was cancelled because the consumer stops or the queue was given up or lost.
     """
 
     subscription: Subscription
@@ -131,4 +131,7 @@ CURRENT: ContextVar[Delivery] = ContextVar("rmq_async_delivery")
 
 def current_delivery() -> Delivery:
     """Returns the delivery of the handler that runs in this context. Raises LookupError outside of handlers."""
-    return CURRENT.get()
+    delivery = CURRENT.get(None)
+    if delivery is None:
+        raise LookupError("no handler runs in this context; call current_delivery() in a handler, or in a task that it starts")
+    return delivery

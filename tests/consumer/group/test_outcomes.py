@@ -162,6 +162,11 @@ def test_extended_deadline_of_a_delivery() -> None:
     Simulation(4, faults=None).run(main)
 
 
+def test_current_delivery_outside_of_a_handler() -> None:
+    with pytest.raises(LookupError, match=r"no handler runs in this context; call current_delivery\(\) in a handler"):
+        current_delivery()
+
+
 async def test_plain_function_runs_in_a_thread() -> None:
     async with EmbeddedRocketMQ() as server:
         await create(server.namesrv)
