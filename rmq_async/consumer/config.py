@@ -57,8 +57,8 @@ class Retry:
 
     ``limit``: attempts after the first one; then the message is dead-lettered. None for the group's ``retryMaxTimes`` at the
     broker (16 unless set), 16 for ordered messages and in broadcast. ``delays``: seconds before the second, third, ... attempt,
-    the last one repeated, or a function that returns the seconds after a failed attempt, whose number, counted from 1, it
-    takes; None: the broker's ladder, 10 s, 30 s, 1 min ... 2 h. Brokers delay by levels: the next level at or above a delay is
+    the last one repeated, or a function that takes the number of the failed attempt, counted from 1, and returns the
+    seconds; None: the broker's ladder, 10 s, 30 s, 1 min ... 2 h. Brokers delay by levels: the next level at or above a delay is
     used; with ``mode="pop"`` the delay itself (2 h at most) and up to a tenth more. Ordered subscriptions and broadcast members
     repeat attempts in place, after exact delays; None stands for 1, 2, 5, 10, 30, 30 ... s. ``max_hold``: maximum seconds for
     which attempts are repeated in place, while the message blocks its key or queue, before it is dead-lettered; None for no

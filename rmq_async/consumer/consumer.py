@@ -207,8 +207,8 @@ class Consumer(Reader):
     # -- life cycle
 
     async def start(self) -> None:
-        """Joins the group. Waits for at most 3 s until the queues of the first share are read, because other members may still
-        hold some of them; with ``mode="pop"`` until each broker has answered a pop.
+        """Joins the group, and waits until the queues of the first share are read, or with ``mode="pop"`` until each broker has
+        answered a pop. It waits for at most 3 s, because other members may still hold queues.
 
         A group without committed offsets for a topic starts at ``start_from``; the brokers store the position before this
         returns, so that messages sent afterwards are delivered. A broadcast member keeps the position itself. Does nothing when

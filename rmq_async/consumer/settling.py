@@ -177,7 +177,7 @@ class Settling:
             return decide_by(retry, error)
         except Exception:
             what = type(error).__name__ if isinstance(error, RetryLater | DeadLetter) else "Retry.delays"
-            used = "the message is dead-lettered" if isinstance(error, DeadLetter) else "the default delay is used"
+            used = "the message becomes a dead letter" if isinstance(error, DeadLetter) else "the default delay is used"
             logger.exception("%s in the handling of topic %s has no usable value; %s", what, subscription.topic, used)
         return decide_by(replace(retry, delays=None), _plain(error))
 
