@@ -27,9 +27,9 @@ def try_fast_send_async(
     on_success: Callable[[SendResult], object] | None,
     on_error: Callable[[BaseException], object] | None,
 ) -> tuple[asyncio.Future[SendResult] | None, Target | None]:
-    """Submits a message and returns its future and None; None and ``turn`` if the call would have to wait.
+    """Submits a message and returns (its future, None); returns (None, ``turn``) if the message needs the general path.
 
-    ``turn``: the queue of the first attempt if the round robin has already advanced, else None; for ``general_send_async``.
+    ``turn``: the queue that the round robin has already returned, else None; an argument of ``general_send_async``.
     """
     credit, topic_queues = sender.credits, sender.queues_by_topic.get(message.topic)
     if topic_queues is None or credit.contended or credit.free <= 0 or credit.free_bytes < size:

@@ -1,6 +1,6 @@
 """Settings of a producer, immutable and validated on creation.
 
-Those that Java's producer has too have its defaults, unless a docstring says otherwise.
+Settings of Java's producer have the same defaults here, unless a docstring says otherwise.
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ class Batching:
     end of the current loop iteration, with all others of that iteration. Otherwise messages gather until one of these requests
     has ended, and leave together.
 
-    ``max_bytes``: maximum encoded size of a batch, at most ``max_message_size``; a message that alone is larger is sent by
-    itself. ``max_messages``: maximum number of messages in a batch. A full batch leaves without waiting for an answer, unless
-    it is ordered. ``linger``: seconds that the first message waits for others even without a request in flight, at most half of
-    the time that any caller has left and, if the batch is not ordered, half of the producer's ``timeout``.
-    ``max_pending_bytes``: maximum size of the bodies that are accepted and not finished, for all sends of the producer but
-    one-way ones; the smaller of this and ``pending_bytes_limit`` applies, and callers wait. ``lanes_per_broker``: requests of
+    ``max_bytes``: maximum encoded size of a batch in bytes; ``max_message_size`` applies if it is smaller. A message that alone
+    is larger is sent by itself. ``max_messages``: maximum number of messages in a batch. A full batch leaves without waiting
+    for an answer, unless it is ordered. ``linger``: seconds that the first message waits for others even without a request in
+    flight, at most half of the time that any caller has left and, if the batch is not ordered, half of the producer's
+    ``timeout``. ``max_pending_bytes``: maximum size in bytes of all bodies that are accepted and not finished, one-way messages
+    excepted; the smaller of this and ``pending_bytes_limit`` applies, and further calls wait. ``lanes_per_broker``: requests of
     one topic that may be in flight to one broker before messages gather; a request that is not answered within the producer's
     ``timeout`` no longer counts.
 
@@ -87,12 +87,12 @@ class Batching:
 class ProducerConfig:
     """Settings of a producer. Times are in seconds, sizes in bytes. Raises ConfigError for an invalid value.
 
-    ``timeout``: time of a whole send call, including route look-up, connect and retries. ``retries``: attempts of ``send``
-    after the first, without those that surely reached no broker; ``async_retries``: those of ``send_async`` (messages that
-    ``batching`` gathers have ``retries``). ``attempt_timeout``: maximum time of one attempt while an untried broker is left;
-    default: the remaining time divided by the attempts left, at least 0.2 s. ``retry_codes``: broker response codes after which
-    another attempt is made. ``retry_same_queue``: True repeats a send with an explicit queue, selector or key on that queue, up
-    to ``retries`` times; False repeats it only after attempts that surely reached no broker.
+    ``timeout``: time of a whole send call, including route look-up, connect and retries. ``retries``: maximum number of
+    attempts of ``send`` after the first, not counting those that surely reached no broker; ``async_retries``: the same for
+    ``send_async`` (messages that ``batching`` gathers have ``retries``). ``attempt_timeout``: maximum time of one attempt while
+    an untried broker is left; default: the remaining time divided by the attempts left, at least 0.2 s. ``retry_codes``: broker
+    response codes after which another attempt is made. ``retry_same_queue``: True repeats a send with an explicit queue,
+    selector or key on that queue, up to ``retries`` times; False repeats it only after attempts that surely reached no broker.
 
     ``compress_over``: a body of at least this size is compressed, and sent compressed if that is smaller. ``compress_type``:
     "zlib", or "lz4" or "zstd" (extra ``compression``); ``compress_level``: 0 to 9 for zlib, 1 to 22 for zstd, not used by lz4.
@@ -100,22 +100,22 @@ class ProducerConfig:
     ``max_frame_size`` must be larger by at least 131,072 bytes. ``create_topic_key``: the topic whose route is used for a topic
     that does not exist yet; ``default_topic_queues``: number of queues that such a topic gets on a broker.
 
-    ``oneway_limit``: maximum number of one-way messages accepted and not finished, ``async_limit``: that of all others;
-    ``pending_bytes_limit``: maximum size of the bodies of either; ``broker_window``: maximum number of requests in flight per
-    broker. ``oneway_window``: at least one of this many one-way messages is sent as an ordinary request, which paces the flow;
-    0 turns pacing off, and a stock broker may then drop messages without notice. ``stop_timeout``: time that ``stop()`` waits
-    for unanswered sends.
+    ``oneway_limit``: maximum number of one-way messages accepted and not finished; ``async_limit``: the same for all other
+    messages; ``pending_bytes_limit``: maximum size of their bodies, for each of the two kinds; ``broker_window``: maximum
+    number of sends in flight per broker, further ones wait. ``oneway_window``: at least one of this many one-way messages is
+    sent as an ordinary request, which paces the flow; 0 turns pacing off, and a stock broker may then drop messages without
+    notice. ``stop_timeout``: time that ``stop()`` waits for unanswered sends.
 
-    ``retry_another_broker_when_not_store_ok``: True sends a message whose flush or replication was not confirmed to another
-    broker too, so that it is stored twice. ``topics``: topics whose routes ``start()`` fetches. ``latency_fault``: "failures"
-    (Java: False) avoids a broker after an attempt that could not connect, timed out or lost its connection, for 1 s, doubled by
-    each failed trial up to 30 s, until a send to it is stored; True also avoids slow brokers, for the times of ``fault_table``;
-    False avoids none. ``detector``: True sends probe requests to brokers that did not respond; it needs
-    ``latency_fault=True``.
+    ``retry_another_broker_when_not_store_ok``: if True, and a broker stores a message without confirming its flush or
+    replication, the message is also sent to another broker, and is then stored twice. ``topics``: topics whose routes
+    ``start()`` fetches. ``latency_fault``: "failures" (Java: False) avoids a broker after an attempt that could not connect,
+    timed out or lost its connection, for 1 s, doubled by each failed trial up to 30 s, until a send to it is stored; True also
+    avoids slow brokers, for the times of ``fault_table``; False avoids none. ``detector``: True sends probe requests to brokers
+    that did not respond; it needs ``latency_fault=True``.
 
     ``batching``: gathers single messages into batches while requests are in flight, see Batching; True for its defaults.
     ``queue_selector``: chooses the queue of each attempt if the call has neither queue nor selector, and once for a call with a
-    key. ``hooks``: see Hook. ``trace``: True reports sends to the brokers' trace topic, a name to that topic.
+    key. ``hooks``: see Hook. ``trace``: True reports sends to the brokers' trace topic, the name of a topic to that topic.
     ``send_smart_msg``: True sends request headers with names of one letter (codes 310, 320); False sends the long form (code
     10; batches have none), for servers without support for the short one.
     """
@@ -176,11 +176,11 @@ class ProducerConfig:
         if not isinstance(self.retry_codes, Collection) or not all(
             isinstance(code, int) and not isinstance(code, bool) for code in self.retry_codes
         ):
-            raise ConfigError(f"retry_codes must be whole numbers, not {shown(self.retry_codes)}")
+            raise ConfigError(f"retry_codes must be a list or set of whole numbers, not {shown(self.retry_codes)}")
         object.__setattr__(self, "retry_codes", frozenset(self.retry_codes))
         self._check_choosing()
         if isinstance(self.topics, str) or not isinstance(self.topics, Collection):
-            raise ConfigError(f"topics must be a sequence of topics, not {shown(self.topics)}")
+            raise ConfigError(f"topics must be a list or tuple of topic names, not {shown(self.topics)}")
         if not isinstance(self.batching, bool | Batching):
             raise ConfigError(f"batching must be True, False or a Batching, not {shown(self.batching)}")
         for topic in self.topics:

@@ -34,7 +34,7 @@ LAST_STEPS: Final = 1.0
 
 
 class ProducerCore:
-    """One run of a producer, made by ``Producer.start``; the object marks its entries in the connections' request tables."""
+    """One run of a producer, made by ``Producer.start``. The connections' request tables mark its entries with this object."""
 
     # Slots, because instances share a dict layout for 30 attributes only, and a send reads a dozen of them.
     __slots__ = (
@@ -151,8 +151,13 @@ class ProducerCore:
         most_bytes = (
             config.pending_bytes_limit if gathers is None else min(config.pending_bytes_limit, gathers.max_pending_bytes)
         )
-        self.credits = Credits("sends", config.async_limit, most_bytes)
-        self.oneway_credits = Credits("one-way sends", config.oneway_limit, config.pending_bytes_limit)
+        options = "async_limit or pending_bytes_limit"
+        if gathers is not None:
+            options = "async_limit, pending_bytes_limit or max_pending_bytes"
+        self.credits = Credits("sends", config.async_limit, most_bytes, options)
+        self.oneway_credits = Credits(
+            "one-way sends", config.oneway_limit, config.pending_bytes_limit, "oneway_limit or pending_bytes_limit"
+        )
         self._lines = Lines()
         self.compressor = Compressor(self.encoder, self.instance.threads, self.unless_stopped)
         self.admission = Admission(self.credits, self._lines, self.router, self.compressor)

@@ -1,9 +1,9 @@
 """The hot path of the library: ``send``, ``send_async`` and ``send_oneway`` for messages that need nothing special.
 
 While nothing fails, a send takes a credit, picks the next queue of a cached route, fills a header template, enters one future
-into the connection's table and reads the response from it: no Task and no timer. What other modules have as functions is
-written out here, because each call costs 50 to 100 ns. Calls with options, without a connection or with a failed first attempt
-leave this path for the general one; so do calls of ``send_async`` and ``send_oneway`` that have to wait.
+into the connection's table and reads the response from it: no Task and no timer. Functions of other modules are inlined here,
+because each call costs 50 to 100 ns. Calls with options, without a connection or with a failed first attempt leave this path
+for the general one; so do calls of ``send_async`` and ``send_oneway`` that have to wait.
 """
 
 from __future__ import annotations
@@ -57,17 +57,18 @@ class SendMethods(ProducerLife):
 
         ``timeout`` (default: the producer's) is the budget of the whole call. ``queue`` is the queue to send to; without it,
         ``selector(queues, message, key)`` chooses one; without both, the producer's ``queue_selector`` or the hash of ``key``
-        (default: the message's sharding key) does. With ``queue``, ``selector`` or a key it is chosen once, there is one
-        attempt beside those that surely reached no broker (``retry_same_queue`` allows more), and messages for one queue are
-        stored in call order as long as no such call ends with ``maybe_stored``.
+        (default: the message's sharding key) does. With ``queue``, ``selector`` or a key, the queue is chosen once, and there
+        is one attempt, not counting those that surely reached no broker (``retry_same_queue`` allows more). Such messages for
+        one queue are stored in call order, unless one of their calls ends with ``maybe_stored``.
 
-        Before anything is sent, raises TypeError for an object that is no Message, InvalidMessageError for an invalid one,
-        ConfigError or SelectorError for a wrong ``queue`` or key or a selector that fails, BackpressureError when
-        ``async_limit`` or ``pending_bytes_limit`` leaves no room within ``timeout``, ForbiddenError from a hook, and
-        TopicNotFoundError, NameServerError or BrokerNotFoundError when no route has a queue to send to. Then raises the error
-        of the only attempt (such as BrokerError, RequestTimeoutError, ConnectError, ConnectionLostError), SendError after
-        several, ClientStateError when the producer stops. The error's ``maybe_stored`` is True if the message may be stored all
-        the same; after a cancellation it may be stored, too.
+        Before anything is sent, raises TypeError for an object that is not a Message; InvalidMessageError for an invalid
+        message; ConfigError for a ``queue`` that is not a MessageQueue; SelectorError for a queue of another topic, an invalid
+        key or a selector that fails; BackpressureError if ``async_limit`` or ``pending_bytes_limit`` leaves no room within
+        ``timeout``, or earlier sends to a chosen queue still wait then; ForbiddenError if a hook refuses the message;
+        TopicNotFoundError, NameServerError or BrokerNotFoundError if no route has a queue to send to; RequestTimeoutError if
+        the time ends during this. Then raises the error of the only attempt (such as BrokerError, RequestTimeoutError,
+        ConnectError, ConnectionLostError), SendError after several, ClientStateError when the producer stops. The error's
+        ``maybe_stored`` is True if the message may be stored all the same; after a cancellation it may be stored, too.
         """
         # What ``general_send`` does, in one piece, for messages without delay, compression, hooks and choice of a queue; those
         # with a sharding key go to ``place_sharded``.
@@ -249,15 +250,16 @@ class SendMethods(ProducerLife):
     ) -> asyncio.Future[SendResult]:
         """Accepts one message and returns a future of its result.
 
-        Waits only until the message can be sent: for room within ``async_limit`` and ``pending_bytes_limit``, the route, the
-        connection, and where needed for a selector, the compression of the body or earlier sends that choose their queue.
+        Waits only until the message can be sent: for room within ``async_limit`` and ``pending_bytes_limit``, for the route,
+        the connection, and, if needed, for a selector, the compression of the body and earlier sends that choose their queue.
         Exactly one of ``on_success(result)`` and ``on_error(error)`` is called, once, on the loop, before anything that awaits
         the future resumes, also when the producer stops. They are plain functions; one that raises is reported to the loop's
         exception handler. Cancelling the future ends the send and calls ``on_error(CancelledError())``; the message may be
         stored all the same.
 
         The other arguments are those of ``send``. The call itself raises TypeError for a callback that is not a plain function,
-        and as ``send`` does until the message is accepted; later errors, those of hooks included, are errors of the future.
+        and those errors of ``send`` that occur before the message is accepted. The future gets later errors, those of hooks
+        included.
         """
         sender = self._usable()
         if on_success is not None or on_error is not None:
@@ -294,13 +296,13 @@ class SendMethods(ProducerLife):
         """Sends one message that no broker confirms; returns when its frame is queued.
 
         The arguments are those of ``send``. There is one attempt. The message counts towards ``oneway_limit`` until the last
-        byte of its frame is in the kernel. On each connection at least one of ``oneway_window`` messages goes as an ordinary
-        request, whose error is only logged; while two of these are unanswered, a call that would send a third one waits up to
-        ``timeout`` seconds.
+        byte of its frame is in the kernel. On each connection, at least one of ``oneway_window`` messages is sent as an
+        ordinary request, which counts until it is answered, and whose error is only logged. While two of these are unanswered,
+        a call that would send a third one waits up to ``timeout`` seconds.
 
-        Raises the errors that ``send`` raises before anything is sent, BackpressureError also after that wait; ConnectError or
-        RequestTimeoutError without a connection, ConnectionLostError for one that closes; RequestTimeoutError also if earlier
-        sends to a chosen queue are not answered in time.
+        Raises the errors that ``send`` raises before anything is sent; BackpressureError also after that wait; ConnectError or
+        RequestTimeoutError if no connection is made, ConnectionLostError if it closes; RequestTimeoutError also if earlier
+        sends to a chosen queue are not answered in time; ClientStateError when the producer stops.
         """
         if not self._loop_runs() or get_ident() != self._thread:
             self._refuse()
@@ -324,10 +326,11 @@ class SendMethods(ProducerLife):
 
 
 def try_fast_oneway(sender: ProducerCore, message: Message, size: int) -> tuple[bool, Target | None]:
-    """Queues the frame of a message and returns True and None; False and ``turn`` if the call would have to wait.
+    """Queues the frame of a message and returns (True, None); returns (False, ``turn``) if the message needs the general path.
 
-    ``turn``: the queue that the round robin has already given out, else None; for ``general_send_oneway``. This path costs a
-    quarter of the general one: the frame is filled in at once, and credits are counted together until the frames are written.
+    ``turn``: the queue that the round robin has already returned, else None; an argument of ``general_send_oneway``. This path
+    costs a quarter of the general one: the frame is filled in at once, and credits are counted together until the frames are
+    written.
     """
     credit, topic_queues = sender.oneway_credits, sender.queues_by_topic.get(message.topic)
     if topic_queues is None or credit.contended or credit.free <= 0 or credit.free_bytes < size:

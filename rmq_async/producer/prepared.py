@@ -48,7 +48,7 @@ def prepare(
     flags: Sequence[int] | None,
     queue: MessageQueue | None,
 ) -> PreparedSend:
-    """Encodes checked messages of one topic under new unique ids; several as one batch.
+    """Encodes checked messages of one topic with new unique ids, several messages as one batch.
 
     ``texts``: the properties of each message as they are on the wire, without the unique id and WAIT.
     """
@@ -77,7 +77,8 @@ async def compress_prepared(producer: Producer, prepared: PreparedSend, timeout:
 
 
 async def send_prepared(producer: Producer, prepared: PreparedSend, timeout: float) -> SendResult | BatchSendResult:
-    """Sends a prepared message or batch, which may be sent again; result and errors are as of ``send`` and ``send_batch``."""
+    """Sends a prepared message or batch, which may be sent again. Result and errors are those of ``send`` and
+    ``send_batch``."""
     core, started = producer._usable(), machine.monotonic()
     outgoing, queue = prepared.outgoing, prepared.queue
     choice = checked_choice(outgoing.topic, queue, None, None, core.prefix) if queue is not None else None

@@ -32,11 +32,11 @@ __all__ = ["Producer"]
 class Producer(SendMethods):
     """Sends messages to the topics of one cluster, as one producer group.
 
-    ``namesrv``: "host:port;host:port" or a sequence; default: the environment variable NAMESRV_ADDR. ``client`` and ``config``:
-    settings; any field of ClientConfig or ProducerConfig may be given as a keyword instead. Raises TypeError for an unknown
-    keyword and a config of another type, ConfigError for an invalid value, and InvalidGroupError, a ConfigError, for an invalid
-    group. The constructor does no I/O; ``start()`` needs a running loop, and the producer belongs to that loop until
-    ``stop()``.
+    ``namesrv``: "host:port;host:port" or a sequence of "host:port"; default: the environment variable NAMESRV_ADDR. ``client``
+    and ``config``: settings; any field of ClientConfig or ProducerConfig may be given as a keyword instead. Raises TypeError
+    for an unknown keyword and a config of another type, ConfigError for an invalid value, and InvalidGroupError, a ConfigError,
+    for an invalid group. The constructor does no I/O; ``start()`` needs a running loop, and the producer belongs to that loop
+    until ``stop()``.
 
     Calls raise ClientStateError while the producer is not running, WrongLoopError on another loop, ForkedError in a forked
     child process, and TypeError or ValueError for a ``timeout`` that is not a number of seconds above 0.
@@ -63,7 +63,8 @@ class Producer(SendMethods):
 
         The messages must have equal ``wait_store``, no delay and no retry topic; their encoded size is limited to
         ``max_message_size`` bytes. Bodies are not compressed. ``queue``: the queue of the batch; sharding keys of its messages
-        have no effect. ``timeout``: seconds, as in ``send``. Raises as ``send`` does.
+        have no effect. Without it, a ``queue_selector`` of the user is called with the first message. ``timeout``: seconds, as
+        in ``send``. Raises InvalidMessageError also for a batch that is empty or breaks these rules, and as ``send`` does.
         """
         if not self._loop_runs() or get_ident() != self._thread:
             self._refuse()
@@ -116,8 +117,8 @@ class Producer(SendMethods):
         ``timeout``: seconds for request and reply, by default the producer's. Sends as ``send`` does; the request counts
         towards ``async_limit`` until the reply arrives. Raises as ``send`` does; ReplyTimeoutError when the request is stored
         and no reply arrived in time; ClientStateError when the producer stops during the wait for the reply;
-        CorruptMessageError for a reply whose compressed body is damaged or exceeds ``max_decompressed_size``. Their
-        ``maybe_stored`` is True in the last three cases.
+        CorruptMessageError for a reply whose compressed body is damaged or exceeds ``max_decompressed_size``. In these three
+        cases ``maybe_stored`` is True.
         """
         sender = self._usable()
         budget = self.config.timeout if timeout is None else checked_timeout(timeout)
@@ -128,9 +129,9 @@ class Producer(SendMethods):
     ) -> SendResult:
         """Replies to a message that another client sent by ``request``; returns when that client has received the reply.
 
-        ``properties``: those of the reply, without the ones that identify its request. ``timeout``: seconds for all attempts,
-        by default the producer's. Raises TypeError if ``request`` is not a MessageExt, LocalProtocolError (10007) for a message
-        that was not sent by ``request``, BrokerError or SendError (code 1; Java's ``ReplyMessageProcessor``) when the
+        ``properties``: properties of the reply; those that identify its request are added. ``timeout``: seconds for all
+        attempts, by default the producer's. Raises TypeError if ``request`` is not a MessageExt, LocalProtocolError (10007) for
+        a message that was not sent by ``request``, BrokerError or SendError (code 1; Java's ``ReplyMessageProcessor``) when the
         requesting client is not connected any more, and as ``send`` does.
         """
         sender = self._usable()
@@ -140,11 +141,11 @@ class Producer(SendMethods):
     async def recall(self, topic: str, recall_handle: str) -> str:
         """Cancels the delivery of a message that was sent with ``delay`` or ``deliver_at``; returns the message's unique id.
 
-        ``recall_handle``: the one of its SendResult. Requires brokers from 5.3.2 on with ``recallMessageEnable=true``; they
-        confirm a recall even if the message no longer exists. The call takes at most the producer's ``timeout``. Raises
-        InvalidMessageError for a retry or dead letter topic, for an invalid handle and for one of another topic; BrokerError
-        when the broker refuses (16: not enabled, 3: broker too old, 604: too late; Java's ``RecallMessageProcessor``); and as
-        ``send`` does.
+        ``recall_handle``: the ``recall_handle`` of its SendResult. Requires brokers from 5.3.2 on with
+        ``recallMessageEnable=true``; they confirm a recall even if the message no longer exists. The call takes at most the
+        producer's ``timeout``. Raises InvalidMessageError for a retry or dead letter topic, for an invalid handle and for one
+        of another topic; BrokerError when the broker refuses (16: not enabled, 3: broker too old, 604: too late; Java's
+        ``RecallMessageProcessor``); and as ``send`` does.
         """
         return await recall(self._usable(), topic, recall_handle)
 

@@ -65,7 +65,8 @@ async def recall(sender: ProducerCore, topic: str, recall_handle: str) -> str:
 
 
 def _refusal(response: RemotingCommand, broker: str, address: str) -> BrokerError:
-    """Returns the broker's error; its text names the setting that enables recalls if they are off or not known there."""
+    """Returns the broker's error. If the broker has recalls turned off or does not know them, the text names the setting that
+    enables them."""
     error = broker_error(response.code, response.remark, request="RECALL_MESSAGE", broker=broker, address=address)
     if type(error) is NoPermissionError:  # not a subclass: those are about the rights of a user
         error.args = (f"{error}; a broker recalls messages only with recallMessageEnable=true in its configuration",)

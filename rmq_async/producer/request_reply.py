@@ -92,7 +92,7 @@ async def reply(
     topic, asking = create_reply(asked.properties)
     for name in (PropertyName.CORRELATION_ID, PropertyName.REPLY_TO_CLIENT):
         if name not in asking:
-            text = f"message {shown(asked.msg_id)} has no property {name}: it was not sent by request(), so it takes no reply"
+            text = f"message {shown(asked.msg_id)} has no property {name}: reply only to messages sent by request()"
             raise LocalProtocolError(text, code=CREATE_REPLY_MESSAGE)
     message = Message(topic, body, properties=properties)
     sender.encoder.check(message)
@@ -173,9 +173,10 @@ async def _until_replied(
         if await sender.unless_stopped(wait_until(replied, deadline)):
             return
     except ClientStateError:
-        raise _stored(ClientStateError, f"the producer was stopped before the reply to {sent.msg_id} arrived", broker) from None
+        text = f"the producer was stopped before the reply to {sent.msg_id} arrived; a longer stop_timeout gives it time"
+        raise _stored(ClientStateError, text, broker) from None
     place = f"queue {sent.queue.queue_id} of topic {sent.queue.topic} on {broker}"
-    text = f"no reply to {sent.msg_id} in {place} within {timeout:.3g} s: no consumer has called reply(); use a longer timeout"
+    text = f"no reply to {sent.msg_id} in {place} within {timeout:.3g} s; let a consumer call reply(), or use a longer timeout"
     raise _stored(ReplyTimeoutError, text, broker)
 
 
@@ -204,7 +205,8 @@ async def _message(pushed: PushedReply, sender: ProducerCore, deadline: float, t
                 text = f"the reply's {len(body)} bytes were not decompressed within {timeout:.3g} s; use a longer timeout"
                 raise _stored(ReplyTimeoutError, text) from None
             except ClientStateError:
-                raise _stored(ClientStateError, "the producer was stopped before the reply was decompressed") from None
+                text = "the producer was stopped before the reply was decompressed; a longer stop_timeout gives it time"
+                raise _stored(ClientStateError, text) from None
         sys_flag &= ~SysFlag.COMPRESSED
     return MessageExt(
         topic=topic,

@@ -179,7 +179,7 @@ async def accept_call(
 
 
 class AsyncAttempt(FirstAttempt[Result]):
-    """The attempts of one accepted ``send_async``; ``accepted`` receives the result or the error."""
+    """The attempts of one accepted ``send_async`` or ``send_batch_async``; ``accepted`` receives the result or the error."""
 
     __slots__ = ("_accepted",)
 

@@ -111,7 +111,7 @@ class WatchedSend(msgspec.Struct):
 
 
 def _topic_queues_of(sender: ProducerCore, arguments: SendArguments) -> TopicQueues | None:
-    """Returns the queues of a usual message's topic; None if the call would have to wait or needs more than this path has."""
+    """Returns the queues of a usual message's topic; None if the call would have to wait or needs the general path."""
     message, credit = arguments.message, sender.credits
     if (
         message.__class__ is not Message

@@ -121,7 +121,9 @@ async def test_a_call_for_which_it_has_no_further_queue_fails_as_its_attempts_di
         with pytest.raises(errors.ServiceNotAvailableError) as caught:
             await sender.send(message())
         (note,) = caught.value.__notes__
-        assert "no queue of topic T is in machine room 'north'; the key must be the room of one: b in south" in note
+        assert (
+            "no queue of topic T is in machine room 'north'; the key must be the room of one of its brokers: b in south" in note
+        )
         pair.a.answer = late(0.3)  # the attempt is capped at 0.2 s
         with timed(0.3, 0.3):
             assert (await sender.send(message())).attempts == 1

@@ -51,7 +51,8 @@ class Admitted(msgspec.Struct):
     Valid inside: ``target``, the call's queue, one of ``topic_queues`` or chosen by the caller; ``number`` of its messages;
     ``place`` in the topic's line, which the call leaves as soon as batching keeps the order of its message, None if it skipped
     the line. Entering raises BackpressureError if credits or the turn in line do not come by the call's deadline,
-    RequestTimeoutError if a body is not compressed by then, SelectorError, and the errors of the route look-up.
+    RequestTimeoutError if the body is not compressed or no selector has returned by then, SelectorError, and the errors of the
+    route look-up.
     """
 
     # A Struct with few methods: each call of a Python function costs 50 to 100 ns per message.

@@ -48,7 +48,7 @@ class _Waiter:
 
 class Credits:
     """The room for messages without an answer: ``limit`` messages and ``byte_limit`` bytes at a time; ``what`` names the
-    messages in errors.
+    messages in errors, ``options`` the settings that hold the limits.
 
     A call for more than a whole limit is served when all of that limit is free. ``contended``: other calls wait, or
     ``refuse`` was called, so credits come only from ``take``. ``watched``: a waiter or a flush needs ``came_back``.
@@ -56,12 +56,13 @@ class Credits:
     """
 
     __slots__ = (
-        "_byte_limit", "_epochs", "_given_up", "_limit", "_refusal", "_table", "_waiters", "_what",
+        "_byte_limit", "_epochs", "_given_up", "_limit", "_options", "_refusal", "_table", "_waiters", "_what",
         "contended", "epoch", "free", "free_bytes", "watched",
     )  # fmt: skip
 
-    def __init__(self, what: str, limit: int, byte_limit: int) -> None:
+    def __init__(self, what: str, limit: int, byte_limit: int, options: str = "the limits") -> None:
         self._what = what
+        self._options = options
         self._limit = self.free = limit
         self._byte_limit = self.free_bytes = byte_limit
         self.contended = False
@@ -138,7 +139,7 @@ class Credits:
         seconds = machine.monotonic() - started
         raise BackpressureError(
             f"no room for {number} more {self._what} within {seconds:.3g} s: {self.taken} of {self._limit} messages, "
-            f"{self.taken_bytes} of {self._byte_limit} bytes are unfinished; send fewer at a time or raise the limits"
+            f"{self.taken_bytes} of {self._byte_limit} bytes are unfinished; send fewer at a time or raise {self._options}"
         )
 
     def give_back(self, epoch: Epoch, number: int, size: int) -> None:

@@ -23,7 +23,7 @@ from ...errors import BackpressureError, RocketMQError
 __all__ = ["Line", "Lines", "Place"]
 
 LINES_KEPT: Final = 1024
-"""Number of lines from which empty ones are removed; twice the lines that remained last time if that is more."""
+"""Number of lines at which the empty ones are removed; if more, twice the number that remained at the last removal."""
 LEFT_KEPT: Final = 64
 """A line is compacted, in O(n), when more of its places are abandoned than this number plus half of all its places."""
 
@@ -155,7 +155,8 @@ class Place:
             if not await wait_until(waits, deadline):
                 seconds = machine.monotonic() - started
                 raise BackpressureError(
-                    f"timed out after {seconds:.3g} s behind earlier ordered sends {self._line.behind}; use a longer timeout"
+                    f"the call waited {seconds:.3g} s behind earlier ordered sends {self._line.behind}, until its timeout; "
+                    "use a longer timeout"
                 )
             waits.result()
         finally:
@@ -171,7 +172,7 @@ class Place:
         return place
 
     def must_step_aside(self, queue: MessageQueue) -> bool:
-        """Returns whether earlier calls wait in a line of ``queue`` itself."""
+        """Returns whether earlier calls wait in the line of ``queue``."""
         return (queue.broker_name, queue.queue_id) in self._line.aside
 
     def is_first(self) -> bool:

@@ -1,4 +1,4 @@
-"""Gathers messages into batches while requests are in flight; without a request in flight a message waits only to linger."""
+"""Gathers messages into batches while requests are in flight. Otherwise a message waits for others only if ``linger`` is set."""
 
 from __future__ import annotations
 

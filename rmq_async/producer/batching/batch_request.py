@@ -47,7 +47,7 @@ class BatchRequest(FirstAttempt["BatchSendResult | SendResult"]):
     """A batch request and its further attempts. The call's deadline is the latest one of its members.
 
     ``makes_room_at``: time (monotonic) from which the request does not count as in flight; infinity for ordered messages, and
-    where the deadline comes first.
+    if the deadline comes first.
     """
 
     __slots__ = (
@@ -166,7 +166,7 @@ class BatchRequest(FirstAttempt["BatchSendResult | SendResult"]):
             text = f"no answer from {target.address} to {what} for topic {target.queue.topic} in time; use a longer timeout"
         else:
             why = None if self._further is None else self._further.newest_error
-            text = f"no connection to {target.address} in time" if why is None else str(why)
+            text = f"no connection to {target.address} in time; use a longer timeout" if why is None else str(why)
             text = f"the message for topic {target.queue.topic} was not sent: {text}"
         return RequestTimeoutError(text, maybe_stored=maybe_stored, broker=target.broker, address=target.address)
 
@@ -272,7 +272,9 @@ class BatchRequest(FirstAttempt["BatchSendResult | SendResult"]):
         self._batcher.requests.pop(self, None)
 
     def _dropped(self) -> None:
-        error = ClientStateError("the task that sent the batch was cancelled; the message may have been stored")
+        error = ClientStateError(
+            "the task that sent the batch was cancelled; the message may have been stored; cancel only your own tasks"
+        )
         error.maybe_stored = True
         self._fail(error)
 

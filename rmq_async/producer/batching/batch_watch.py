@@ -130,7 +130,10 @@ class BatchAttempt(AttemptWatch):
         self._pairs = [pair for pair in self._pairs if id(pair[1]) in left]
 
     def added(self, outgoing: Outgoing) -> Outgoing:
-        """Returns the batch with the properties that hooks added; invalid ones are reported and left out."""
+        """Returns the batch with the properties that hooks added.
+
+        Invalid ones are reported and left out; all are left out if the batch has no room for them.
+        """
         if not any(attempt.context.properties for attempt, _ in self._pairs):
             return outgoing
         if outgoing.batch_ids is None:

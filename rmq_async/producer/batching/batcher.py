@@ -47,7 +47,7 @@ PLAIN_PROPERTIES: Final = len(BEFORE_ID + AFTER_ID)
 """Size in bytes of the properties of a message without any of its own, less its unique id."""
 
 IDLE_KEPT: Final = 64
-"""Empty gatherings of queues that are kept to be used again."""
+"""Maximum number of empty gatherings of queues that are kept to be used again."""
 
 SHORTEST_LINGER: Final = 0.001
 """Seconds. uvloop's timers count milliseconds: below half a millisecond ``call_later`` returns a Handle without ``when()``."""
@@ -80,7 +80,7 @@ class Batcher:
         self.stand_in = "0" * encoder.ids.length
         """A text of the length of a unique id, for messages that get theirs when their batch leaves."""
         self.after_id = len(BEFORE_ID) + encoder.ids.length
-        """Where in properties the text after the id begins."""
+        """Index in the properties text at which the part after the unique id begins."""
         self.requests: OrderedSet[BatchRequest] = OrderedSet()
         self.alarm = inf
         self._timer: asyncio.TimerHandle | None = None
@@ -107,7 +107,7 @@ class Batcher:
     # -- where messages gather
 
     def in_turn(self, topic: str, *, wait_store: bool) -> TopicGathering:
-        """Returns the gathering of a topic, given as users write it."""
+        """Returns the gathering of a topic. ``topic``: as the user writes it, with or without the namespace."""
         gathering = self._in_turn.get((topic, wait_store))
         if gathering is None:
             self._in_turn[topic, wait_store] = gathering = TopicGathering(self, topic)

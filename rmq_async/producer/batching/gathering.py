@@ -186,7 +186,7 @@ class Gathering(ABC):
 
     @abstractmethod
     def full(self) -> None:
-        """Seals the current batch."""
+        """Completes the current batch: later messages go into a new one."""
 
     def leave(self) -> None:
         """Sends the gathered messages, as far as the limits on requests in flight allow."""

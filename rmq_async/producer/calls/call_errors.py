@@ -20,7 +20,7 @@ __all__ = ["explained", "failure", "no_time", "not_reached", "reached_late"]
 
 MOST_BYTES: Final = 1000
 MOST_SHOWN: Final = 4
-"""Maximum number of attempts in the text of an error: if there are more, one half are the first and the other the last ones."""
+"""Maximum number of attempts in the text of an error: of more than these, the first two and the last two."""
 LONGEST_TOPIC: Final = 140
 LONGEST_BROKER: Final = 60
 LONGEST_REASON: Final = 300
@@ -83,8 +83,8 @@ def not_reached(address: str, count: int, reason: str, seconds: float) -> Connec
 def reached_late(address: str, seconds: float) -> ConnectError:
     """Returns the error of a call that was not released in time, although its broker was connected to again."""
     return ConnectError(
-        f"{address} was connected to again, but the turn of this call, behind others, did not come within {seconds:.3g} s; "
-        "a longer timeout gives it more time",
+        f"{address} was connected to again, but calls that waited for it go on one after another, and the turn of this one did "
+        f"not come within {seconds:.3g} s; use a longer timeout",
         address=address,
     )
 

@@ -39,8 +39,8 @@ class Dispatch:
 
     ``calls``: the calls in their retry loop. ``closed``: the producer has stopped and no call makes a further attempt.
     ``submit``: ``Frames.submit``, queues one attempt on its connection. ``owner``: marks this producer's requests in the
-    connections' tables. ``window``: requests that one broker may have unanswered. ``wait``: waits
-    for a connect, as ``Flight.wait`` does, and ends when the producer stops.
+    connections' tables. ``window``: maximum number of sends in flight on one connection. ``wait``: waits for a connect, as
+    ``Flight.wait`` does, and ends when the producer stops.
     """
 
     __slots__ = (
@@ -78,11 +78,14 @@ class Dispatch:
         return Rules(call.retries, self.config.retry_codes, self.config.attempt_timeout)
 
     def is_unconfirmed(self, result: Any) -> bool:
-        """Returns whether ``retry_another_broker_when_not_store_ok`` asks for another broker: the status is not SEND_OK."""
+        """Returns whether ``retry_another_broker_when_not_store_ok`` is set and the status of ``result`` is not SEND_OK."""
         return self.retry_not_ok and result.status is not SEND_OK
 
     def first_deadline(self, now: float, deadline: float, retries: int) -> float:
-        """Returns the deadline of a first attempt, begun ``now``, with other brokers to try: capped if ``retries`` is not 0."""
+        """Returns the deadline of a first attempt that begins at ``now`` while other brokers are left to try.
+
+        That is ``deadline`` without retries, else the end of the attempt's cap (``attempt_cap``).
+        """
         if not retries:
             return deadline
         return now + attempt_cap(deadline - now, retries + 1, self.config.attempt_timeout)
@@ -128,7 +131,9 @@ class Dispatch:
 def stopped(*, maybe_stored: bool) -> ClientStateError:
     """Returns the error of a call that was unfinished when its producer stopped."""
     if maybe_stored:
-        error = ClientStateError("the producer was stopped before the answer came; the message may have been stored")
+        error = ClientStateError(
+            "the producer was stopped before the answer came; the message may have been stored; a longer stop_timeout gives it time"
+        )
     else:
         error = ClientStateError("the producer was stopped before the message was stored; a longer stop_timeout gives it time")
     error.maybe_stored = maybe_stored

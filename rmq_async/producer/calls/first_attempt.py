@@ -31,7 +31,7 @@ __all__ = ["FirstAttempt", "broken_off"]
 
 
 class FirstAttempt(ABC, Generic[Result]):
-    """The base class of calls by callback.
+    """The base class of calls that report their result by callback, without a coroutine that waits for it.
 
     Calls one of ``_succeed`` and ``_fail``, once; a subclass that has ended the call by itself ignores this.
     """

@@ -1,10 +1,10 @@
 """Calls that wait for unreachable brokers: shared connection attempts and a gradual release.
 
-65,535 calls may wait for a broker that restarts. They have no timer and no connection attempt of their own for that: one task
-per address tries to connect, as often as the pool allows, and refreshes the routes of the waiting topics after each failure and
-while an attempt takes long, since the broker may come back at another address. Once connected, the calls are released first
-come, first served: few at first, twice as many each time the broker has kept up, because a broker that has just started is slow
-and rejects requests that wait too long in its queue.
+65,535 calls may wait for a broker that restarts. They make no connection attempts of their own: one task per address tries to
+connect, as often as the pool allows, and refreshes the routes of the waiting topics after each failure and while an attempt
+takes long, since the broker may come back at another address. Once connected, the calls are released first come, first served:
+few at first, twice as many each time the broker has kept up, because a broker that has just started is slow and rejects
+requests that wait too long in its queue.
 """
 
 from __future__ import annotations
@@ -130,7 +130,8 @@ class Recovery:
                     task.cancel()
 
     def most_failed(self, waiting: Waiting) -> tuple[str, int, str]:
-        """Returns address, failures since the call joined, and newest error of the call's address with the most failures."""
+        """Returns the call's address with the most failures since the call joined, their number, and the text of the newest
+        one."""
         found = [
             (those.failed - before, address, those.reason)
             for address, before in waiting.addresses.items()

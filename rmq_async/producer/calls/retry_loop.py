@@ -135,7 +135,7 @@ class RetryLoop(Generic[Result]):
             record.answered_with(reply_error(reply, record.target))
         elif self._dispatch.is_unconfirmed(result):
             self._unconfirmed = result
-            record.answered_with(_UnconfirmedError("stored, but durability not confirmed", broker=record.broker))
+            record.answered_with(_UnconfirmedError("stored, but flush or replication not confirmed", broker=record.broker))
         elif self._result is None:
             self._result = result
             if self.faults is not None and record.error is None:
@@ -213,7 +213,7 @@ class RetryLoop(Generic[Result]):
                     self._fixed = topic_queues.target(self._fixed.queue)  # the same queue at its broker's current address
 
     def _elsewhere_than(self, gone: Target) -> bool:
-        """Leaves out the queue that its broker lacks; returns whether the call may use another. A fixed target stays."""
+        """Leaves out the queue that its broker lacks, unless it is fixed; returns whether the call may use another queue."""
         return self._fixed is None and self._router.topics.without(self._outgoing.topic, gone.queue)
 
     def _next_step(self) -> Step:
@@ -266,7 +266,7 @@ class RetryLoop(Generic[Result]):
                 if not ended_itself or cast(asyncio.Task[Any], asyncio.current_task()).cancelling():
                     raise
                 error = SelectorError(
-                    f"the queue selector ended its own task with {type(error).__name__}; it must return a queue or raise"
+                    f"the queue selector ended its own task with {type(error).__name__}; return a queue, or raise another error"
                 )
             self._no_queue = without_frames(error)
             logger.info("no further attempt for message %s: %s", self._outgoing.unique_id, error)

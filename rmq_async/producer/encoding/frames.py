@@ -29,7 +29,7 @@ class Frames:
     """Makes the frames of one producer and queues them.
 
     ``born_ms()``: milliseconds since the epoch, as thirteen digits. ``owner``: marks the producer's requests in the
-    connections' tables. ``window``: requests that one connection may have unanswered.
+    connections' tables. ``window``: maximum number of sends in flight on one connection.
     """
 
     __slots__ = ("_settings", "_window", "born_ms", "owner")

@@ -33,7 +33,7 @@ class Outgoing(msgspec.Struct, gc=False):
 
     ``properties``: encoded. ``batch_ids``: the unique ids of a batch's messages, None for a single message. ``code``: request
     code (V2), 0 for the usual ones. ``message``: the argument of a selector that is called for each attempt; of a batch, its
-    first message. ``watch``: calls the hooks for each attempt; such objects must be ``Watched``. ``gc=False``: the garbage
+    first message. ``watch``: calls the hooks for each attempt; only a ``Watched`` may have one. ``gc=False``: the garbage
     collector does not see this object, so it must not be part of a cycle.
     """
 

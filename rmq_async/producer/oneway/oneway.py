@@ -27,9 +27,9 @@ logger = logging.getLogger("rmq_async.producer")
 
 
 class Tally:
-    """The credits of one producer's one-way messages on one connection whose last byte is not yet written to the socket.
+    """The credits of one producer's one-way messages that are queued on one connection and not yet written to the socket.
 
-    ``pacing``: the connection's, None for a producer that does not pace.
+    ``pacing``: the pacing of the connection; None for a producer that does not pace.
     """
 
     __slots__ = ("_connection", "_credits", "_tallies", "epoch", "number", "pacing", "size")
@@ -71,7 +71,7 @@ class Oneway:
     async def send(self, call: Call[Any], turn: Target | None) -> None:
         """Admits and sends a call. ``turn``: its queue if the round robin has already advanced, else None.
 
-        A call that chooses its queue is written in the order of the calls, also among sends that wait for responses.
+        Messages for one chosen queue are written in the order of the calls, also relative to sends that wait for responses.
         """
         async with self._admission.enter(call, turn=turn) as admitted:
             topic_queues, target = admitted.topic_queues, admitted.target
@@ -149,7 +149,7 @@ class Oneway:
             await self._router.unless_stopped(pacing.wait(call.deadline, target.address))
 
     async def _connect(self, call: Call[Any], target: Target) -> Target:
-        """Connects, to the broker's new address where it has moved; returns the target at the address that was connected."""
+        """Connects to the broker, at its new address if it has moved; returns the target at the address that was connected."""
         began, dispatch, topics, topic = machine.monotonic(), self._dispatch, self._router.topics, call.outgoing.topic
         target = topics.moved(topic, target)  # it may have waited in a line since its target was chosen
         failed = await dispatch.connect(target, dispatch.connect_deadline(target, call.deadline))

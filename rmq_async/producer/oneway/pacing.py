@@ -1,12 +1,13 @@
 """Paces one-way sends, because a stock broker silently drops messages that wait too long in its queue.
 
-Pacing is per broker connection, shared by all producers on it; each ends a window after its own configured size at the latest.
-The last message of each window is sent as an ordinary request, whose response shows that the broker has processed the window;
-until that response the window is open. At most two windows are open: the last message of a third one waits. So up to three
-windows are in the broker's queue, which drops requests after 200 ms, and a broker that shares its cores pauses for 50 to 100 ms
-at times. The size of the windows, adjusted by the response times, keeps the queue short: it starts at two messages, since a
-cold broker needs 50 to 200 ms for the first one; it doubles up to ``STEADY`` while responses take less than ``GOOD`` seconds,
-and up to the configured size while they take less than ``FAST``; a response slower than ``SLOW`` halves it.
+Pacing is per broker connection, and all producers on it share it; each producer ends a window after its own ``oneway_window``
+messages at the latest. The last message of each window is sent as an ordinary request, whose response shows that the broker has
+processed the window; until that response the window is open. At most two windows are open: the last message of a third one
+waits. So up to three windows are in the broker's queue, which drops requests after 200 ms, and a broker that shares its cores
+pauses for 50 to 100 ms at times. The size of the windows, adjusted by the response times, keeps the queue short: it starts at
+two messages, since a cold broker needs 50 to 200 ms for the first one; it doubles up to ``STEADY`` while responses take less
+than ``GOOD`` seconds, and up to the configured size while they take less than ``FAST``; a response slower than ``SLOW`` halves
+it.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ STEADY: Final = 640
 FAST: Final = 0.02
 GOOD: Final = 0.05
 SLOW: Final = 0.1
-"""Seconds from a window's last message to its response; a stock broker drops after 0.2 s (``waitTimeMillsInSendQueue``)."""
+"""Seconds from a window's last message to its response; a stock broker drops a message after 0.2 s
+(``waitTimeMillsInSendQueue``)."""
 
 
 class OnewayPacing:
@@ -91,8 +93,8 @@ class OnewayPacing:
         began = machine.monotonic()
         if not await wait_until(self._progress, deadline):
             raise BackpressureError(
-                f"{address} did not answer {MAX_OPEN} windows of one-way messages within {machine.monotonic() - began:.3g} s; "
-                "send more slowly",
+                f"{address} did not answer {MAX_OPEN} windows of one-way messages (oneway_window) within "
+                f"{machine.monotonic() - began:.3g} s; send more slowly or use a longer timeout",
                 address=address,
             )
 
@@ -139,8 +141,11 @@ class WindowReceiver:
         self._pacing.errors += 1
         if is_power_of_two(self._pacing.errors):
             address, count = self._connection.address, self._pacing.errors
-            text = "%s: %d windows of one-way messages ended with an error; messages in them may be lost; the last error: %s"
-            logger.warning(text, address, count, printable(why, 300))
+            logger.warning(
+                "%s: %d windows of one-way messages ended with an error; messages in them may be lost, use send() for those that "
+                "must not be; the last error: %s",
+                address, count, printable(why, 300),
+            )  # fmt: skip
 
     def _end(self, answered: bool) -> None:
         self._done = True

@@ -15,9 +15,9 @@ from typing import Final, Generic, TypeVar
 __all__ = ["Avoidance", "Suspect"]
 
 MOST_ITEMS: Final = 1024
-"""Brokers in one table; the oldest entry is dropped for a new one."""
+"""Maximum number of brokers in one table; the oldest entry is dropped for a new one."""
 KEPT: Final = 60.0
-"""Seconds on trial after which an entry without attempts is removed, at the next entry of another broker."""
+"""An entry that has been on trial for more seconds than this is removed when another broker enters the table."""
 
 
 class Suspect:
@@ -41,8 +41,8 @@ class Avoidance(ABC, Generic[S]):
     """The brokers that one producer avoids. ``items``: the entries, by broker name.
 
     ``busy(broker)``: whether an attempt on the broker is in flight. ``address_of(broker)``: its master's address in the newest
-    route. ``patience``: seconds that a successful attempt may take without a fault. ``version``: rises with each change of the
-    table. ``on_suspect``: called with each broker that enters the table.
+    route. ``patience``: seconds that a successful attempt may take without counting as a fault. ``version``: rises with each
+    change of the table. ``on_suspect``: called with each broker that enters the table.
     """
 
     __slots__ = ("_address_of", "_busy", "items", "measures", "on_suspect", "patience", "version")
@@ -111,7 +111,7 @@ class Avoidance(ABC, Generic[S]):
         return frozenset([broker for broker in self.items.keys() & brokers if not self.usable(broker, now)])
 
     def best(self, brokers: Collection[str], now: float) -> Collection[str]:
-        """Returns the usable ones of ``brokers``; ``brokers`` itself if all are usable; ``_of_none`` if none is."""
+        """Returns the usable ones of ``brokers``; ``brokers`` itself if all are usable; those of ``_of_none`` if none is."""
         avoided = self.avoided(brokers, now)
         if not avoided:
             return brokers

@@ -57,18 +57,18 @@ class FaultTable:
             try:
                 values = tuple(float(value) for value in values)
             except (TypeError, ValueError):
-                raise ConfigError(f"{name} must be numbers of seconds, not {shown(values)}") from None
+                raise ConfigError(f"{name} must be a sequence of numbers of seconds, not {shown(values)}") from None
             if not values or not all(0 <= value < 1e9 for value in values):
-                raise ConfigError(f"{name} must be one or more numbers of seconds, 0 or above, not {shown(values)}")
+                raise ConfigError(f"{name} must be one or more numbers of seconds, from 0 to below 1e9, not {shown(values)}")
             object.__setattr__(self, name, values)
         if len(self.latencies) != len(self.durations):
             raise ConfigError(
                 f"{len(self.latencies)} latencies need as many durations, not {len(self.durations)}; give one for each"
             )
         if any(low >= high for low, high in zip(self.latencies, self.latencies[1:], strict=False)):
-            raise ConfigError(f"latencies must rise, not {shown(self.latencies)}")
+            raise ConfigError(f"latencies must rise from each to the next, not {shown(self.latencies)}")
         if not isinstance(self.isolation, int | float) or not 0 < self.isolation < 1e9:
-            raise ConfigError(f"isolation must be a number of seconds above 0, not {shown(self.isolation)}")
+            raise ConfigError(f"isolation must be a number of seconds above 0 and below 1e9, not {shown(self.isolation)}")
 
     def duration(self, latency: float) -> float:
         """Returns the seconds for which a broker is avoided after an attempt of ``latency`` seconds."""

@@ -35,7 +35,7 @@ __all__ = ["FailureRotation", "LatencyRotation", "Overdue", "QueueSelection"]
 logger = logging.getLogger("rmq_async.producer")
 
 LOOKS: Final = 16
-"""Samples of the attempts in flight per ``patience`` of the fault table."""
+"""Number of samples of the attempts in flight that are taken within the fault table's ``patience``."""
 ADDRESSES_KEPT: Final = 1024
 SWEEP_COST: Final = 0.0002
 """Seconds per topic between two sweeps of the suspects: all routes may change at once, and a sweep looks at each of them."""
@@ -68,7 +68,7 @@ class Overdue:
     def late(self, address: str, now: float) -> bool:
         """Returns whether an attempt to ``address`` has been in flight for longer than ``patience``.
 
-        Exact to ``interval``; each call may add a sample.
+        Accurate to ``interval`` seconds; each call may add a sample.
         """
         connection = self._pool.get(address)
         if connection is None:
@@ -110,8 +110,8 @@ class _Known:
 class QueueSelection:
     """The queue selection of one producer. ``selector``: the ``queue_selector``, called unless it is ``select_best``.
 
-    ``faults``: None with ``latency_fault=False``. ``custom``: the selector is the user's. ``queues_by_topic``: the
-    producer's, a live view. ``named(broker)``: whether a known route has writable queues on the broker.
+    ``faults``: None with ``latency_fault=False``. ``custom``: the selector is the user's. ``queues_by_topic``: a live view of
+    the producer's queues by topic. ``named(broker)``: whether a known route has writable queues on the broker.
     """
 
     __slots__ = (
@@ -168,9 +168,9 @@ class QueueSelection:
                 topic_queues.next = FailureRotation(self, cast(FailureTable, self.faults), topic_queues).next
 
     def uninviting(self, brokers: Collection[str]) -> Collection[str]:
-        """Returns those of ``brokers`` for whose sake an attempt on another broker is not capped: the slow ones.
+        """Returns the slow ones of ``brokers``: an attempt on another broker is not capped to leave time for these.
 
-        A broker that did not respond may be back before the call's deadline, so time is left for it.
+        There are none with ``latency_fault="failures"``: a broker that did not respond may be back in time, so time is left for it.
         """
         return self.avoided(brokers) if self.faults is not None and self.faults.measures else ()
 

@@ -16,9 +16,9 @@ from ... import machine
 __all__ = ["RoundRobin"]
 
 TOPICS_KEPT: Final = 1024
-"""Topics that are remembered; the oldest is dropped for a new one."""
+"""Maximum number of topics that are remembered; the oldest is dropped for a new one."""
 QUEUES_KEPT: Final = 4096
-"""Queues of one topic that are remembered in addition to those of the current list."""
+"""Maximum number of queues of one topic that are remembered in addition to those of the current list."""
 
 
 class _Topic:

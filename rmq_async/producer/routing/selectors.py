@@ -44,7 +44,7 @@ Selector = Callable[[Sequence[MessageQueue], Message, Any], MessageQueue | Await
 """Called as ``selector(queues, message, key)``; returns one of ``queues``, or is a coroutine function. It must not block."""
 
 Pick = Callable[[Sequence[MessageQueue]], MessageQueue]
-"""What ``select_best`` calls: returns the next of the queues."""
+"""The function that ``select_best`` calls; returns the next of the queues."""
 
 _NO_QUEUES: Final = "there are no queues to choose from; give the selector at least one"
 
@@ -166,10 +166,12 @@ def select_by_machine_room(rooms: Mapping[str, str]) -> Selector:
     def select_in_machine_room(queues: Sequence[MessageQueue], message: Message, key: Any) -> MessageQueue:
         here = [queue for queue in queues if key is not None and room_of.get(queue.broker_name) == key]
         if not here:
-            known = ", ".join(sorted({f"{queue.broker_name} in {room_of.get(queue.broker_name)}" for queue in queues}))
+            known = ", ".join(
+                sorted({f"{queue.broker_name} in {room_of.get(queue.broker_name, 'no room')}" for queue in queues})
+            )
             raise SelectorError(
                 f"no queue of topic {message.topic} is in machine room {shown(key)}; the key must be the room "
-                f"of one: {known or 'no queues'}"
+                f"of one of its brokers: {known or 'no queues'}"
             )
         return select_best(here, message)
 
@@ -228,7 +230,8 @@ def one_of(chosen: MessageQueue, queues: Sequence[MessageQueue], selector: Selec
 
 
 def _raised(selector: Selector, error: BaseException) -> SelectorError:
-    return SelectorError(f"selector {_name(selector)} raised {type(error).__name__}: {error}")
+    text = f"selector {_name(selector)} raised {type(error).__name__}: {error}"
+    return SelectorError(f"{text}; it must return one of the queues it is given")
 
 
 def _name(selector: Selector) -> str:

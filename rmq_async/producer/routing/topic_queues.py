@@ -144,8 +144,8 @@ class TopicQueues:
     A queue's target is made when it is first used, since a topic may have hundreds of queues and few messages. ``next()``
     returns the next target, round robin from a random start; ``LatencyRotation`` and ``FailureRotation`` replace it.
     ``several``: a retry may go to another broker. ``without``: queues that the route names but their brokers do not have.
-    ``addresses``: of the masters, by broker. ``by_queue``: the targets made so far. ``gathering``: the batching of messages
-    for ``next()``, if any.
+    ``addresses``: of the masters, by broker. ``by_queue``: the targets made so far. ``gathering``: gathers messages for
+    ``next()`` into batches; None without batching.
 
     Raises BrokerNotFoundError if no writable queue has a master's address.
     """
@@ -214,7 +214,8 @@ class TopicQueues:
             target = self._in_turn()
             if target.broker in brokers:
                 return target
-        raise BrokerNotFoundError(f"topic {self.queues[0].topic}: none of {sorted(brokers)} has a writable queue any more")
+        topic, names = self.queues[0].topic, sorted(brokers)
+        raise BrokerNotFoundError(f"topic {topic}: none of {names} has a writable queue any more; send again")
 
     def queues_of(self, brokers: Collection[str], queues: tuple[MessageQueue, ...] | None = None) -> tuple[MessageQueue, ...]:
         """Returns those of ``queues`` (default: all of the topic) that ``brokers`` hold."""
@@ -242,13 +243,14 @@ class TopicQueues:
         if address is None:
             known = ", ".join(sorted(self.brokers))
             raise BrokerNotFoundError(
-                f"{queue.broker_name} has no master's address in the route of topic {queue.topic}; known: {known}",
+                f"{queue.broker_name} has no master's address in the route of topic {queue.topic}; start its master, "
+                f"or choose a queue of {known}",
                 broker=queue.broker_name,
             )
         return Target(queue, queue.broker_name, self._settings.send_address(address), self._settings)
 
     def _own(self, queue: MessageQueue) -> MessageQueue | None:
-        """Returns the topic's own queue that equals ``queue``: a queue id may be a bool, which has another text."""
+        """Returns the topic's own queue that equals ``queue``: a queue id may be a bool, whose text differs."""
         if not self._members:
             self._members = {each: each for each in self.queues}
         return self._members.get(queue)
@@ -270,4 +272,6 @@ def is_writable(route: TopicRoute) -> bool:
 def _nowhere(topic: str, route: TopicRoute) -> str:
     text = f"topic {topic} has no writable queue on a broker with a master's address"
     closed = sorted({data.broker_name for data in route.data.queue_datas if not data.perm & Perm.WRITE})
-    return f"{text}: {printable(', '.join(closed))} may not be written to" if closed else f"{text}; start one of its masters"
+    if not closed:
+        return f"{text}; start one of its masters"
+    return f"{text}: {printable(', '.join(closed))} may not be written to; allow writes there, or start another master"

@@ -33,9 +33,9 @@ logger = logging.getLogger("rmq_async.producer")
 DEPARTED_KEPT: Final = 1024
 """Maximum number of topics whose brokers are remembered, and of those whose departed brokers are remembered."""
 NAMES_KEPT: Final = 256
-"""Brokers that are remembered of one topic: a name server may name others in each answer."""
+"""Maximum number of brokers that are remembered for one topic: a name server may name others in each answer."""
 LONGEST_NAME: Final = 255
-"""Characters of a broker's name that is remembered."""
+"""Maximum length, in characters, of a broker's name that is remembered."""
 FIRST_PAUSE: Final = 0.05
 LONGEST_PAUSE: Final = 1.0
 """Seconds between two checks whether a broker is back in a route: FIRST_PAUSE, doubled up to LONGEST_PAUSE."""
@@ -207,7 +207,7 @@ class TopicTable:
                 await self._waits.run(self._returning.start(wire_topic, look).wait(deadline))
 
     async def _look(self, wire_topic: str, before: TopicRoute | None) -> None:
-        """Refreshes the topic's route until it is another than ``before``, or until no call waits for that."""
+        """Refreshes the topic's route until it differs from ``before``, or until no call waits for that."""
         routes, pause = self._instance.routes, FIRST_PAUSE
         await asyncio.sleep(0)  # lets the caller join first, also with an eager task factory
         while routes.cached(wire_topic) is before and self._returning.waiting(wire_topic):
@@ -217,7 +217,8 @@ class TopicTable:
                 await routes.refresh(wire_topic)
 
     async def newer_route(self, wire_topic: str, deadline: float) -> TopicRoute:
-        """Fetches the route from the name servers, for a call that finds no address in the known one, and raises its errors."""
+        """Fetches the route from the name servers, for a call that finds no address in the known one. Raises the look-up's
+        errors."""
         return await self._waits.run(self._instance.routes.refresh(wire_topic, max(deadline - machine.monotonic(), 0.0)))
 
     def now(self, topic: str) -> TopicQueues | None:

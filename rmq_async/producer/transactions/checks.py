@@ -81,7 +81,7 @@ class Dispatch:
             self._unreadable += 1
             if is_power_of_two(self._unreadable):
                 logger.warning(
-                    "%s: %d transaction checks could not be read, the last: %s",
+                    "%s: %d transaction checks could not be read, brokers repeat them; the last: %s",
                     connection.address, self._unreadable, printable(error),
                 )  # fmt: skip
             return
@@ -102,7 +102,9 @@ class Dispatch:
         if len(decoded.messages) != 1 or decoded.corrupt:
             reason = f": {decoded.corrupt[0]}" if decoded.corrupt else ""
             found = len(decoded.messages)
-            raise RemoteProtocolError(f"a body of {len(body)} bytes holds {found} readable messages instead of one{reason}")
+            raise RemoteProtocolError(
+                f"the check's body of {len(body)} bytes holds {found} readable messages instead of one{reason}"
+            )
         return decoded.messages[0]
 
 
@@ -140,7 +142,8 @@ class _Question:
 
 
 class Checks:
-    """The checks of one producer, from start to stop. ``group``: with its namespace. ``limit``: maximum of running checks."""
+    """The checks of one producer, from start to stop. ``group``: with its namespace. ``limit``: maximum number that run at a
+    time."""
 
     def __init__(self, instance: ClientInstance, group: str, check: Check, limit: int) -> None:
         self.tracer: Tracer | None = None
@@ -163,7 +166,8 @@ class Checks:
     # -- registration at the client instance
 
     def listen(self) -> None:
-        """Registers for the checks of the group. Raises ConfigError if another producer of this client has registered."""
+        """Registers for the checks of the group. Raises ConfigError if another producer of this client has registered for
+        them."""
         handlers = self._instance.handlers
         dispatch = handlers.get(RequestCode.CHECK_TRANSACTION_STATE)
         if not isinstance(dispatch, Dispatch):
@@ -192,7 +196,8 @@ class Checks:
             _, left = await asyncio.wait(tasks, timeout=LAST_STEPS)
             if left:
                 logger.warning(
-                    "producer %s: %d transaction checks (%s) still run %s s after being cancelled; let them end",
+                    "producer %s: %d transaction checks (%s) still run %s s after being cancelled; make check() end when it is "
+                    "cancelled",
                     self._group, len(left), shown(self._check), LAST_STEPS,
                 )  # fmt: skip
 
@@ -218,7 +223,8 @@ class Checks:
     def ended(self, connection: Connection | None, end: End, log_offset: int, *, known: bool) -> None:
         """Records that the broker has confirmed the end of the copy at ``log_offset``.
 
-        ``connection``: connection for its checks, opened before the confirmation. ``known``: this client made the message's id.
+        ``connection``: the connection on which its checks come, opened before the confirmation; None if there is none.
+        ``known``: this client made the message's id.
         """
         if connection is None:
             return
@@ -345,7 +351,7 @@ class Checks:
             return False
         if response.code != ResponseCode.SUCCESS:
             logger.warning(
-                "%s refused %s of transaction %s: %d %s",
+                "%s refused %s of transaction %s: %d %s; it will check the transaction again",
                 connection.address, status.value, printable(end.msg_id), response.code, printable(response.remark),
             )  # fmt: skip
             return False

@@ -44,7 +44,7 @@ class Half(SendResult, frozen=True, gc=False):
 
 
 def stored_half(reply: SendReply, outgoing: Outgoing, target: Target, attempts: int) -> Half | None:
-    """Returns the result as ``stored_message`` does; None also without a valid offset, which ending the transaction needs."""
+    """Returns the result as ``stored_message`` does; None also if an offset that ending the transaction needs is invalid."""
     result = stored(reply, outgoing.unique_id, target, attempts)
     if result is None:
         return None
@@ -75,7 +75,7 @@ class End(msgspec.Struct):
 
 
 def end_command(end: End, status: TransactionStatus, remark: str | None = None) -> RemotingCommand:
-    """Makes the END_TRANSACTION request. ``remark``: reason for UNKNOWN, which brokers log."""
+    """Makes the END_TRANSACTION request. ``remark``: reason for the status, for the broker's log."""
     header = EndTransactionRequestHeader(
         topic=end.topic,
         producerGroup=end.group,

@@ -271,7 +271,7 @@ async def _ask(
 
 
 async def _connected(sender: ProducerCore, half: Half, deadline: float) -> Connection:
-    """Returns a connection to the broker of a half message, at its newest address where it has moved."""
+    """Returns a connection to the broker of a half message, at its newest address if it has moved."""
     address = _newest_address(sender, half)
     if (connection := sender.connections.get(address)) is not None:
         return connection
@@ -287,7 +287,8 @@ async def _connected(sender: ProducerCore, half: Half, deadline: float) -> Conne
 
 
 def _newest_address(sender: ProducerCore, half: Half) -> str:
-    """Returns the address of a half message's broker in the newest routes; the one that stored it if no route names it."""
+    """Returns the newest known address of a half message's broker: the one that stored the message if no route names the
+    broker."""
     address = sender.instance.routes.address_of(half.queue.broker_name)
     if address is None:
         return half.address
