@@ -95,10 +95,10 @@ class ProducerConfig:
     selector or key on that queue, up to ``retries`` times; False repeats it only after attempts that surely reached no broker.
 
     ``compress_over``: a body of at least this size is compressed, and sent compressed if that is smaller. ``compress_type``:
-    "zlib", or "lz4" or "zstd" (extra ``compression``); ``compress_level``: 0 to 9 for zlib, 1 to 22 for zstd, not used by lz4.
-    ``max_message_size``: maximum size of an uncompressed body or of an encoded batch; above 16,646,144 the client's
-    ``max_frame_size`` must be larger by at least 131,072 bytes. ``create_topic_key``: the topic whose route is used for a topic
-    that does not exist yet; ``default_topic_queues``: number of queues that such a topic gets on a broker.
+    "zlib", "lz4" or "zstd", the latter two with the extra ``compression``; ``compress_level``: 0 to 9 for zlib, 1 to 22 for
+    zstd, not used by lz4. ``max_message_size``: maximum size of an uncompressed body or of an encoded batch; above 16,646,144
+    the client's ``max_frame_size`` must be larger by at least 131,072 bytes. ``create_topic_key``: the topic whose route is
+    used for a topic that does not exist yet; ``default_topic_queues``: number of queues that such a topic gets on a broker.
 
     ``oneway_limit``: maximum number of one-way messages accepted and not finished; ``async_limit``: the same for all other
     messages; ``pending_bytes_limit``: maximum size of their bodies, for each of the two kinds; ``broker_window``: maximum
@@ -117,7 +117,7 @@ class ProducerConfig:
     ``queue_selector``: chooses the queue of each attempt if the call has neither queue nor selector, and once for a call with a
     key. ``hooks``: see Hook. ``trace``: True reports sends to the brokers' trace topic, the name of a topic to that topic.
     ``send_smart_msg``: True sends request headers with names of one letter (codes 310, 320); False sends the long form (code
-    10; batches have none), for servers without support for the short one.
+    10; batches have none), for servers that do not support the short one.
     """
 
     timeout: float = 3.0

@@ -36,9 +36,9 @@ class ProducerHealth:
     """A snapshot of a producer's condition, returned by ``Producer.health()``.
 
     ``state``: the state in its life cycle. ``live``: False if the process needs a restart: the event loop has been blocked for
-    more than a second or has stopped, or the producer was started before a fork. ``ready``: the producer is running and live, a
-    name server has answered, and at least one broker of the routes in use is reachable, or no broker is known. ``problems``:
-    all problems, including those that leave the producer ready.
+    more than a second or has stopped, or the producer was started before a fork. ``ready``: the producer is running and live; a
+    name server has answered and, with ``start_without_cluster``, named a broker; and at least one broker of the routes in use
+    is reachable, or there is none in them. ``problems``: all problems, including those that leave the producer ready.
 
     ``last_success_age``: seconds since a broker confirmed a stored message to any producer that shares the client's
     connections; None if none has. Each read from a connection updates it by the last response in that read only, so it may lag

@@ -138,7 +138,7 @@ def test_the_rooms_are_those_of_the_moment_the_selector_was_made() -> None:
 def test_a_room_without_queues_is_an_error_that_names_the_rooms(key: Any) -> None:
     with pytest.raises(errors.SelectorError, match=r"machine room .*: a in north, b in south, c in north"):
         select_by_machine_room(ROOMS)(queues(2), MESSAGE, key)
-    with pytest.raises(errors.SelectorError, match="d in None"):
+    with pytest.raises(errors.SelectorError, match="d in no room"):
         select_by_machine_room(ROOMS)(queues(2, "d"), MESSAGE, None)
 
 

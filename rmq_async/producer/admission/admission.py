@@ -48,9 +48,9 @@ class Admitted(msgspec.Struct):
     """An async context manager: enters when the call may be sent, and gives back its credits at the end.
 
     ``turn``: the next queue of the round robin, if it has been taken already. ``prepare``: awaited before a queue is chosen.
-    Valid inside: ``target``, the call's queue, one of ``topic_queues`` or chosen by the caller; ``number`` of its messages;
-    ``place`` in the topic's line, which the call leaves as soon as batching keeps the order of its message, None if it skipped
-    the line. Entering raises BackpressureError if credits or the turn in line do not come by the call's deadline,
+    Valid inside: ``target``: the call's queue, one of ``topic_queues`` or chosen by the caller. ``number``: how many messages
+    it has. ``place``: its place in the topic's line, left as soon as batching keeps the order of its message; None if the call
+    skipped the line. Entering raises BackpressureError if credits or the turn in line do not come by the call's deadline,
     RequestTimeoutError if the body is not compressed or no selector has returned by then, SelectorError, and the errors of the
     route look-up.
     """

@@ -31,7 +31,7 @@ logger = logging.getLogger("rmq_async.producer")
 
 
 class WatchedMember:
-    """Receiver of a message whose attempts hooks see. ``watch``: the Watch of its call."""
+    """The receiver of a message's result when hooks watch its attempts. ``watch``: the Watch of its call."""
 
     __slots__ = ("_receiver", "_watch")
 
@@ -41,7 +41,7 @@ class WatchedMember:
 
     @property
     def context(self) -> Context | None:
-        """Context of the caller, where a selector may choose the queue of further attempts."""
+        """The caller's context, in which a selector chooses the queue of further attempts; None without one."""
         return getattr(self._receiver, "context", None)
 
     def done(self) -> bool:

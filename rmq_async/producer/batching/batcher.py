@@ -323,7 +323,8 @@ class Batcher:
     # -- the end
 
     def end(self, error: Callable[[], RocketMQError]) -> None:
-        """Fails all messages that have not left; requests in flight are ended by ``Dispatch`` and the connections."""
+        """Fails all messages that have not left. Requests in flight are not ended here, but by ``Dispatch`` and the
+        connections."""
         for gathering in self._gatherings():
             for receiver, _, _ in gathering.drop():
                 if not receiver.done():  # the callback of another receiver may have cancelled it

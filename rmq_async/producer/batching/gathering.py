@@ -43,9 +43,9 @@ class Request(msgspec.Struct, frozen=True):
 class Entry(msgspec.Struct, frozen=True):
     """Messages that leave together, as one request.
 
-    ``plain``: all have only a topic and a body, and the producer's timeout. ``ids``: the unique ids of Messages that have been
-    encoded before. ``read``: makes the result of a request that is not batched. ``turn``: a turn in the queue's order without a
-    request; the caller sends by itself.
+    ``plain``: all have only a topic and a body, and the producer's timeout. ``ids``: the unique ids of the messages, if they
+    have been encoded before. ``read``: makes the result of a request that is not batched. ``turn``: the entry is only a turn in
+    the queue's order: the caller sends by itself.
     """
 
     members: list[Member]

@@ -66,7 +66,7 @@ class AttemptRecord:
         self._call.notify()
 
     def failed(self, error: BaseException) -> None:
-        """Records the end of the attempt; a timeout does not replace an earlier error."""
+        """Records the end of the attempt; a timeout does not replace an error that was recorded before."""
         self.elapsed = self.elapsed or machine.monotonic() - self.started
         if isinstance(error, RocketMQError):
             error.broker = error.broker or self.target.broker

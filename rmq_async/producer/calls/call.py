@@ -23,10 +23,10 @@ ReadReply = Callable[[SendReply, Outgoing, Target, int], Result | None]
 class Call(msgspec.Struct, Generic[Result]):
     """One call, made once and passed to everything that handles the call; a ``send`` on the fast path needs none.
 
-    ``started``, ``deadline``: seconds of ``time.monotonic``. ``retries``: attempts after the first. ``message``: the argument
-    of selectors; admission compresses a large body only where it is set. None for a batch and for a message that is sent as it
-    is encoded. ``choice``: the caller's choice of a queue. ``size``: bytes of the bodies, as counted by credits. ``batchable``:
-    the message may leave in a batch with others.
+    ``started``, ``deadline``: seconds of ``time.monotonic``. ``retries``: maximum number of attempts after the first.
+    ``message``: the argument of selectors; admission compresses a large body only if it is set. It is None for a batch, and for
+    a message that is sent as it is encoded. ``choice``: the caller's choice of a queue. ``size``: bytes of the bodies, as
+    counted by credits. ``batchable``: the message may leave in a batch with others.
     """
 
     outgoing: Outgoing

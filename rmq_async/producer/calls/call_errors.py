@@ -77,7 +77,9 @@ def not_reached(address: str, count: int, reason: str, seconds: float) -> Connec
     """
     tries = f"{count} more attempts to connect failed" if count != 1 else "1 more attempt to connect failed"
     why = f", the newest: {printable(reason, LONGEST_REASON)}" if reason else ""
-    return ConnectError(f"no connection to {address} for {seconds:.3g} s; {tries}{why}", address=address)
+    return ConnectError(
+        f"no connection to {address} for {seconds:.3g} s; {tries}{why}; check that the broker runs", address=address
+    )
 
 
 def reached_late(address: str, seconds: float) -> ConnectError:

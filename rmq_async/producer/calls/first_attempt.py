@@ -196,13 +196,14 @@ class FirstAttempt(ABC, Generic[Result]):
         self._task.add_done_callback(self._over)
 
     def _over(self, task: asyncio.Task[None]) -> None:
-        """Runs when the Task ends; covers a Task that was cancelled before its first step, when ``_run`` never started."""
+        """Runs when the Task ends; fails the call if the Task was cancelled, also before its first step, when ``_run`` never
+        started."""
         self._task = None  # breaks a cycle: the Task keeps its CancelledError, whose frames refer to this object
         if task.cancelled():
             self._dropped()
 
     def _dropped(self) -> None:
-        """Fails the call whose Task was cancelled from outside."""
+        """Fails the call, because its Task was cancelled from outside."""
         self._fail(asyncio.CancelledError())
 
     async def _run(self, loop: RetryLoop[Result]) -> None:

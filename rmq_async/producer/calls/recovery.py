@@ -201,7 +201,7 @@ class Recovery:
             self._ask(topic)
 
     async def _let_go(self, connection: Connection, those: _Address) -> None:
-        """Releases the waiting calls bit by bit; returns when none is left or the connection has closed."""
+        """Releases the waiting calls, some in each step; returns when none is left or the connection has closed."""
         most, waiting = FIRST_GO, list(reversed(those.calls))
         before, stored_at, share = 0, connection.stored_at, 0
         while connection.is_open:

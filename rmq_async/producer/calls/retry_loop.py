@@ -123,7 +123,7 @@ class RetryLoop(Generic[Result]):
         self._first = target
 
     def adopt_failed(self, target: Target, error: RocketMQError, began: float) -> None:
-        """Adds an attempt that found no connection."""
+        """Adds an attempt that began at ``began`` (monotonic) and ended with ``error`` before it had a connection."""
         record = AttemptRecord(self, target, began)
         record.failed(error)
         self._attempts.add(record)
@@ -273,7 +273,7 @@ class RetryLoop(Generic[Result]):
             return None
 
     async def _unless_over(self, task: asyncio.Task[T]) -> T | None:
-        """Returns or raises the outcome of the task; cancels it and returns None if the call ends before."""
+        """Returns the task's result or raises its error; cancels it and returns None if the call ends first."""
         task.add_done_callback(lambda _: self.notify())
         try:
             while not task.done():

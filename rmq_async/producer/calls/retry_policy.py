@@ -65,7 +65,8 @@ class Verdict(Enum):
 
 
 class Step(NamedTuple):
-    """One decision. ``brokers``: the candidates of TRY; for REACH, the brokers of which one must be connected first.
+    """One decision. ``brokers``: the candidates of TRY; for REACH, the brokers, one of which must be connected before another
+    attempt.
 
     ``cap``: seconds for the attempt, None for all the remaining time. ``repeats``: the brokers have been tried before.
     """
@@ -169,7 +170,8 @@ def connect_cap(remaining: float) -> float:
 
 
 def is_retriable(error: BaseException, retry_codes: Collection[int]) -> bool:
-    """Returns whether ``error`` allows a retry: by its class, but for most answers of brokers by ``retry_codes``."""
+    """Returns whether ``error`` allows a retry. For most responses of brokers ``retry_codes`` decide, else the class of the
+    error."""
     if isinstance(error, BrokerError):
         return error.always_retried or (error.code in retry_codes and not error.never_retried)
     return isinstance(error, RocketMQError) and error.retriable

@@ -15,7 +15,7 @@ from .outgoing import Encoder, Outgoing
 __all__ = ["Compressor"]
 
 IN_THREAD: Final = 64 * 1024
-"""Bytes from which on a body is compressed in a thread: it would block the loop for a millisecond or more."""
+"""Minimum size in bytes of a body that is compressed in a thread: in the loop it would take a millisecond or more."""
 
 
 class Compressor:

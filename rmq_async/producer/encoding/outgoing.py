@@ -54,7 +54,8 @@ BatchItem = Message | Outgoing | tuple[Message, str]
 
 
 class Watched(Outgoing, gc=True):
-    """An Outgoing with a ``watch``: garbage-collected, because user code may refer back to it, as by an error's traceback."""
+    """An Outgoing with a ``watch``: garbage-collected, because user code may refer back to it, such as by the traceback of an
+    error."""
 
 
 class CallWatch(ABC):
@@ -72,7 +73,7 @@ class CallWatch(ABC):
 
 
 class AttemptWatch(ABC):
-    """One attempt for which the hooks were called, until they are called for its end."""
+    """One attempt whose begin the hooks have seen; its methods call them for its end, once."""
 
     __slots__ = ()
 
@@ -153,7 +154,7 @@ class Encoder:
     ) -> Outgoing:
         """Returns the message encoded, uncompressed. ``extra``: properties that the kind of send adds.
 
-        ``unique_id``: one taken for it earlier; without it, and without an id in the message, a new one is made.
+        ``unique_id``: an id taken for it earlier; the message's own goes before it. Without either, a new one is made.
         """
         unique_id = message.unique_id or unique_id or self.ids.next()
         if self.instance:
@@ -176,7 +177,7 @@ class Encoder:
         body = encode_batch(batch, ids, self.max_size)
         if len(body) > self.max_size:
             raise InvalidMessageError(
-                f"the batch has {len(body)} bytes encoded, the limit is {self.max_size}; send it in parts"
+                f"the batch has {len(body)} bytes encoded, the limit is {self.max_size}; send it in parts (split_batches)"
             )
         size = sum([len(message.body) for message in batch])
         properties = WAIT if batch[0].wait_store else NO_WAIT
@@ -194,7 +195,7 @@ class Encoder:
     def encode_gathered(
         self, messages: Sequence[BatchItem], ids: Sequence[str] | None = None, *, plain: bool = False
     ) -> Outgoing:
-        """Returns one message encoded, or a batch of several, all of them valid; some may be encoded already.
+        """Returns the message encoded if there is one, else a batch of all. They are valid, and some may be encoded already.
 
         ``ids``: their unique ids, if taken earlier. ``plain``: they have only topic and body, and bodies are ``bytes``.
         """

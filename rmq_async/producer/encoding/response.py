@@ -58,7 +58,7 @@ def stored(reply: SendReply, unique_id: str, target: Target, attempts: int) -> S
 
 
 def stored_batch(reply: SendReply, outgoing: Outgoing, target: Target, attempts: int) -> BatchSendResult | None:
-    """Returns the result of a batch; None as ``stored_message``, or if the number of offset ids does not fit.
+    """Returns the result of a batch; None if ``stored_message`` would return None, or if the number of offset ids does not fit.
 
     A broker that stores the batch as one record returns one offset id for all messages.
     """

@@ -244,7 +244,7 @@ class TopicQueues:
             known = ", ".join(sorted(self.brokers))
             raise BrokerNotFoundError(
                 f"{queue.broker_name} has no master's address in the route of topic {queue.topic}; start its master, "
-                f"or choose a queue of {known}",
+                f"or choose a queue on one that is known: {known}",
                 broker=queue.broker_name,
             )
         return Target(queue, queue.broker_name, self._settings.send_address(address), self._settings)

@@ -113,7 +113,9 @@ class TopicTable:
         if topic_queues is None:
             remaining = deadline - machine.monotonic()
             if remaining <= 0:
-                raise RequestTimeoutError(f"send to topic {topic}: the timeout was used up before the route look-up; raise it")
+                raise RequestTimeoutError(
+                    f"send to topic {topic}: the timeout was used up before the route look-up; use a longer timeout"
+                )
             routes, settings = self._instance.routes, self._settings
             wire_topic = self._settings.wire_topic(topic)
             if wire_topic is not topic:
