@@ -53,8 +53,8 @@ def rocketmq_cluster(
     ``start()`` (coroutines, on any loop), ``pause()`` and ``resume()`` (plain calls). Servers that a test left stopped or paused
     run again before the next test with this fixture begins.
 
-    If NAMESRV_ADDR is set, it is that cluster instead, without controls. Without Java, or without Maven at the first time, the
-    test is skipped with the reason; with RMQ_REQUIRE_CLUSTER=1 it fails.
+    If NAMESRV_ADDR is set, it is that cluster instead, without controls. Without Java, or without Maven while the servers are
+    not installed yet, the test is skipped with the reason; with RMQ_REQUIRE_CLUSTER=1 it fails.
     """
     from rmq_async.testing.cluster import ExternalCluster, RealCluster, require
 

@@ -40,7 +40,7 @@ V = TypeVar("V")
 
 
 class WaitTable(Generic[T]):
-    """Futures with deadlines: one timer for all of them. To join and to leave are O(1).
+    """Futures with deadlines: one timer for all of them. Leaving is O(1) on average; joining pushes onto a heap.
 
     A future gets its result by ``resolve``, or None at its deadline.
     """
@@ -88,9 +88,8 @@ class WaitTable(Generic[T]):
             self.leave(future)
 
     def resolve(self, result: T) -> None:
-        """Gives ``result`` to every future in the table, in their order, ``RESOLVED_PER_TURN`` of them in one turn of the loop.
-
-        None of them times out any more. In the iterations between, their callers and all other calls of the loop run.
+        """Gives ``result`` to every future in the table, in the order in which they joined; none of them times out any more.
+        Each iteration of the loop handles ``RESOLVED_PER_TURN`` futures, so that other callbacks run in between.
         """
         self._clear()
         for future in [*islice(self._waiting, RESOLVED_PER_TURN)]:
@@ -211,8 +210,8 @@ WaitFor = Callable[[Flight[T], float], Awaitable[T]]
 class SingleFlight(Generic[T]):
     """Runs shared work by key, such as a connect or a look-up: the first caller starts a Task, later ones join it.
 
-    Each caller waits with its own deadline; neither a deadline nor a cancelled caller stops the work. Joining and leaving are
-    O(1) with 65,535 callers. Each caller gets its own copy of an error: a shared instance would collect all their tracebacks.
+    Each caller waits with its own deadline; neither a deadline nor a cancelled caller stops the work. Joining and leaving stay
+    cheap with 65,535 callers. Each caller gets its own copy of an error: a shared instance would collect all their tracebacks.
     ``name`` is part of the tasks' names; they run in no caller's context.
     """
 
@@ -273,7 +272,7 @@ class SingleFlight(Generic[T]):
 
 
 def _stopping() -> ClientStateError:
-    return ClientStateError("the client is stopping")
+    return ClientStateError("the client is stopping; start it again, or use another client")
 
 
 # -- waits that a stop ends

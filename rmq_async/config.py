@@ -80,10 +80,11 @@ class ClientConfig:
     Times are seconds, sizes bytes. ``route_poll_interval``: time between two requests for the routes in use.
     ``heartbeat_interval``: time between two registrations of this client's groups at the brokers in use. ``connect_timeout``:
     time limit of one connect, including the look-up of the host name, all its addresses and the TLS handshake.
-    ``request_timeout``: time limit of a request that is no send, unless the call has one of its own; a pull that waits at the
-    broker gets it in addition. ``idle_timeout``: time after which unused connections are closed. ``max_frame_size``: a larger
-    frame that a server sends closes the connection. ``max_decompressed_size``: maximum size of a received body once it is
-    decompressed. ``serialize_type``: form of request headers, "json" or "rocketmq" (binary); answers are read in either form.
+    ``request_timeout``: time limit of a request that is no send, unless the call has one of its own; for a pull that waits at
+    the broker, it is added to the time of that wait. ``idle_timeout``: time after which unused connections are closed.
+    ``max_frame_size``: a larger frame that a server sends closes the connection. ``max_decompressed_size``: maximum size of a
+    received body once it is decompressed. ``serialize_type``: form of request headers, "json" or "rocketmq" (binary); answers
+    are read in either form.
 
     ``credentials`` sign every request. ``tls``: True for the default context, which verifies the servers' certificates unless
     ``tls_verify`` is False, or an SSLContext; for name servers and brokers alike. ``server_hostname``: the name that
@@ -155,7 +156,7 @@ class ClientConfig:
         if hosts is None:
             return
         if isinstance(hosts, str) or not isinstance(hosts, Collection) or not hosts:
-            raise ConfigError(f"allowed_broker_hosts must be one or more texts, not {shown(hosts)}")
+            raise ConfigError(f"allowed_broker_hosts must be a non-empty collection of texts, not {shown(hosts)}")
         object.__setattr__(self, "allowed_broker_hosts", frozenset(map(_host_or_network, hosts)))
 
     def _check_names(self) -> None:
@@ -171,7 +172,8 @@ class ClientConfig:
                 limits = f"1 to {LONGEST_NAMESPACE} letters, digits, - and _"
                 raise ConfigError(f"{name} must be {limits}, not {shown(value)}")
             if value.startswith(_SYSTEM_PREFIXES):
-                raise ConfigError(f"{name} {shown(value)} begins like a name of the system; choose another prefix")
+                reserved = " and ".join(_SYSTEM_PREFIXES)
+                raise ConfigError(f"{name} {shown(value)} begins like a name of the system; {reserved} are reserved")
         if self.namespace is not None and self.namespace_v2 is not None:
             raise ConfigError("namespace and namespace_v2 are two ways to say the same; give one of them")
 
@@ -315,8 +317,10 @@ def check_group(group: str) -> None:
 
 
 def check_seconds(name: str, value: float, *, zero: bool = False) -> None:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) < LONGEST:  # NaN is neither
+    if not isinstance(value, int | float) or isinstance(value, bool):
         raise ConfigError(f"{name} must be a number of seconds, not {shown(value)}")
+    if not abs(value) < LONGEST:  # NaN is not below it either
+        raise ConfigError(f"{name} must be a number of seconds below {LONGEST:.0f}, not {shown(value)}")
     if value < 0 or (value == 0 and not zero):
         raise ConfigError(f"{name} must be {'0 or ' if zero else ''}above 0 seconds, not {shown(value)}")
 
@@ -352,4 +356,4 @@ def _check_text(name: str, value: str) -> None:
     try:
         value.encode()
     except UnicodeEncodeError:
-        raise ConfigError(f"{name} must be a text in Unicode, not {shown(value)}") from None
+        raise ConfigError(f"{name} must be a text that UTF-8 can encode, not {shown(value)}") from None

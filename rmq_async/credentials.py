@@ -14,7 +14,8 @@ class Credentials(SessionCredentials, frozen=True):
     """The keys that requests are signed with. ``access_key``: the user's name, ``secret_key``: the password, where brokers
     have users; ``security_token``: the token of a session.
 
-    Neither ``repr`` nor an error shows the secret or the token. Raises ConfigError for a value that is empty or no text of UTF-8.
+    Neither ``repr`` nor an error shows the secret or the token. Raises ConfigError for a value that is empty, no str, or not
+    encodable in UTF-8.
     """
 
     def __post_init__(self) -> None:

@@ -112,8 +112,8 @@ class WrongLoopError(RocketMQError):
 
 
 class BackpressureError(RocketMQError):
-    """The call's timeout passed before the message could be sent: too many messages or bytes of other calls were unfinished,
-    earlier ordered sends were, or a broker did not keep up with one-way messages. The message was not sent."""
+    """The call's timeout passed before the message could be sent: other calls had too many unfinished messages or bytes,
+    earlier ordered sends were unfinished, or a broker did not keep up with one-way messages. The message was not sent."""
 
 
 class NameServerError(RocketMQError):
@@ -350,7 +350,7 @@ class IllegalOperationError(BrokerError):
 
 
 class GoAwayError(BrokerError):
-    """The server shuts down in order and wants its clients elsewhere (1500)."""
+    """The server shuts down gracefully and asks its clients to use another server (1500)."""
 
     response_code = ResponseCode.GO_AWAY
     retriable = True
@@ -382,8 +382,8 @@ class TransactionError(RocketMQError):
     """The half message is stored, but the broker refused or did not confirm COMMIT or ROLLBACK; it will call ``check`` later.
 
     ``result``: the TransactionSendResult, with ``local_status``. ``maybe_ended``: True if the broker may have ended the
-    transaction nevertheless. ``code`` and ``remark``: those of the broker's refusal. ``maybe_stored``: True for COMMIT:
-    consumers see the message now, or after ``check`` has returned COMMIT.
+    transaction nevertheless. ``code`` and ``remark``: those of the broker's refusal. ``maybe_stored``: True if the outcome was
+    COMMIT: consumers see the message now, or after ``check`` has returned COMMIT.
     """
 
     def __init__(
@@ -410,11 +410,11 @@ class ReplyTimeoutError(RocketMQError, TimeoutError):
 
 
 class HandlerTimeoutError(RocketMQError, TimeoutError):
-    """A handler ran, or an iteration had a message in hand, for longer than the subscription's ``timeout``: a failed attempt."""
+    """A handler, or the work on a message in an iteration, took longer than the subscription's ``timeout``: a failed attempt."""
 
 
 class QueueLostError(RocketMQError):
-    """This consumer does not read the queue, or another member took it over during the call; ``assignment()`` lists its queues."""
+    """The consumer does not read the queue, or lost it to another member in the call; its queues are in ``consumer.assignment``."""
 
 
 class Attempt(NamedTuple):
@@ -430,8 +430,8 @@ class Attempt(NamedTuple):
 class SendError(RocketMQError):
     """Two or more attempts were made and none succeeded; ``__cause__`` is the newest one's error.
 
-    ``attempts``: the first eight and the newest eight attempts, or all if there are at most 16; ``made``: their number, with
-    those left out. ``maybe_stored``: True if at least one attempt may have been stored.
+    ``attempts``: the first eight and the newest eight attempts, or all if there are at most 16; ``made``: the number of all
+    attempts, including those left out. ``maybe_stored``: True if at least one attempt may have been stored.
     """
 
     def __init__(

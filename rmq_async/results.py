@@ -64,8 +64,8 @@ class TransactionSendResult(SendResult, frozen=True, gc=True):
 
     Status, ids, queue and offset are those of the half message; the message that consumers read after a commit has another
     offset.
-    ``local_status``: ROLLBACK also if the half message was stored without confirmation, so that ``execute`` was not called.
-    ``local_error``: the error of ``execute``; the status is UNKNOWN then.
+    ``local_status``: ROLLBACK also if the half message was stored without confirmation; ``execute`` was not called then.
+    ``local_error``: the error of ``execute``, None without one; with an error ``local_status`` is UNKNOWN.
     """
 
     local_status: TransactionStatus = TransactionStatus.UNKNOWN

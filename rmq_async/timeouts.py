@@ -37,7 +37,8 @@ def checked_timeout(timeout: float, name: str = "timeout") -> float:
 
 
 def stop_budget(timeout: float | None, default: float) -> float:
-    """Returns the seconds that ``stop(timeout)`` may take; 0 is allowed. Raises and warns as ``checked_timeout`` does."""
+    """Returns the seconds that ``stop(timeout)`` may take: ``default`` for None; 0 is allowed. Raises and warns as
+    ``checked_timeout`` does."""
     if timeout is None:
         return default
     seconds = _number(timeout, "timeout")

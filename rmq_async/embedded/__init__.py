@@ -95,17 +95,18 @@ class EmbeddedRocketMQ(PopSwitches):
     sends the offsets to the members (220), as 4.9 does. ``property_filter``: whether brokers filter by SQL92 conditions; a real
     broker does with ``enablePropertyFilter=true``, which is not its default.
 
-    ``version``: "5.5.0", or "4.9.7": brokers answer pops and other requests of 5.x with code 3, and send resets of offsets to
-    the members. ``pop_store``: "log" or "kv", the store in which brokers keep popped messages (``popConsumerKVServiceEnable``).
-    ``pop_retry_v2``: whether retry topics of pops have their newer name (``enableRetryTopicV2``). ``pop_revive_delay``: seconds
-    from the end of an invisible time to the redelivery; None: as on a real broker, about 2 with "log" and 0.5 with "kv".
+    ``version``: "5.5.0" or "4.9.7"; as 4.9.7, brokers answer pops and other requests of 5.x with code 3, and send resets of
+    offsets to the members. ``pop_store``: "log" or "kv", the store in which brokers keep popped messages
+    (``popConsumerKVServiceEnable``). ``pop_retry_v2``: whether retry topics of pops have their newer name
+    (``enableRetryTopicV2``). ``pop_revive_delay``: seconds from the end of an invisible time to the redelivery; None: as on a
+    real broker, about 2 with "log" and 0.5 with "kv".
 
     ``stop()`` and a new ``start()`` keep ports, topics, offsets and messages, as a restart of real servers would.
 
-    Raises ValueError for a number that is out of range and for an unknown ``version`` or ``pop_store``, TypeError for an argument
-    that is no number, clock or sequence; methods raise the same for their arguments. With an argument ``broker`` they raise
-    ValueError for the name of no broker; ``delay``, ``slice``, ``stall``, ``resume``, ``shuffle`` and ``drop_connections`` also
-    take "namesrv", the name server.
+    Raises ValueError for a number out of range and for an unknown ``version`` or ``pop_store``, TypeError where a number, a
+    clock or a sequence is required and something else is given; methods raise the same for their arguments. Methods with an
+    argument ``broker`` raise ValueError for an unknown broker; ``delay``, ``slice``, ``stall``, ``resume``, ``shuffle`` and
+    ``drop_connections`` also take "namesrv", the name server.
     """
 
     def __init__(
@@ -173,8 +174,8 @@ class EmbeddedRocketMQ(PopSwitches):
         self._services: list[BaseService] = [self._name_server, *self._brokers]
 
     async def start(self) -> None:
-        """Starts the name server and the brokers. Raises OSError if an address or port is not available, and then leaves no
-        socket open; RuntimeError if it runs already.
+        """Starts the name server and the brokers. Raises OSError if ``host`` cannot be resolved or a port is not available, and
+        then leaves no socket open; RuntimeError if it runs already.
 
         Concurrent calls of ``start`` and ``stop`` run one after the other, in the order of the calls.
         """
@@ -320,7 +321,7 @@ class EmbeddedRocketMQ(PopSwitches):
         Messages that consumers send back (36) count as sends.
 
         A send that would wait for more than 0.2 s is refused after that time with SYSTEM_BUSY, with the remark of a stock
-        broker, and not stored; such a one-way send is dropped. Raises ValueError for a rate that is not positive.
+        broker, and not stored; such a one-way send is dropped. Raises ValueError for a rate that is not positive and finite.
         """
         for each in self._chosen(broker):
             each.throttle(rate)

@@ -40,7 +40,7 @@ def check_queue(queue: object) -> None:
 
 
 def check_clock(clock: object) -> Clock:
-    """Returns ``clock``, which has the methods of a ``Clock``."""
+    """Returns ``clock``. Raises TypeError if it lacks a method of a ``Clock``."""
     if not all(callable(getattr(clock, name, None)) for name in ("now_ms", "call_at")):
         raise TypeError(f"clock must have the methods of a Clock, now_ms and call_at; {shown(clock)} lacks one of them")
     return clock  # type: ignore[return-value]

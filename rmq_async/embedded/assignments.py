@@ -81,8 +81,9 @@ def allocate_for_pops(
 ) -> list[MessageQueue] | None:
     """Returns the queues of a client that pops (``QueryAssignmentProcessor.allocate4Pop``); None for an unknown strategy.
 
-    With a ``share`` of 0 or less, or of all other clients, it pops from any queue of each broker (``ANY_QUEUE``), else from its
-    own queues and those of the next ``share`` clients. If there are more clients than queues, it pops from one queue.
+    If ``share`` is 0 or less, or not less than the number of other clients, it pops from any queue of each broker
+    (``ANY_QUEUE``). Otherwise it pops from its own queues and those of the next ``share`` clients, or from one queue if there
+    are more clients than queues.
     """
     if strategy not in _STRATEGIES:
         return None

@@ -280,7 +280,7 @@ class Broker(BaseService):
         self.popping.start()
 
     async def stop(self) -> None:
-        """Stops in order: all data are on the disk afterwards. Does nothing if the broker does not run, for example after
+        """Stops gracefully: all data are on the disk afterwards. Does nothing if the broker does not run, for example after
         ``crash``."""
         running = self.listener.running
         self._end()

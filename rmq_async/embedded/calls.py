@@ -66,7 +66,8 @@ class ClientCalls:
         """Sends a request to a client. ``on_answer`` is called once: at once if no request is sent, else on the answer, the
         end of the connection, or the timeout.
 
-        Raises ProtocolError for values that cannot be encoded, without calling ``on_answer``; neither does ``close``.
+        ``close`` drops the call without calling ``on_answer``. Raises ProtocolError for values that cannot be encoded, also
+        without calling it.
         """
         own = self._by_connection.get(connection, {})
         if connection.closed or connection.congested or len(self._calls) >= MAX_CALLS or len(own) >= MAX_CALLS_PER_CONNECTION:

@@ -111,7 +111,7 @@ class CheckPoints:
         return [(point.handle, offset) for _, _, point in points if point.handle.group == group for offset in point.left]
 
     def forget(self, gone: Callable[[Handle, int], bool]) -> None:
-        """Removes the messages for which ``gone`` is true of their handle and queue offset."""
+        """Removes each message for which ``gone(handle, queue offset)`` is true."""
         for key, point in list(self._points.items()):
             left = [offset for offset in point.left if not gone(point.handle, offset)]
             self.messages -= len(point.left) - len(left)

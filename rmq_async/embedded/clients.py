@@ -77,8 +77,8 @@ class ConsumerGroup:
         return next((member for member in reversed(self.members.values()) if member.client_id == client_id), None)
 
     def merged(self, data: ConsumerData) -> dict[str, SubscriptionData]:
-        """Returns the subscriptions after a heartbeat: one for each topic of the heartbeat, which is the existing one unless that
-        is older."""
+        """Returns the subscriptions after a heartbeat: for each topic of the heartbeat the existing one, or that of the
+        heartbeat if it is newer or the topic is new."""
         new = {each.topic: each for each in data.subscription_data_set}
         for topic, subscription in new.items():
             known = self.subscriptions.get(topic)

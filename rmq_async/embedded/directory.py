@@ -84,7 +84,7 @@ class Registrations:
         entry.topics.update(registration.topics)
 
     def unregister(self, broker_name: str) -> None:
-        """Removes the broker at once; call it when the broker stops in order or the connection of its registration ends."""
+        """Removes the broker at once; call it when the broker stops gracefully or the connection of its registration ends."""
         self._entries.pop(broker_name, None)
 
     def holders(self, topic: str, connection: Connection) -> list[Holder]:

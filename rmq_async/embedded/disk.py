@@ -3,8 +3,8 @@
 All other state of a broker is in memory: connections, members of groups, queue locks, held pulls, pending requests, resets of
 offsets. Settings of topics and groups are written when they change; messages as the docstring of ``DiskLog`` describes;
 committed offsets, and the progress of delays and transactions, every 5 s (delay levels every 10 s, offsets for the first time
-after 10 s) and when the broker stops in order, as on a real broker. Check points of popped messages and their acks are written
-at once, and survive a loss of power, except those of messages that it has taken.
+after 10 s) and when the broker stops gracefully, as on a real broker. Check points of popped messages and their acks are
+written at once, and survive a loss of power, unless it has removed the messages themselves.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ class TransactionProgress(NamedTuple):
     """The progress of transactions, for the disk.
 
     ``open``: offset of the oldest half message without an end. ``ended``: from there on, a byte per offset, 1 for an end.
-    ``ends``: of each end that a loss of messages may take back, in order, the log position behind it and its offset.
+    ``ends``: for each end that a loss of messages may undo, in order: the log position after the end, and the offset of the
+    half message.
     """
 
     open: int = 0

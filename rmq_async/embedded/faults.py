@@ -52,7 +52,8 @@ class FailureScript:
         return bool(self._failures or self._lost)
 
     def add(self, code: int, n: int, request: int | None) -> Failure:
-        """Adds and returns a failure of the next ``n`` requests. Raises TypeError, and ValueError for a negative ``n``.
+        """Adds and returns a failure of the next ``n`` requests. Raises TypeError for an argument that is no whole number,
+        ValueError for a negative ``n``.
 
         ``request``: a RequestCode, or None for any request to a broker except heartbeats and unregistrations. ``n`` = 0
         cancels the failures that were added with the same ``request``.
@@ -73,7 +74,8 @@ class FailureScript:
     def lose(self, n: int, request: int) -> int:
         """Loses the answers to ``n`` more requests of this RequestCode, which are served; 0 cancels all losses of it.
 
-        Returns the number of losses that earlier calls had left. Raises TypeError, and ValueError for a negative ``n``.
+        Returns the number of losses that earlier calls had left. Raises TypeError for an ``n`` that is no whole number,
+        ValueError for a negative one.
         """
         check_whole("n", n)
         if n < 0:
@@ -145,7 +147,8 @@ class Gate:
 
     def set_delay(self, seconds: float, jitter: float = 0.0, chance: random.Random | None = None) -> None:
         """Sets the seconds that each later answer waits, and the maximum of further seconds that ``chance`` draws for it;
-        waiting answers keep their time. Raises TypeError, and ValueError for negative, infinite and NaN seconds."""
+        waiting answers keep their time. Raises TypeError for a value that is no number, ValueError for negative, infinite and
+        NaN seconds."""
         for name, value in (("delay", seconds), ("jitter of a delay", jitter)):
             check_number(f"a {name}", value)
             if not 0 <= value < float("inf"):

@@ -97,7 +97,7 @@ class OrderedQueues:
         if batch.pop_time != pop_time:
             return None
         if offset not in batch.offsets:
-            raise LookupError(offset)
+            raise LookupError(f"the last pop of {queue} did not take offset {offset}; acknowledge only offsets that it took")
         batch.acked[offset] = None
         self._look_later(queue, batch)
         return batch.next_offset()

@@ -179,8 +179,8 @@ class PopReader:
 
     @staticmethod
     def _first(pop: Pop, queue: Queue) -> int:
-        """Returns the first offset of a new group. A group that begins at the end still reads a queue without deleted
-        messages from its first message, else from its newest."""
+        """Returns the first offset of a new group. A group that begins at the end reads a queue without deleted messages from
+        its first message, any other queue from its newest."""
         low = queue.min_offset
         if pop.from_oldest or queue.topic.startswith(RETRY_TOPIC_PREFIX):
             return low

@@ -115,7 +115,7 @@ class Popping:
             self.held.notify(PopKey(queue.topic, queue.group, asked))
 
     def _revived(self, group: str, topic: str) -> None:
-        """Wakes one waiting pop of the topic, best one of any queue, which also reads the retry topic."""
+        """Wakes one waiting pop of the topic, preferably one for any queue, because that also reads the retry topic."""
         self.revived += 1
         for asked in (ANY_QUEUE, *range(self._queues(topic))):
             if self.held.number_of(PopKey(topic, group, asked)):

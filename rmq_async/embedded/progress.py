@@ -95,8 +95,8 @@ class ProgressProcessor:
         return make_response(command, ResponseCode.SUCCESS, body=body)
 
     def reset(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
-        """Resets the group's offsets: its next pull of each queue continues from there. ``queueId`` below 0 means all queues; so
-        does any if the members reset the offsets."""
+        """Resets the group's offsets: its next pull of each queue continues from there. A ``queueId`` below 0 means all queues;
+        if the members reset the offsets, every ``queueId`` means all queues."""
         header = header_of(ResetOffsetRequestHeader, command)
         topic = self._state.topics.get(header.topic)
         if topic is None:

@@ -174,7 +174,7 @@ class Schedule:
 
     def _timer_out(self, properties: dict[str, str]) -> int | None:
         """Returns the second, in epoch ms, after which the message is delivered; None if it has no timer, or one that has
-        passed."""
+        passed. Raises Refused (13) for an invalid timer."""
         name = next((name for name in _TIMERS if name in properties), None)
         if name is None or "TIMER_OUT_MS" in properties:
             return None

@@ -320,8 +320,8 @@ class Listener:
         return endpoint_text(ipaddress.ip_address(host), self.port)
 
     async def start(self, host: str, port: int, *, second: bool = False) -> None:
-        """Listens on ``host`` (an address, or a name that is looked up); ``port`` 0 takes a free one. ``second``: also listens on
-        the port two below. Raises OSError if an address or port is not available."""
+        """Listens on ``host`` (an address, or a name that is looked up); ``port`` 0 takes a free one. ``second``: also listens
+        on the port two below. Raises OSError if the name cannot be resolved, or an address or port is not available."""
         self._loop = asyncio.get_running_loop()
         self._most_in_process = descriptor_limit() - RESERVED_DESCRIPTORS
         ip = await numeric_host(host, port)
@@ -410,7 +410,7 @@ class Listener:
             largest.abort()
 
     def bound_unread(self, connections: Collection[Connection]) -> None:
-        """Drops the connections with the most bytes of unread answers, until those of the others are within the bound."""
+        """Drops the connections with the most bytes of unread answers, until the others together have at most ``MAX_UNREAD``."""
         sizes = {connection: connection.unread for connection in connections if not connection.closed}
         total = sum(sizes.values())
         for connection in sorted(sizes, key=sizes.__getitem__, reverse=True):

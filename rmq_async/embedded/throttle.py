@@ -34,7 +34,7 @@ class SendQueue:
     def __init__(self, rate: float) -> None:
         check_number("rate", rate)
         if not 0 < rate < float("inf"):
-            raise ValueError(f"rate must be a positive number of sends per second, not {rate}")
+            raise ValueError(f"rate must be a positive, finite number of sends per second, not {rate}")
         self._seconds = 1 / rate
         self._free = 0.0
         self.refused = 0

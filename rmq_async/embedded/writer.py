@@ -54,8 +54,8 @@ class MessageWriter:
         return Place(*self.append(topic, draft.queue_id, draft.content(encoded), properties.get("TAGS")))
 
     def append(self, topic: Topic, queue_id: int, content: Content, tags: str | None) -> tuple[int, int]:
-        """Stores a message; returns the fields of its Place. Raises ProtocolError, and stores nothing, for values that do not fit
-        their fields."""
+        """Stores a message; returns the fields of its Place. Raises ProtocolError for values that do not fit their fields,
+        Refused (1) if the broker has its maximum of queues; nothing is stored then."""
         state = self._state
         log, name = state.log, topic.config.topic_name
         queue = topic.queue(queue_id)

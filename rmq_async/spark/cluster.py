@@ -194,13 +194,14 @@ class Cluster:
             failed.append(error)
         if failed:
             text = printable(failed[0])
-            logger.warning("group %s: offsets of %d queues were not committed, first: %s", group, len(failed), text)
+            logger.warning("group %s: offsets were not committed, so dashboards show old ones; first error: %s", group, text)
         return not failed
 
     # -- inside
 
     def _ask(self, question: Callable[[SparkReader], Awaitable[T]], retries: int | None = None, *, begun: bool = False) -> T:
-        """Repeats a request. ``begun``: also for a missing topic, which is missing while its only broker restarts."""
+        """Makes a request, and repeats it while that may help, ``retries`` times at most; None: as often as the options say.
+        ``begun``: repeats it for a missing topic too, because a topic is missing while its only broker restarts."""
         options = self._options
 
         async def asking(reader: SparkReader) -> T:
@@ -339,8 +340,7 @@ class _Holders(NamedTuple):
 
 
 async def _acting(instance: ClientInstance, led: frozenset[str], topics: Iterable[str]) -> set[str]:
-    """Returns the brokers whose master by the route is a replica: with ``enableSlaveActingMaster`` a name server names one in
-    its place.
+    """Returns the brokers of ``led`` that have no master: with ``enableSlaveActingMaster``, routes name a replica in its place.
 
     The list of the cluster's brokers (106) keeps the real broker ids.
     """

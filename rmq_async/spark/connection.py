@@ -116,7 +116,8 @@ def _check_renewed(options: AccessOptions) -> None:
     """Checks the options of renewed credentials, without an import and without opening a file: tasks run on other machines."""
     if any((options.access_key, options.secret_key, options.security_token)):
         raise ConfigError(
-            "credentials are given twice: leave out accessKey, secretKey and securityToken, which the other option provides"
+            "credentials are given twice: leave out accessKey, secretKey and securityToken, or credentialsFile and "
+            "credentialsProvider"
         )
     name = options.credentials_provider
     parts = (name or "a:b").split(":")

@@ -2,8 +2,8 @@
 
 Everything comes from the offsets in a progress, so a listener asks no broker, and serves all queries of a session that read
 RocketMQ. A planner reports the ends of the queues at the last trigger, and the store time of the oldest message that the
-micro-batch leaves unread; for that it asks for a message of up to 64 queues at each trigger that leaves some unread, even
-without a listener (``StreamReader``).
+micro-batch leaves unread; for that it requests one message each of up to 64 queues, at each trigger that leaves messages
+unread, even without a listener (``StreamReader``).
 """
 
 from __future__ import annotations
@@ -103,7 +103,8 @@ def lag_of(progress: StreamingQueryProgress, at: float = 0.0) -> QueryLag | None
 
 
 class _Offsets(NamedTuple):
-    """Offsets by queue, the starts among them, and store times (milliseconds) by topic."""
+    """The content of an offset: ``queues``, the offsets by queue; ``init``, starts by queue; ``oldest``, by topic the store
+    time of the oldest unread message in epoch ms."""
 
     queues: Mapping[str, int]
     init: Mapping[str, int]

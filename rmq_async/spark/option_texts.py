@@ -147,7 +147,8 @@ class OptionTexts:
             if option is None:
                 raise ConfigError(_unknown(given))
             if use not in option.uses:
-                raise ConfigError(f"option {option.name} is not one of a {use}, only of a {' or a '.join(option.uses)}")
+                uses = " or a ".join(option.uses)
+                raise ConfigError(f"option {option.name} is not one of a {use}, only of a {uses}; leave it out")
             if option.name in self._values:
                 raise ConfigError(f"option {option.name} is given twice, also as {' or '.join(option.aliases)}; leave one out")
             self._values[option.name] = value
@@ -215,4 +216,4 @@ def _unknown(given: str) -> str:
     if (hint := option_of_kafka(given)) is not None:
         return f"option {given} is Kafka's: {hint}"
     near = difflib.get_close_matches(given.lower(), _BY_NAME, 1, 0.7)
-    return f"unknown option {given}" + (f"; is {_BY_NAME[near[0]].name} meant?" if near else "")
+    return f"unknown option {given}" + (f"; is {_BY_NAME[near[0]].name} meant?" if near else "; docs/spark.md lists all")

@@ -137,7 +137,7 @@ def read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
 def _check_companions(given: OptionTexts) -> None:
     """Raises ConfigError for an option of a read without the one it needs, and for two that exclude each other."""
     if given.flag("commitOffsets", False) and "consumerGroup" not in given:
-        raise ConfigError("option commitOffsets needs consumerGroup: whose offsets to commit")
+        raise ConfigError("option commitOffsets needs consumerGroup; give the group to commit offsets for")
     given.only_one(("consumerGroup", "consumerGroupPrefix"))
     if "maxTriggerDelay" in given and "minOffsetsPerTrigger" not in given:
         raise ConfigError("option maxTriggerDelay needs minOffsetsPerTrigger; give both, or leave it out")
@@ -307,5 +307,5 @@ _UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 def _duration(text: str) -> float:
     match = re.fullmatch(r"([0-9]{1,9})\s*(ms|s|m|h|d)", text.strip(), re.ASCII)
     if match is None:
-        raise ConfigError(f"option maxTriggerDelay must be a number and ms, s, m, h or d, not {text[:100]!r}")
+        raise ConfigError(f"option maxTriggerDelay must be a number and ms, s, m, h or d, such as 90s, not {text[:100]!r}")
     return int(match[1]) * _UNITS[match[2]]

@@ -119,7 +119,7 @@ def _shares(start: Offsets, backlog: Offsets, limit: int) -> dict[MessageQueue, 
 
 
 class Step(NamedTuple):
-    """The end of the next micro-batch. ``backlog``: offsets that were available to it."""
+    """The end of the next micro-batch. ``backlog``: number of offsets that were available to it."""
 
     end: EndOffset
     backlog: int

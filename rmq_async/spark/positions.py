@@ -79,7 +79,8 @@ def parse_positions(option: str, data: Any) -> Positions:
 
 
 def parse_times(option: str, data: Any) -> Times:
-    """Reads times: ``{"topic": 1700000000000}`` for all queues of a topic, or by queue in either form."""
+    """Parses times: ``{"topic": 1700000000000}`` for all queues of a topic, or by queue in either form. Raises ConfigError as
+    ``parse_positions`` does."""
     topics, rest = _by_topic(option, data)
     for topic, value in topics.items():
         _number(option, topic, value, 0, LAST_MOMENT)
@@ -98,7 +99,7 @@ def _by_topic(option: str, data: Any) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def parse_queues(option: str, data: Any) -> dict[str, dict[str, tuple[int, ...]]]:
-    """Reads queues: ``{"topic": {"broker": [0, 1]}}``."""
+    """Parses queues: ``{"topic": {"broker": [0, 1]}}``. Raises ConfigError as ``parse_positions`` does."""
     found: dict[str, dict[str, tuple[int, ...]]] = {}
     for topic, brokers in _object(option, data).items():
         _check_topic(option, topic)

@@ -363,7 +363,7 @@ class Puller:
         if not await has_master(self._instance, self._instance.names.wire_queue(whole.queue)):
             raise BrokerNotFoundError(
                 f"a replica does not hold all offsets of {key_of(whole.queue)} from {whole.start} to {whole.end}, "
-                "and the master is away (option pullTimeoutMs: how long it is waited for)",
+                "and its master is away; start the master, or let tasks wait longer for it (option pullTimeoutMs)",
                 broker=whole.broker,
             )
 
@@ -390,8 +390,8 @@ class Puller:
             return True
         if waited > self._options.pull_timeout:
             raise RequestTimeoutError(
-                f"{key_of(whole.queue)} gave nothing at offset {chunk.offset} for {waited:.3g} s, "
-                f"{chunk.end} was to be reached (option pullTimeoutMs: how long is waited)",
+                f"{key_of(whole.queue)} gave nothing at offset {chunk.offset} for {waited:.3g} s, although it has to be read to "
+                f"offset {chunk.end}; check the broker, or let tasks wait longer (option pullTimeoutMs)",
                 broker=whole.broker,
             )
         return False

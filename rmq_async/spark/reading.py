@@ -194,7 +194,8 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._snapshot = self._cluster.newest(settled=True)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
-        """Returns the ends at the last trigger, and store times, from which ``LagListener`` computes the lag."""
+        """Returns the queues' end offsets at the last trigger and, by topic, the store time of the oldest unread message, from
+        which ``LagListener`` computes the lag; None before the first trigger."""
         return self._reported
 
     @short_errors

@@ -23,9 +23,7 @@ def with_tables(page: str) -> str:
     """Returns ``page`` with the table as it is now, in place of the one it has."""
     before, heading, rest = page.partition(HEADING)
     if not heading:
-        raise ValueError(
-            f"the page has no table of options; give docs/spark.md, or add the line {HEADING.partition(chr(10))[0]}"
-        )
+        raise ValueError(f"the page has no table of options; give docs/spark.md, or add these two lines:\n{HEADING}")
     lines = rest.splitlines(keepends=True)
     rows = sum(1 for _ in takewhile(lambda line: line.startswith("|"), lines))
     return before + options_table() + "".join(lines[rows:])

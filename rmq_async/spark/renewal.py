@@ -155,7 +155,9 @@ def _read(path: str) -> Credentials:
         with Path(path).open("rb") as file:
             data = json.loads(file.read(LONGEST_FILE))
     except OSError as error:
-        raise ConfigError(f"option credentialsFile: {path} cannot be read on this machine: {error.strerror}") from None
+        raise ConfigError(
+            f"option credentialsFile: {path} cannot be read on this machine: {error.strerror}; every machine needs it"
+        ) from None
     except (ValueError, RecursionError):
         raise ConfigError(
             f"option credentialsFile: {path} holds no JSON; write an object with accessKey and secretKey"
@@ -180,7 +182,9 @@ def _provided(name: str) -> Credentials:
     try:
         found: Any = provider()
     except Exception as error:  # noqa: BLE001 - code of users; the text of its errors may hold a secret
-        raise ConfigError(f"option credentialsProvider: {name} raised {type(error).__name__}") from None
+        raise ConfigError(
+            f"option credentialsProvider: {name} raised {type(error).__name__}; call it by itself to see why"
+        ) from None
     if isinstance(found, Credentials):
         return found
     if isinstance(found, tuple) and len(found) in (2, 3):

@@ -173,9 +173,11 @@ class Sending:
                 return result
             rest = backoff.next()
             if monotonic() + rest > deadline or not self._options.retries:
+                until = f"until {self._options.timeout:.3g} s had passed (option sendTimeoutMs)"
+                until = until if self._options.retries else "at the only attempt (option sendRetries)"
                 raise RequestTimeoutError(
-                    f"{key_of(result.queue)} stored {request.messages} rows and answered {result.status.value} until "
-                    f"{self._options.timeout:.3g} s had passed (option sendTimeoutMs); requireStatus=stored takes that",
+                    f"{key_of(result.queue)} stored {request.messages} rows and answered {result.status.value} {until}; "
+                    "requireStatus=stored accepts that",
                     maybe_stored=True,
                     broker=result.queue.broker_name,
                 )

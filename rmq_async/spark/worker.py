@@ -203,7 +203,7 @@ async def _stopped(client: Client) -> None:
     try:
         await client.stop(1.0)
     except (RocketMQError, OSError, TimeoutError) as error:
-        logger.warning("an unused client could not be stopped in order: %s", printable(error))
+        logger.warning("an unused client was dropped, because its stop failed: %s", printable(error))
 
 
 _worker: Worker | None = None

@@ -125,7 +125,8 @@ _WORTH_KEEPING: Final = ("topic", "body", "tags", "keys", "properties", "flag")
 
 
 def check_topic(options: WriteOptions) -> None:
-    """Raises TopicNotFoundError and other errors for a topic of the option that cannot be written to.
+    """Raises TopicNotFoundError if the topic of the options does not exist or has no queue to write to, and the errors of
+    requests.
 
     A topic that brokers create at its first message is accepted. The driver calls this before there are tasks.
     """
@@ -210,8 +211,8 @@ class _Writer(ABC):
     def _log_abort(self, messages: Sequence[Any], what: str) -> None:
         done = [message for message in messages if isinstance(message, Sent)]
         logger.error(
-            "%s failed: %d of %d tasks had sent all of their %d messages, which stay in the topic, as do those of the others that "
-            "were acknowledged", what, len(done), len(messages), sum(one.rows for one in done),
+            "%s failed: %d of %d tasks had sent all their messages (%d); these stay in the topic, as do the acknowledged messages "
+            "of the other tasks", what, len(done), len(messages), sum(one.rows for one in done),
         )  # fmt: skip
 
 

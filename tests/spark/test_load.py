@@ -241,6 +241,12 @@ def test_what_cannot_be_meant_is_said_before_anything_is_sent(
         load(spark, topic="T", results="nowhere", options=options, **given)
 
 
+def test_the_tasks_of_a_load_on_a_cluster_have_no_upper_limit(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rmq_async.spark.pipelines.load.master_of", lambda spark: "yarn")
+    with pytest.raises(ConfigError, match=r"^tasks must be 1 or more, not 0$"):
+        load(spark, topic="T", results="nowhere", options={"nameserver": "127.0.0.1:1"}, tasks=0)
+
+
 def test_a_load_on_the_cluster_is_counted_stored_and_reported(
     spark: SparkSession, topics: Topics, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

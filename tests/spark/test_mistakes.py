@@ -247,7 +247,7 @@ class TestInSpark:
 
         # The stream finds these; Spark adds the state of the query below the sentence.
         explanation = self.explanation(lambda: run(reading(topic=topic, endingOffsets="latest"), "noop"), None)
-        assert explanation == "option endingOffsets is not one of a streaming read, only of a batch read"
+        assert explanation == "option endingOffsets is not one of a streaming read, only of a batch read; leave it out"
         rows = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 2).load()
         nulls = rows.selectExpr("cast(null as string) body")
         explanation = self.explanation(lambda: run(nulls, "rocketmq", nameserver=address, topic=topic), None)

@@ -252,7 +252,7 @@ def test_an_end_beyond_the_queue(here: Worker, embedded_topics: Topics, monkeypa
         found(puller(here, embedded_topics.namesrv, [Range(topic, BROKER, 0, 12, 20)]).batches())
     with pytest.raises(
         RequestTimeoutError,
-        match=r"gave nothing at offset 10 .* 20 was to be reached \(option pullTimeoutMs: how long is waited\)",
+        match=r"gave nothing at offset 10 .* to be read to offset 20; .* wait longer \(option pullTimeoutMs\)",
     ):
         found(puller(here, embedded_topics.namesrv, [Range(topic, BROKER, 0, 0, 20)], pullTimeoutMs=200).batches())
 

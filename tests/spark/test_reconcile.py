@@ -192,7 +192,7 @@ def test_rows_of_which_none_is_acknowledged_prove_nothing(
     command = ["--namesrv", topics.namesrv, "--topic", topics.make(1), "--sent", str(sent)]
     command += ["--format", "csv", "--read-option", "sep=;"]
     assert pipeline.main(command) == 2
-    assert "column state holds DONE, None, WAITS, and SEND_OK, SENT would mean that" in capsys.readouterr().err
+    assert "column state holds DONE, None, WAITS, and only SEND_OK, SENT would mean that; name" in capsys.readouterr().err
     assert pipeline.main([*command, "--id-column", "outbox_id"]) == 2
     assert "id column: there is no column outbox_id, only msgId, state" in capsys.readouterr().err
 

@@ -146,6 +146,14 @@ def test_a_status_that_stays_fails_the_task(write: Write, topics: Topics, server
     assert caught.value.maybe_stored
 
 
+def test_a_status_at_the_only_attempt_is_not_said_to_have_lasted(
+    write: Write, topics: Topics, servers: EmbeddedRocketMQ
+) -> None:
+    servers.fail_next(FLUSH_TIMEOUT, 1, request=BATCH)
+    with pytest.raises(RequestTimeoutError, match=r"answered FLUSH_DISK_TIMEOUT at the only attempt \(option sendRetries\);"):
+        write(topics.make(queues=1), rows(10), sendRetries=0)
+
+
 def test_answers_that_do_not_come_fail_the_task(write: Write, topics: Topics, servers: EmbeddedRocketMQ, loop: Loop) -> None:
     """The last 1 % are stored for all that is known, and never answered; the others' answers are slow."""
     topic = topics.make()

@@ -69,7 +69,8 @@ class Lexer:
             return Word(Kind.END, "", at)
         found = _WORD.match(text, at)
         if found is None or found.lastgroup is None:
-            raise ConditionError(f"{text[at]!r} at character {at + 1} begins no word")
+            allowed = "a name, a number, a string or an operator"
+            raise ConditionError(f"{text[at]!r} at character {at + 1} begins no word; {allowed} must follow")
         self.at = found.end()
         kind, word = Kind[found.lastgroup], found.group()
         if kind is Kind.NAME and (capitals := word.upper()) in _RESERVED:

@@ -34,8 +34,8 @@ class Shape(Enum):
 
 
 class Node(NamedTuple):
-    """A part of a condition. ``value``: of a constant. ``depth``: number of nodes on the longest way down from this one, which
-    is counted; ``size``: number of all nodes in this part."""
+    """A part of a condition. ``value``: of a constant. ``depth``: number of nodes on the longest path down from this one, this
+    one included; ``size``: number of all nodes in this part."""
 
     shape: Shape
     evaluate: Callable[[Properties], Value]
@@ -127,7 +127,7 @@ def equality(left: Node, right: Node) -> Node:
         if each.is_constant and each.value is None:
             raise ConditionError("NULL cannot be compared; use IS NULL or IS NOT NULL")
     if left.shape is Shape.TRUTH and right.shape is Shape.CONSTANT:
-        raise ConditionError(f"{left.value} cannot be compared with {right.value!r}")
+        raise ConditionError(f"{left.value} cannot be compared with {right.value!r}; compare it with a property, TRUE or FALSE")
     return _equal(left, right)
 
 

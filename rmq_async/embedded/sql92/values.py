@@ -105,7 +105,7 @@ def negate(value: Value) -> Value:
 
 
 def _as(number: Known, text: str) -> int | float:
-    """Returns the number that ``text`` is, read as the type of ``number``. Raises EvaluationError."""
+    """Returns the number that ``text`` is, read as the type of ``number``. Raises EvaluationError for any other text."""
     if isinstance(number, float):
         return read_floating(text)
     return read_whole(text, _LONG if isinstance(number, Long) else _INTEGER)

@@ -149,7 +149,9 @@ def archive(
 def _check(topics: Sequence[str], pattern: str | None, options: Mapping[str, str]) -> None:
     """Raises ConfigError for no topics, for two ways to name them, and for options that an archive does not accept."""
     if bool(topics) == (pattern is not None):
-        raise ConfigError("give the topics to archive, or a pattern of them")
+        raise ConfigError(
+            f"{'both say' if topics else 'nothing says'} what to archive: give either topics or a pattern of them"
+        )
     if any(name.lower() == "columns" for name in options):
         raise ConfigError("option columns: an archive holds all columns; leave the option out")
     refuse_topics(options)
@@ -338,7 +340,7 @@ class _Archive:
         )
 
     def check(self, given: argparse.Namespace) -> None:
-        """Raises ConfigError and TopicNotFoundError."""
+        """Checks the arguments, and that the topics exist. Raises ConfigError, TopicNotFoundError, and the errors of requests."""
         options, topics = connection_options(given), given.topic or ()
         _check(topics, given.pattern, options)
         if given.compact:

@@ -49,8 +49,8 @@ def options_for(use: Use, options: Mapping[str, str], **over: object) -> dict[st
 
 
 def refuse_topics(options: Mapping[str, str]) -> None:
-    """Raises ConfigError for options that name topics: a pipeline has arguments for them; an option would replace that of
-    each row."""
+    """Raises ConfigError for options that name topics: a pipeline has arguments for them, and an option would replace the topic
+    of each row."""
     if given := sorted(name for name in options if name.lower() in _SUBJECTS):
         raise ConfigError(f"option {given[0]} is not one of this pipeline; name its topics by the pipeline's own arguments")
 
@@ -58,7 +58,9 @@ def refuse_topics(options: Mapping[str, str]) -> None:
 def refuse_replicas(options: Mapping[str, str], why: str) -> None:
     """Raises ConfigError for the option ``offsetsFromReplicas``. ``why``: the consequence of missing messages."""
     if any(name.lower() == "offsetsfromreplicas" for name in options):
-        raise ConfigError(f"option offsetsFromReplicas is not one of this pipeline: a replica may lack messages, and {why}")
+        raise ConfigError(
+            f"option offsetsFromReplicas is not one of this pipeline: a replica may lack messages, and {why}; leave it out"
+        )
 
 
 def check_topics(options: Mapping[str, str], topics: Iterable[str]) -> None:

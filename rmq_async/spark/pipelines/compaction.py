@@ -43,7 +43,7 @@ SMALL: Final = 32 * 1024 * 1024
 LARGE: Final = 128 * 1024 * 1024
 """Bytes, about, of a file that is made of small ones."""
 KEPT: Final = 24 * 3600.0
-"""Seconds for which files stay that no list names: a reader may have begun with them, or a micro-batch be about to list them."""
+"""Seconds for which a file stays if no list names it: a reader may still use it, or a micro-batch may be about to list it."""
 STAGING: Final = "_compacting"
 VERSION: Final = "v1"
 _WRITTEN: Final = re.compile(r"/topic=[^/]+/date=[^/]+/(part|compacted)-[^/]+\.parquet\Z")

@@ -322,7 +322,8 @@ class _DlqReplay:
         parser.add_argument("--rate", type=whole_number(1, 10**9), metavar="N", help="send at most so many a second")
 
     def check(self, given: argparse.Namespace) -> None:
-        """Raises ConfigError and TopicNotFoundError."""
+        """Checks the arguments, and that there are dead letters. Raises ConfigError, TopicNotFoundError, and the errors of
+        requests."""
         options = connection_options(given)
         source = _source(given.group, given.topic, given.max_replays, options)
         access_for(options_for("batch write", options, idColumn="id"))

@@ -79,7 +79,9 @@ class Files:
         """Renames a file. Raises OSError if the store refuses, as it does for a target that exists."""
         place, system = self._at(path)
         if not system.rename(place, self._jvm.org.apache.hadoop.fs.Path(to)):
-            raise OSError(f"{path} could not be renamed to {to}; check that its directory exists and that it does not")
+            raise OSError(
+                f"{path} could not be renamed to {to}; check that its directory exists, and that no file has that name"
+            )
 
     def delete(self, path: str) -> None:
         """Deletes a file, or a directory with its content."""

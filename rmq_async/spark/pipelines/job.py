@@ -3,7 +3,7 @@
 Arguments are parsed by argparse, so that a pipeline runs where only the extra ``spark`` is installed. Output is lines of text;
 ``--json`` prints one object a line: ``{"event": "progress", ...}`` any number of times, then ``{"event": "summary", ...}`` or
 ``{"event": "error", ...}``. An error is one sentence on stderr, without Spark's trace. Exit codes: 0; 1 for a failure or a
-failed check; 2 for wrong use.
+failed check; 2 for wrong use; 130 for an interrupt.
 """
 
 from __future__ import annotations
@@ -158,7 +158,9 @@ def moment(text: str) -> datetime:
     """Parses a time, as a type for argparse: ISO 8601, in UTC if it names no zone, or milliseconds since 1970."""
     if text.isascii() and text.isdigit() and len(text) < 16:
         if int(text) < FIRST_MOMENT_MS:
-            raise argparse.ArgumentTypeError(f"{text} is too small for milliseconds since 1970; dates have dashes")
+            raise argparse.ArgumentTypeError(
+                f"{text} is too small for milliseconds since 1970; write a date with dashes, such as 2026-11-22"
+            )
         return datetime.fromtimestamp(int(text) / 1000, UTC)
     try:
         found = datetime.fromisoformat(text)

@@ -196,14 +196,16 @@ def _check(modes: Sequence[str], rate: float | None, size: int, seconds: float, 
 
 
 def _tasks(spark: SparkSession, wanted: int | None) -> int:
-    """Returns the number of tasks. Raises ConfigError, on a local master, for more than run at a time: some would send after the
-    others."""
+    """Returns the number of tasks. Raises ConfigError for less than 1 and, on a local master, for more than run at a time: some
+    would send after the others."""
     at_once = parallelism(spark)
     if wanted is None:
         return at_once
     master = master_of(spark)
-    if wanted < 1 or (wanted > at_once and master.startswith("local")):
-        raise ConfigError(f"tasks must be from 1 to {at_once}, what --master {master} runs at a time, not {wanted}")
+    local = master.startswith("local")
+    if wanted < 1 or (wanted > at_once and local):
+        limits = f"from 1 to {at_once}, what --master {master} runs at a time" if local else "1 or more"
+        raise ConfigError(f"tasks must be {limits}, not {wanted}")
     return wanted
 
 
@@ -222,7 +224,7 @@ def _grown(arrivals: Arrivals) -> int | None:
             if grown == before:
                 break
     except RocketMQError as error:
-        logger.warning("how much is stored is not known: %s", printable(error))
+        logger.warning("the number of stored messages is not known, so no loss can be found: %s", printable(error))
         return None
     return grown
 

@@ -83,7 +83,7 @@ class Arrivals:
         try:
             self._before = ask_at(access, self._ends)
         except BrokerNotFoundError as error:  # the other brokers can be written to
-            logger.warning("how much arrives will not be known: %s", printable(error))
+            logger.warning("the growth of the topics cannot be reported: %s", printable(error))
 
     def count(self) -> int | None:
         """Returns the growth of the topics; None without the permission to read offsets, or without the first offsets. Raises
@@ -94,8 +94,8 @@ class Arrivals:
         return None if now is None else now - self._before
 
     def settled(self, expected: int) -> int | None:
-        """Waits until the growth is ``expected`` or more, up to ``PATIENCE`` seconds, because a stored message is readable a moment
-        later, and returns it. It raises no error, because the write has ended: it returns None if the cluster does not answer."""
+        """Returns the growth as soon as it is ``expected`` or more, after ``PATIENCE`` seconds at the latest: a stored message
+        is readable a moment later. Raises no error, because the write has ended: returns None if the cluster does not answer."""
         until = monotonic() + PATIENCE
         while True:
             found: int | None = None
@@ -108,7 +108,7 @@ class Arrivals:
                 break
             sleep(0.05)
         if trouble is not None:
-            logger.warning("how much has arrived is not known: %s", printable(trouble))
+            logger.warning("the growth of the topics is not known: %s", printable(trouble))
         return found
 
     async def _ends(self, admin: Admin) -> int | None:
@@ -159,7 +159,7 @@ def watched(arrivals: Arrivals, report: Callable[[int], None]) -> Iterator[None]
             try:
                 arrived = arrivals.count()
             except RocketMQError as error:
-                logger.info("what has arrived is not known: %s", printable(error))
+                logger.info("the growth of the topics is not known now: %s", printable(error))
                 continue
             if arrived is None:
                 return

@@ -69,7 +69,7 @@ def publish(
     that become properties of the same name; a value that is NULL or blank becomes none. With a ``sharding_key``, rows with the
     same value go to one queue, in the order of ``order_by``, an SQL expression. ``partitions``: number of tasks that send.
     ``rate``: messages per second of all tasks together. ``dry_run``: True counts the rows and sends nothing. ``options``: of
-    format rocketmq.
+    format rocketmq. ``progress``: called while rows are sent.
 
     Raises ConfigError for a column that does not exist and other invalid arguments, the errors of requests to the cluster, and
     those of Spark.
@@ -255,7 +255,8 @@ class _Publish:
         parser.epilog = "NULLs are left out: of JSON, of keys, of properties. A row without a body ends the run."
 
     def check(self, given: argparse.Namespace) -> None:
-        """Raises ConfigError, and TopicNotFoundError unless the brokers create topics."""
+        """Checks the arguments and the topic. Raises ConfigError, TopicNotFoundError unless brokers create the topic, and the
+        errors of requests."""
         _check_table(given.format, given.path, given.table)
         _read_options(given)
         check_topic(write_options(connection_options(given) | {"topic": given.topic}, streaming=False))

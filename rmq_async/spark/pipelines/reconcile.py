@@ -112,10 +112,11 @@ def reconcile(
 
     ``by``: "id", the message id; "key", each key of a message; "spark-id", its RMQ_SPARK_ID; "property:NAME". By key, the
     table may have a row for each message with that key; otherwise all rows with one identity count as one message.
-    ``options``: of format rocketmq. ``since``, ``until``: aware, of store time, and of the table's ``time`` if there is one.
-    ``slack`` extends this range on both sides, if the table has a ``time``, for messages sent on one side of an edge and stored
-    on the other; rows that are only in the extension make no findings. ``fail_on``: kinds that make the summary ``failed``;
-    acknowledged rows without an identity always do. ``out``: path of the findings as Parquet, which must not exist.
+    ``options``: of format rocketmq. ``table``: the columns of ``sent``, ``SentTable()`` by default. ``since``, ``until``:
+    aware, of store time, and of the table's ``time`` if there is one. ``slack`` extends this range on both sides, if the table
+    has a ``time``, for messages sent on one side of an edge and stored on the other; rows that are only in the extension make
+    no findings. ``fail_on``: kinds that make the summary ``failed``; acknowledged rows without an identity always do. ``out``:
+    path of the findings as Parquet, which must not exist. ``progress``: called once for the table and once for the topics.
 
     Raises ConfigError for invalid arguments, and if there are rows but none is acknowledged, which means a wrong name of a
     state; the errors of requests to the cluster, and those of Spark.
@@ -268,7 +269,7 @@ class _Reconcile:
         )
 
     def check(self, given: argparse.Namespace) -> None:
-        """Raises ConfigError and TopicNotFoundError."""
+        """Checks the arguments, and that the topics exist. Raises ConfigError, TopicNotFoundError, and the errors of requests."""
         options = connection_options(given)
         _check_by(given.by, given.fail_on)
         _check_options(options)

@@ -25,7 +25,7 @@ __all__ = [
 ]
 
 ACKNOWLEDGED: Final = ("SEND_OK", "SENT")
-"""States that say that a broker has stored the message; upper and lower case are the same."""
+"""States that say that a broker has stored the message; they are case-insensitive."""
 
 _SHOWN_STATES: Final = 8
 
@@ -129,7 +129,8 @@ def no_state(sent: DataFrame, table: SentTable) -> str:
     states = ", ".join(sorted(str(row.state) for row in there))
     meant = ", ".join(table.acknowledged)
     return (
-        f"no row is acknowledged: column {table.state} holds {states}, and {meant} would mean that; give acknowledged= states"
+        f"no row is acknowledged: column {table.state} holds {states}, and only {meant} would mean that; "
+        "name its states in acknowledged= (--acknowledged)"
     )
 
 

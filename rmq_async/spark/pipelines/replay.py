@@ -119,9 +119,9 @@ def replay(
     ``source_topics``: the topics of the archive to replay; empty for all. ``start``, ``end``: naive ones are UTC. ``where``: an
     SQL condition on the columns of the archive. ``rate``: messages per second of all tasks together. ``exact_queues``: True
     refuses a queue for which the target has none of the same broker and number. ``dry_run``: True counts and sends nothing.
-    ``options``: of format rocketmq. Body, keys, tags, flag, sharding key and the user's properties are kept; properties of the
-    system are not. ``RMQ_SPARK_ID`` is topic/broker/queue/offset in the archive, which identifies a message that is replayed
-    twice.
+    ``options``: of format rocketmq. ``progress``: called with the counts, then while messages are sent. Body, keys, tags, flag,
+    sharding key and the user's properties are kept; properties of the system are not. ``RMQ_SPARK_ID`` is
+    topic/broker/queue/offset in the archive, which identifies a message that is replayed twice.
 
     Raises ConfigError for invalid arguments and for a path without an archive, PipelineError for an archive that is empty or
     damaged and for a target without a queue to write to, TopicNotFoundError for a target that does not exist, the other errors
@@ -352,7 +352,7 @@ class _Replay:
         parser.epilog = "RMQ_SPARK_ID of a message that is sent is topic/broker/queue/offset of the one in the archive."
 
     def check(self, given: argparse.Namespace) -> None:
-        """Raises ConfigError and TopicNotFoundError."""
+        """Checks the arguments, and that the topics exist. Raises ConfigError, TopicNotFoundError, and the errors of requests."""
         _check(given.topic, given.to_original, given.start, given.end)
         topic = {} if given.topic is None else {"topic": given.topic}
         target_queues(access_for(connection_options(given) | topic), topic.values())
