@@ -2,7 +2,7 @@
 
 A running JVM of 17 or later dumps its loaded classes to an archive (``jcmd``, so only with a JDK, not a JRE), and later JVMs map
 that file. The first cluster on a machine makes its servers dump theirs, which takes some 3 s. A file's name has a digest of all
-that the archive depends on; the JVM checks that too, and ignores an archive where something differs.
+that the archive depends on. The JVM checks the same, and ignores an archive that does not match.
 
 Measured, interleaved, medians of 6, while servers still made certificates at each start: a name server and a broker of 5.5.0 are up
 in 4.6 s instead of 5.8 s, for 7.5 s of CPU instead of 9.8 s.
@@ -44,7 +44,7 @@ class ClassData:
 
     @property
     def wanted(self) -> bool:
-        """Returns whether this Java can dump an archive and no process has tried yet."""
+        """Whether this Java can dump an archive and no process has tried yet."""
         return self._able and not self._file.exists()
 
     def options(self) -> tuple[str, ...]:

@@ -27,12 +27,12 @@ _CERTIFICATES: Final = "{certificates}"
 
 @dataclass(frozen=True)
 class Profile:
-    """Keys for broker.conf and ns.conf, and JVM options, besides those of every server; in ``a | b`` the values of ``b``
-    replace those of ``a``.
+    """Keys for the configuration files of brokers and name servers, and JVM options, in addition to those of every server.
+    In ``a | b`` the keys of ``b`` replace equal ones of ``a``, and its JVM options follow those of ``a``.
 
-    ``credentials``: those of a user with all rights. ``tls``: certificates are made for the cluster, and its own requests use TLS;
-    the directory of the certificates replaces ``{certificates}`` in JVM options, which must make the servers accept only TLS.
-    ``client_certificate``: the cluster's own requests present one.
+    ``credentials``: those of a user with all rights; None: requests are not signed. ``tls``: certificates are made for the cluster,
+    and its own requests use TLS; the directory of the certificates replaces ``{certificates}`` in JVM options, which must make the
+    servers accept only TLS. ``client_certificate``: the cluster's own requests present one.
     """
 
     broker: Mapping[str, str] = field(default_factory=dict)
@@ -56,8 +56,8 @@ class Profile:
 
 
 def jvm_options(profile: Profile, main_class: str, certificates: Path | None) -> tuple[str, ...]:
-    """Returns the JVM options of one kind of server besides those for memory; the profile's value of a property applies,
-    because it comes last."""
+    """Returns the JVM options of one kind of server for TLS, and those of the profile, which override the former because they come
+    last."""
     options = profile.broker_jvm if main_class == BROKER_CLASS else profile.name_server_jvm
     return (_NO_TLS, *(option.replace(_CERTIFICATES, str(certificates)) for option in options))
 

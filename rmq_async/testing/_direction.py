@@ -18,8 +18,8 @@ _TICK: Final = 0.02
 
 
 class Cut:
-    """The end of connections after ``count`` bytes, by FIN or with ``reset`` by RST. ``times``: the number of connections that it
-    still ends; None for all."""
+    """A fault that closes a connection after ``count`` bytes: by FIN, or by RST if ``reset``. ``times``: the number of connections
+    that are still to be closed; None for all."""
 
     def __init__(self, count: int, reset: bool, times: int | None) -> None:
         self.count = count
@@ -92,7 +92,7 @@ class Direction:
         if count < 0:
             raise ValueError(f"count must not be negative, it is {count}")
         if times is not None and times < 1:
-            raise ValueError(f"times must be at least 1, it is {times}")
+            raise ValueError(f"times must be at least 1, or None for all connections, it is {times}")
         self.cut = Cut(count, reset, times)
         self._changed()
 

@@ -66,7 +66,10 @@ def missing(version: str) -> str:
         return f"no Java: neither JAVA_HOME nor PATH has a java; install Java {MINIMUM_JAVA} or newer"
     found = java_major(java)
     if found < MINIMUM_JAVA:
-        return f"Java {MINIMUM_JAVA} or newer is needed, {java} is {found or 'of an unknown version'}"
+        return (
+            f"Java {MINIMUM_JAVA} or newer is needed, but {java} is {found or 'of an unknown version'}; "
+            "set JAVA_HOME to a newer one"
+        )
     if find_maven() is None and not _cached(_directory(version)):
         return f"no Maven (mvn) in PATH, and the jars of RocketMQ {version} are not in {_directory(version)}; install Maven"
     return ""
@@ -86,7 +89,8 @@ def find_maven() -> str | None:
 def resolve(version: str) -> str:
     """Returns the class path of name server and broker; blocks while Maven fetches jars that the cache does not have.
 
-    Raises ClusterError with Maven's last lines when it fails.
+    Raises ClusterError for a malformed version, when the jars cannot be stored, and when Maven is missing, takes more than
+    15 minutes or fails (with its last lines).
     """
     directory = _directory(version)
     if jars := _cached(directory):
@@ -145,7 +149,8 @@ def _fetch(version: str, directory: Path) -> list[str]:
         work.rename(directory)
     except OSError as error:
         raise ClusterError(
-            f"the jars of RocketMQ {version} cannot be kept in {directory}: {error}; make it writable"
+            f"the jars of RocketMQ {version} cannot be kept in {directory}: {error}; make it "
+            "writable and leave 100 MB free, or set RMQ_CLUSTER_CACHE to another directory"
         ) from error
     finally:
         shutil.rmtree(work, ignore_errors=True)

@@ -26,7 +26,8 @@ _random = random.SystemRandom()  # forked or equally seeded processes must not d
 
 
 def find_ports(offsets: Sequence[Sequence[int]]) -> list[int]:
-    """Returns one port per entry, such that the port plus each offset of its entry is free now and in no other entry.
+    """Returns one port for each entry of ``offsets``. The sums of a port and the offsets of its entry are free ports now, and no
+    two entries share one.
 
     Raises ClusterError after 1000 tries without such a port.
     """

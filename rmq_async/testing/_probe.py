@@ -25,7 +25,7 @@ _TIMEOUT = 2.0
 
 @dataclass(frozen=True)
 class Access:
-    """Access settings of a cluster: TLS context and credentials that sign requests; None without."""
+    """Access settings of a cluster. ``tls``: None for plain connections. ``credentials``: sign requests; None for unsigned ones."""
 
     tls: ssl.SSLContext | None = None
     credentials: SessionCredentials | None = None
@@ -72,7 +72,7 @@ async def not_routed(name_server: str, brokers: Iterable[str], *, default_topic:
 
 
 async def broker_addresses(name_server: str, access: Access = PLAIN) -> dict[str, str]:
-    """Returns name and address of each master that the name server lists; empty when it does not respond."""
+    """Returns, by broker name, the address of each master that the name server lists; empty when it does not respond."""
     brokers = await _listed(name_server, access)
     return {each.broker_name: each.broker_addrs[MASTER_ID] for each in brokers if MASTER_ID in each.broker_addrs}
 

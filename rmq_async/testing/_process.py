@@ -79,7 +79,7 @@ class ServerProcess:
         self.paused = False
 
     def reap(self) -> None:
-        """Waits for a process that was killed."""
+        """Waits for the end of a process that was killed, for 30 s at most."""
         self._popen.wait(30)
 
     async def _ended(self, deadline: float) -> bool:

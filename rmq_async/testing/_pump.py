@@ -26,7 +26,7 @@ Rewrite = Callable[[bytes], Awaitable[bytes]]
 
 _READ: Final = 64 * 1024
 _LATE: Final = 0.05
-"""Seconds of delay of a write, as by a busy loop, for which a bandwidth limit makes up; what is beyond them is lost."""
+"""When a busy loop delays a write, a bandwidth limit makes up for at most so many seconds of the delay."""
 
 
 class End(Enum):

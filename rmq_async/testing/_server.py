@@ -36,8 +36,8 @@ class Launch:
 class Server:
     """A name server or broker. ``name``: the broker's name, or ``namesrv-N``. ``address``: "host:port", as clients see it.
 
-    A server of an external cluster (NAMESRV_ADDR) has only a name and an address: ``running`` and ``paused`` are False, and
-    everything else raises ClusterError. ``pid``, ``rss_bytes``, ``cpu_seconds``, ``pause`` and ``resume`` also raise it while the
+    A server of an external cluster (NAMESRV_ADDR) has only a name, an address and a port: ``running`` and ``paused`` are False, and
+    every control raises ClusterError. ``pid``, ``rss_bytes``, ``cpu_seconds``, ``pause`` and ``resume`` also raise it while the
     server does not run. ``pause`` and ``resume`` are plain calls, the other controls are coroutines.
     """
 
@@ -165,7 +165,7 @@ class Server:
                 f"{self.name} ended with exit code {code}, because another process has its port {self.port} or one beside it; end "
                 f"that process, or start again\n{tail}"
             )
-        raise ClusterError(f"{self.name} ended with exit code {code}; the end of its log:\n{tail}")
+        raise ClusterError(f"{self.name} ended with exit code {code}; see the end of its log:\n{tail}")
 
     def log_tail(self, lines: int = 30) -> str:
         """Returns the last ``lines`` lines of the server's output and of its log, each with up to five earlier errors."""

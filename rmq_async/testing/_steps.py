@@ -21,7 +21,7 @@ class Expect:
     """Expects the next request, from any connection, to be this one; compares only the given parts, by ``==``.
 
     ``code``: the request code. ``ext_fields``: values of the named fields; None for a field that must be absent. ``exact``: all
-    other fields must be absent. ``oneway``: whether the request is one-way. ``body``: None for any body.
+    other fields must be absent. ``oneway``: whether the request is one-way; None for either. ``body``: the body; None for any.
     """
 
     code: int
@@ -38,9 +38,9 @@ class Expect:
 class Answer:
     """Sends a response to the last request, or to the one at index ``to`` of those received.
 
-    ``opaque``: a number in place of the request's, or a function that makes it from the request's. ``pieces``: the number of equal
-    parts in which the frame is written, or the byte offsets at which it is cut. ``pause``: seconds between two parts. ``form``:
-    the encoding of the header. Raises ValueError for pieces below 1.
+    ``opaque``: None for that of the request, a number in place of it, or a function that makes a number from it. ``pieces``: the
+    number of equal parts in which the frame is written, or the byte offsets at which it is cut. ``pause``: seconds between two
+    parts. ``form``: the encoding of the header. Raises ValueError for pieces below 1.
     """
 
     code: int = 0
@@ -138,7 +138,8 @@ def name_of(code: int) -> str:
 
 
 def differences(expected: Expect, came: RemotingCommand) -> list[str]:
-    """Returns no lines for an equal request, else lines of parts that are equal ("  "), expected ("- ") and received ("+ ")."""
+    """Returns an empty list for a request that matches. Otherwise returns lines: those of an equal part begin with "  ", those of
+    another part with "- " (as expected) and "+ " (as received)."""
     lines = [*_compared("code", name_of(expected.code), name_of(came.code))]
     if expected.oneway is not None:
         lines += _compared("oneway", expected.oneway, came.is_oneway)

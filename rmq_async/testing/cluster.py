@@ -5,12 +5,12 @@
         ...
         await cluster.brokers[0].kill()
 
-Servers are JVMs on 127.0.0.1, each with its own directory (store, logs, tmp, home) under one that is deleted at the end. They
-start in parallel: with class data (see ``_class_data``) a start of a name server and a small broker costs 2.4 s of CPU and takes
-1.7 s on two cores (5.5.0). A broker would register with the name servers only after 4 s or 14 s, so it is made to register at once
-(see ``_probe``). Servers are ended by one SIGKILL to their process group (an orderly stop takes 16 s), at ``stop``, at interpreter
-exit, or by the guard process when this process is gone (see ``_guard``). A cluster is bound to no event loop: it may be started,
-used and stopped in different loops, one after the other.
+Servers are JVMs on 127.0.0.1, each with its own directory (store, logs, tmp, home) inside that of the cluster. They start in
+parallel: with class data (see ``_class_data``) a start of a name server and a small broker costs 2.4 s of CPU and takes 1.7 s on
+two cores (5.5.0). A broker would register with the name servers only after 4 s or 14 s, so it is made to register at once (see
+``_probe``). Servers are ended by one SIGKILL to their process group (an orderly stop takes 16 s), at ``stop``, at interpreter exit,
+or by the guard process when this process is gone (see ``_guard``). A cluster is bound to no event loop: it may be started, used and
+stopped in different loops, one after the other.
 
 A broker's HA port (its port + 1) always listens on all interfaces; everything else is on 127.0.0.1 only.
 """
@@ -91,7 +91,8 @@ def require(version: str = DEFAULT_VERSION) -> None:
 
 
 class ExternalCluster:
-    """A cluster that was started elsewhere; its servers cannot be controlled. ``namesrv``: addresses of its name servers.
+    """A cluster that was started elsewhere; its servers cannot be controlled. ``namesrv``: addresses of its name servers, joined by
+    ";" or ",".
 
     It has the lists ``nameservers``, ``brokers`` (the masters, filled by ``start``) and ``replicas`` of a RealCluster.
     """
@@ -119,15 +120,15 @@ class ExternalCluster:
 class RealCluster(Startable):
     """Name servers and brokers of one cluster, as child processes of this one.
 
-    ``brokers``, ``nameservers``: their numbers. ``replicas``: number of slaves per broker, of an asynchronous master. ``profile``:
-    "correctness" (long limits), "stock" (the servers' defaults), "correctness" with one feature ("auth", "authorization",
-    "transactions", "recall", "trace", "go-away", "tls", "mutual-tls"), or a Profile of your own; servers ignore keys that their
-    version does not know. ``version``: "5.5.0" or "4.9.7"; others are untested. ``small``: small heaps; False for benchmarks.
-    ``broker_conf`` and ``namesrv_conf`` override the profile's keys. ``directory``: holds all files, which remain after ``stop``; a
-    store found there is used. Default: a temporary directory, which is deleted.
+    ``brokers``, ``nameservers``: numbers of masters and of name servers. ``replicas``: number of slaves of each broker, which
+    replicate asynchronously. ``profile``: "correctness" (long limits), "stock" (the servers' defaults), "correctness" with one
+    feature ("auth", "authorization", "transactions", "recall", "trace", "go-away", "tls", "mutual-tls"), or a Profile of your own;
+    servers ignore keys that their version does not know. ``version``: "5.5.0" or "4.9.7"; others are untested. ``small``: small
+    heaps; False for benchmarks. ``broker_conf`` and ``namesrv_conf`` override the profile's keys. ``directory``: holds all files,
+    which remain after ``stop``; a store found there is used. Default: a temporary directory, which is deleted.
 
-    The attributes ``nameservers``, ``brokers`` and ``replicas`` are lists, filled by ``start``; replicas are in the order
-    of their brokers, ``broker-a-1`` is the first of broker-a. Raises ClusterError for numbers or a profile that cannot be used.
+    The attributes ``nameservers``, ``brokers`` and ``replicas`` are lists, filled by ``start``; replicas are in the order of their
+    brokers, ``broker-a-1`` is the first of broker-a. Raises ClusterError for a number out of range and for an unknown profile.
     """
 
     def __init__(
@@ -183,7 +184,8 @@ class RealCluster(Startable):
     def certificates(self) -> Certificates:
         """The cluster's certificates. Raises ClusterError before ``start`` and where the profile is without TLS."""
         if self._certificates is None:
-            raise ClusterError("the cluster has no certificates: start it, with a profile that has TLS")
+            reason = "start it first" if self.profile.tls else 'its profile has no TLS; choose "tls" or "mutual-tls"'
+            raise ClusterError(f"the cluster has no certificates: {reason}")
         return self._certificates
 
     @property
@@ -377,7 +379,7 @@ class RealCluster(Startable):
             if now >= deadline:
                 tails = "\n".join(server.log_tail() for server in (*nameservers, *late))
                 names = ", ".join(broker.name for broker in late)
-                raise ClusterError(f"not registered in time: {names}; give a longer timeout\n{tails}")
+                raise ClusterError(f"not every name server routes to {names} in time; give a longer timeout\n{tails}")
             if now >= hurry_at:
                 hurry_at = now + _HURRY_INTERVAL
                 await asyncio.gather(*(hurry_registration(broker.address, self._access) for broker in late))

@@ -34,7 +34,8 @@ MAX_BROKERS: Final = 1000
 
 
 class ClusterProxy(Startable):
-    """Proxies of one cluster. ``namesrv``: its name servers, as clients take them. ``seed``: that of the drawn jitter.
+    """Proxies of one cluster. ``namesrv``: its name servers, as clients take them. ``seed``: that of the jitter; None for a
+    different jitter in each run.
 
     ``name_servers``: the proxies of the name servers, in the same order. ``brokers``: the proxies of the masters by broker name,
     filled at the start and when a route names a new one. Raises ValueError for a ``namesrv`` without an address, and
@@ -99,7 +100,7 @@ class ClusterProxy(Startable):
     async def lead_through(self, body: bytes) -> bytes:
         """Returns a name server's response body with the brokers' addresses replaced; any other body unchanged.
 
-        Raises RemoteProtocolError for the address of a new broker when the proxies are stopped, or 1000 brokers have one.
+        Raises RemoteProtocolError for a new address when the proxies are stopped, or when 1000 addresses have one.
         """
         for broker in _brokers_in(body):
             for broker_id, address in broker.broker_addrs.items():
@@ -113,8 +114,10 @@ class ClusterProxy(Startable):
         async with self._making:
             proxy = self._by_address.get(address)
             if proxy is None:
-                if self._open is None or len(self._by_address) >= MAX_BROKERS:
-                    raise RemoteProtocolError(f"no proxy for {address}: ClusterProxy is stopped or has {MAX_BROKERS} proxies")
+                if self._open is None:
+                    raise RemoteProtocolError(f"no proxy for {address}: this ClusterProxy is stopped; start() it")
+                if len(self._by_address) >= MAX_BROKERS:
+                    raise RemoteProtocolError(f"no proxy for {address}: {MAX_BROKERS} addresses have one, which is the limit")
                 proxy = await self._open.enter_async_context(self._proxy_for(address))
                 self._by_address[address] = proxy
             return proxy

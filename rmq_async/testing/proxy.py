@@ -42,9 +42,9 @@ class FaultProxy(Startable):
     """A proxy for ``target`` ("host:port") that listens on ``port`` of 127.0.0.1, 0 for a free one.
 
     ``to_server`` and ``to_client`` hold the faults of each direction. ``target`` may be changed; it applies to new connections.
-    ``buffer``: bytes queued per direction and connection before reading pauses; under latency a connection carries at most
-    buffer / latency bytes a second. ``max_connections``: further ones are reset. ``seed``: that of the drawn jitter. ``accepted``:
-    the number of connections accepted so far.
+    ``buffer``: bytes queued per direction and connection before reading pauses; under latency a connection carries at most buffer /
+    latency bytes a second. ``max_connections``: further ones are reset. ``seed``: that of the jitter; None for a different jitter
+    in each run. ``accepted``: the number of connections accepted so far.
 
     All methods but ``start`` and ``stop`` are plain calls, to be made on the proxy's loop. Raises ValueError for a buffer or
     ``max_connections`` below 1, and RemoteProtocolError for a target that is not host:port.
@@ -182,7 +182,7 @@ class FaultProxy(Startable):
 
 
 class _Link:
-    """A client's connection and the proxy's own to the server."""
+    """A client's connection to the proxy, and the proxy's connection to the server."""
 
     def __init__(self, proxy: FaultProxy, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.end = End.RESET

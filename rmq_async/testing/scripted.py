@@ -4,10 +4,10 @@
     async with ScriptedPeer(*script) as broker, ScriptedPeer(aside=routes_to(broker.address)) as names:
         ...  # a producer at names.address
 
-All connections share one sequence of steps: the next request may come from any connection, and a response goes to the connection
-of its request. Requests that a client sends at its own times (heartbeats) are not part of a transcript; they are answered
-``aside``. The first request that differs ends the transcript: every connection is reset, so that the client does not wait, and
-the end of the ``async with`` block raises the difference, also where the block itself failed because of it.
+All connections share one sequence of steps: the next request may come from any connection, and a response goes to the connection of
+its request. Requests that a client sends at its own times (heartbeats) are not part of a transcript; ``aside`` has the answers to
+them. The first request that differs ends the transcript: every connection is reset, so that the client does not wait, and the end
+of the ``async with`` block raises the difference, also if the block itself raises an exception because of it.
 """
 
 from __future__ import annotations
@@ -212,7 +212,7 @@ class ScriptedPeer(Startable):
         try:
             request, link = self.requests[step.to], self._origins[step.to]
         except IndexError:
-            self._fail([f"request {step.to} is to be answered, {len(self.requests)} have come"])
+            self._fail([f"request {step.to} is to be answered, {len(self.requests)} have come; correct Answer(to={step.to})"])
             return False
         for number, part in enumerate(step.parts(step.frame(request))):
             if number:
@@ -273,7 +273,7 @@ class ScriptedPeer(Startable):
             self._events.put_nowait(_Event(link, command))
 
     def broken(self, link: _Link, error: ProtocolError) -> None:
-        self._fail([f"+ what came is no frame: {error}"])
+        self._fail([f"+ received bytes that are no frame: {error}"])
 
     def lost(self, link: _Link) -> None:
         self._links.discard(link)

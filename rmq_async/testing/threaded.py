@@ -58,7 +58,7 @@ class ThreadedRocketMQ(EmbeddedRocketMQ):
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Runs the coroutine on the server's loop and blocks until it ends; returns its result or raises its exception.
 
-        Raises RuntimeError in the server's own thread, which would wait for itself.
+        Raises RuntimeError outside of the ``with`` block, and in the server's own thread, which would wait for itself.
         """
         return self._submit(coroutine).result()
 
@@ -66,9 +66,9 @@ class ThreadedRocketMQ(EmbeddedRocketMQ):
         loop = self._loop
         if loop is None or threading.current_thread() is self._thread:
             coroutine.close()
-            raise RuntimeError(
-                "the server cannot be called here: call it inside its `with` block, and run() from another thread than its own"
-            )
+            if loop is None:
+                raise RuntimeError("the server does not run; call it inside its `with` block")
+            raise RuntimeError("run() in the server's own thread would wait for itself; await the coroutine there")
         return asyncio.run_coroutine_threadsafe(coroutine, loop)
 
     def _run(self, ready: Future[None]) -> None:

@@ -33,7 +33,7 @@ def server_that(directory: Path, program: str) -> Server:
             "java.net.BindException: Address already in use",
             "because another process has its port 10911 or one beside it; end that",
         ),
-        ("java.lang.Error: no memory", "with exit code 3; the end of its log:\n"),
+        ("java.lang.Error: no memory", "with exit code 3; see the end of its log:\n"),
     ],
 )
 async def test_server_that_ends_says_why_and_what_to_do(tmp_path: Path, said: str, text: str) -> None:

@@ -81,13 +81,13 @@ def test_outside_of_with_every_call_says_so() -> None:
         lambda: server.run(asyncio.sleep(0)),
         lambda: asyncio.run(server.start()),
     ):
-        with pytest.raises(RuntimeError, match="cannot be called here: call it inside its `with` block"):
+        with pytest.raises(RuntimeError, match="the server does not run; call it inside its `with` block"):
             call()
     with server:
         assert server.connections == 0
         with pytest.raises(RuntimeError, match="runs already"):
             server.__enter__()
-    with pytest.raises(RuntimeError, match="cannot be called here: call it inside its `with` block"):
+    with pytest.raises(RuntimeError, match="the server does not run; call it inside its `with` block"):
         _ = server.connections
     with server:
         assert server.messages("T") == []
@@ -107,3 +107,14 @@ def test_nothing_public_was_forgotten() -> None:
         assert inspect.iscoroutinefunction(own) == inspect.iscoroutinefunction(member)
         if inspect.isfunction(member):
             assert inspect.signature(own) == inspect.signature(member)
+
+
+def test_run_in_the_thread_of_the_server_is_refused() -> None:
+    async def waits_for_itself(server: ThreadedRocketMQ) -> None:
+        server.run(asyncio.sleep(0))
+
+    with (
+        ThreadedRocketMQ() as server,
+        pytest.raises(RuntimeError, match=r"run\(\) in the server's own thread would wait for itself; await"),
+    ):
+        server.run(waits_for_itself(server))

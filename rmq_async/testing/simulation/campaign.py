@@ -1,4 +1,4 @@
-"""Runs a scenario under many seeds, and finds the fewest kinds of faults under which a seed still fails."""
+"""Runs a scenario with one seed; for a seed that fails, leaves out one kind of fault after another as long as it still fails."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ RATE: Final = 8.0
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """Outcome of one seed. ``operations``: number of calls of producers. ``seconds``: virtual time. ``cpu``: CPU seconds.
-    ``kinds``: kinds of faults that were drawn. ``met``: numbers of faults that had an effect, by kind. ``unmet``: drawn kinds
-    that had no effect. ``violation``: the error of the run or of its checks; empty if there is none."""
+    ``kinds``: kinds of faults that were drawn. ``met``: numbers of faults that had an effect, by kind. ``unmet``: drawn kinds that
+    had no effect. ``trace_hash``: digest of all delivered frames. ``violation``: the error of the run or of its checks; empty if
+    there is none."""
 
     scenario: str
     seed: int
@@ -74,7 +75,8 @@ def run_seed(scenario: str, seed: int, *, without: Iterable[str] = (), trace: bo
 
 
 def minimised(failed: Outcome, *, without: Iterable[str] = ()) -> tuple[Outcome, tuple[str, ...]]:
-    """Returns the outcome of the same seed with as few kinds of faults as it still fails with, and the kinds left out.
+    """Leaves out one kind of fault after another as long as the seed still fails; returns the last outcome that failed, and the
+    kinds left out.
 
     ``without``: kinds that ``failed`` was run without; they are among those left out.
     """

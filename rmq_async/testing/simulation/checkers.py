@@ -15,7 +15,7 @@ from .history import Call
 __all__ = ["LATE", "Stored", "copies", "disorder", "late", "lost", "misplaced", "renamed", "surprises", "undone", "unfinished"]
 
 LATE: Final = 0.05
-"""Virtual seconds by which a call may end after its budget: jobs of the executor and hops of the loop."""
+"""Virtual seconds by which a call may exceed its budget, because of jobs of the executor and iterations of the loop."""
 SLOWEST: Final = 1.03
 """Seconds of the simulation that the slowest clock takes for one second."""
 HALF_TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"
@@ -98,8 +98,8 @@ def surprises(calls: Sequence[Call], stored: Sequence[Stored]) -> list[str]:
 def late(calls: Iterable[Call], stopped: Mapping[str, Sequence[tuple[float, float]]]) -> list[str]:
     """Returns calls that ended after their budget, by the clock of their machine.
 
-    ``stopped``: times between which the process of a machine was paused; calls at these times are left out. A call that begins in
-    the iteration in which the process continues may get the grace of requests that a blocked loop has written late.
+    ``stopped``: times between which the process of a machine was paused; calls at these times are left out. So is a call that
+    begins in the iteration in which the process continues: as after a blocked loop, its request may get additional time.
     """
     return [
         f"late: {call.what}() of {call.machine} at {call.began:.6f} s, with {call.budget} s, ended at {call.ended:.6f} s"
@@ -124,9 +124,9 @@ def disorder(calls: Iterable[Call], stored: Sequence[Stored]) -> list[str]:
     """Returns messages of one producer for one queue, key or sharding key that are stored in another order than their calls
     began.
 
-    The promise ends with the first call of the key that may be stored without its end being known. Messages that a power loss
-    removed are not compared, because their offsets were assigned again. Delayed messages are not compared either, because they
-    enter the queue when they are due.
+    The order is promised up to the first call of the key whose error is ``maybe_stored``. Messages that a power loss removed are
+    not compared, because their offsets were assigned again. Delayed messages are not compared either, because they enter the queue
+    when they are due.
     """
     kept = {each.unique_id for each in stored}
     found: list[str] = []
@@ -171,7 +171,7 @@ def misplaced(calls: Iterable[Call], stored: Iterable[Stored], reused: Collectio
 def renamed(calls: Iterable[Call], stored: Iterable[Stored]) -> list[str]:
     """Returns messages that are stored under several unique ids, so that no consumer can recognise them as copies.
 
-    Only bodies are checked that one message alone has.
+    Only bodies that a single message has are checked.
     """
     uses = Counter(body for call in calls for body in call.bodies)
     ids: defaultdict[bytes, dict[str, None]] = defaultdict(dict)

@@ -26,7 +26,7 @@ class Connects:
         self._newest: dict[tuple[str, str], deque[float]] = {}
 
     def add(self, machine: str, address: str) -> None:
-        """Counts a connect of a machine that begins."""
+        """Counts a connect that ``machine`` begins now."""
         newest = self._newest.setdefault((machine, address), deque(maxlen=MOST + 1))
         now = self._now()
         newest.append(now)

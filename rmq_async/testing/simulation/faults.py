@@ -47,7 +47,8 @@ class Faults:
     together, on average. ``start``, ``end``: seconds of the simulation between which faults begin. ``drawn``: whether each seed
     draws its own subset of the kinds, at least three, and a rate of half to one and a half times the given one.
 
-    Raises SimulationError for an unknown kind, for a rate below 0 or infinite, and unless 0 <= start <= end.
+    Raises SimulationError for a str as ``kinds``, for an unknown kind, for a rate below 0 or infinite, and unless
+    0 <= start <= end.
     """
 
     kinds: frozenset[str] = frozenset(KINDS)
@@ -59,7 +60,7 @@ class Faults:
     def __post_init__(self) -> None:
         given: object = self.kinds
         if isinstance(given, str):
-            raise SimulationError(f"kinds of faults are a set of names, not {given!r}")
+            raise SimulationError(f"kinds of faults are a set of names, not {given!r}; give {{{given!r}}}")
         object.__setattr__(self, "kinds", frozenset(self.kinds))
         unknown = sorted(set(self.kinds) - {*KINDS, *POP_KINDS})
         if unknown:
@@ -117,7 +118,8 @@ example because no broker runs. It draws from the given generator."""
 
 
 class Injector:
-    """Begins and ends the faults of one run. ``generator``: returns the generator of a name."""
+    """Begins and ends the faults of one run. ``generator``: returns the random generator for a name. ``begun``, ``met``: numbers of
+    faults, and of those that had an effect, by kind."""
 
     def __init__(
         self, scheduler: Scheduler, faults: Faults, begin: dict[str, Begin], generator: Callable[[str], Random]

@@ -108,8 +108,8 @@ def undelivered(calls: Iterable[Call], log: GroupLog, stored: Iterable[Stored], 
 
 
 def repeated(log: GroupLog, troubles: Troubles) -> list[str]:
-    """Returns messages that were handled again although their member had met no fault, or, after a kill of the member, although it
-    had had the time to commit them."""
+    """Returns messages that were handled again although their member had met no fault. After a kill of the member, only those count
+    that it had the time to commit."""
     settled = _settled(log)
     found: list[str] = []
     for first, second in _pairs(log.deliveries):
@@ -189,7 +189,8 @@ def stalled(log: GroupLog, troubles: Troubles) -> list[str]:
     before.
 
     Times are left out in which a broker still lists a member that has left, because the others leave its share alone; so are queues
-    whose lock a client that has left still has, and those in which a call runs whose message is ``max_span`` before the next one.
+    that a client which has left still locks, and queues in which a running call keeps the next message from being read, because
+    that one is ``max_span`` offsets ahead.
     """
     begun = _begun(log.deliveries)
     return [
@@ -206,7 +207,8 @@ def stalled(log: GroupLog, troubles: Troubles) -> list[str]:
 
 
 def _spanned(log: GroupLog, troubles: Troubles, queue: MessageQueue, offset: int, first: float, last: float) -> bool:
-    """Returns whether a call of a queue runs from ``first`` to ``last`` that, by ``max_span``, keeps ``offset`` from being read."""
+    """Returns whether a call keeps ``offset`` from being read: it runs from ``first`` to ``last``, ``max_span`` offsets or more
+    behind."""
     return any(
         each.queue == queue and each.began <= first and offset - each.offset >= log.max_span
         for each in log.deliveries
@@ -255,7 +257,8 @@ def _unread(
     begun: Mapping[tuple[MessageQueue, int], float],
     first: float,
 ) -> int | None:
-    """Returns the first of the offsets that wait in a queue from ``first`` on, where a member should read it or name a problem."""
+    """Returns the first of the offsets that wait in a queue from ``first`` on, if a member should read it or name a problem; else
+    None."""
     last = first + NAMED
     waiting = _kept(queue, offsets, log.backlogs, first, last)
     if not waiting or any(begun.get((queue, offset), inf) <= last for offset in offsets):
@@ -264,7 +267,7 @@ def _unread(
 
 
 def uncommitted(log: GroupLog, taken: Collection[MessageQueue]) -> list[str]:
-    """Returns queues whose last offset was not committed when all members had stopped in order."""
+    """Returns queues whose last offset was not committed after the orderly stop of all members."""
     return [
         f"uncommitted: {queue} ends at {high}, and the group has committed {low} after the stop of all members"
         for queue, (low, high) in (log.idle.queues.items() if log.idle is not None else ())
@@ -273,8 +276,8 @@ def uncommitted(log: GroupLog, taken: Collection[MessageQueue]) -> list[str]:
 
 
 def sick(log: GroupLog) -> list[str]:
-    """Returns members whose ``health()`` was not fine a minute after the last fault. Problems are right that report an earlier
-    event, or name only queues with unread messages which were removed from their topic and did not come back."""
+    """Returns members whose ``health()`` was not fine a minute after the last fault. A problem is right if it reports an earlier
+    event, or if it names only queues that were removed from their topic with unread messages, and did not come back."""
     return [
         f"sick: {log.lives[sample.life].member} at {sample.time:.6f} s: ready is {sample.ready}, {dict(sample.problems)}"
         for sample in log.samples
@@ -335,7 +338,7 @@ def _begun(deliveries: Iterable[Delivery]) -> dict[tuple[MessageQueue, int], flo
 
 
 def _waiting(backlog: Backlog, begun: Mapping[tuple[MessageQueue, int], float]) -> list[tuple[MessageQueue, list[int]]]:
-    """Returns the offsets of each queue that no call has begun."""
+    """Returns each queue with offsets for which no call had begun at the time of ``backlog``, and those offsets."""
     found = [
         (queue, [offset for offset in range(low, high) if begun.get((queue, offset), inf) > backlog.time])
         for queue, (low, high) in backlog.queues.items()

@@ -34,9 +34,10 @@ class Life:
 @dataclass(slots=True)
 class Delivery:
     """One message in one call of a handler. ``queue``, ``offset``: the place that was pulled, in the retry topic for a message
-    delivered again. ``life``: index of its member in ``GroupLog.lives``. ``how``: "done" if the handler returned, "failed" or
-    "dead" if it raised; empty while it runs, and if its process was killed. ``key``: the message's first key, empty without one.
-    ``call``: the same for the messages of one call."""
+    delivered again. ``life``: index of its member in ``GroupLog.lives``. ``how``: "done" if the message was handled with success,
+    "failed" if it is to be delivered again, "dead" if it was given up, "cancelled" if the handler was cancelled; empty while it
+    runs, and if its process was killed. ``key``: the message's first key, empty without one. ``call``: the same for the messages of
+    one call."""
 
     queue: MessageQueue
     offset: int
@@ -50,12 +51,11 @@ class Delivery:
 
 
 class Backlog(NamedTuple):
-    """The backlog of a group: by queue, the first offset that the group has not committed, and the offset behind its last
-    message. ``resting``: no fault is active, and none begins for as long as a member needs to continue. ``ghosts``: a
-    broker lists a member that has left, or one twice: its connection fell silent, and the broker keeps it for 120 s.
-    ``taken_away``: queues that were removed from their topic, with messages that the group has not committed. ``locked``:
-    queues of ordered topics whose lock a client has that has left: it stays for 60 s. ``unlisted``: brokers that a name
-    server does not list.
+    """The backlog of a group: by queue, the first offset that the group has not committed, and the offset behind its last message.
+    ``resting``: no fault is active, and none begins for as long as a member needs to continue. ``ghosts``: a broker lists a member
+    that has left, or one twice: its connection fell silent, and the broker keeps it for 120 s. ``taken_away``: queues that were
+    removed from their topic, with messages that the group has not committed. ``locked``: queues of ordered topics that a client
+    which has left still locks, for up to 60 s. ``unlisted``: brokers that a name server does not list.
     """
 
     time: float

@@ -29,7 +29,7 @@ __all__ = ["Network", "SimulatedLoop"]
 logger = logging.getLogger("rmq_async.testing.simulation")
 
 CLOSED_AT_MOST: Final = 1000
-"""Awaits in the last steps of a coroutine that is closed."""
+"""Maximum number of awaits in the last steps of a coroutine that is closed."""
 LONGEST_JOB = 0.005
 """Seconds of a job in an executor, at most."""
 
@@ -56,8 +56,8 @@ class Network(Protocol):
 
 
 class SimulatedLoop(Refused, asyncio.AbstractEventLoop):
-    """The event loop of a simulated process. ``name``: that of the process, for errors. ``clock``: that of its machine, by
-    which its timers run.
+    """The event loop of a simulated process. ``name``: that of the process, for errors. ``chance``: draws delays. ``clock``: that
+    of its machine, by which its timers run. ``network``: None for none.
 
     ``entered`` is called before calls of this loop run, when those of another one ran before; ``connecting`` when a connect to a
     host and port begins.
@@ -156,7 +156,7 @@ class SimulatedLoop(Refused, asyncio.AbstractEventLoop):
         return self.call_at(self.time() + delay, callback, *args, context=context)
 
     def _turn(self) -> int:
-        """Returns the time of the next turn, in which all calls run that ``call_soon`` has got before it, in their order."""
+        """Returns the time of the next turn. It runs all calls that were given to ``call_soon`` before it, in their order."""
         now = self._scheduler.now
         if self._next_turn <= now:
             self._next_turn = 0
@@ -226,7 +226,7 @@ class SimulatedLoop(Refused, asyncio.AbstractEventLoop):
     ) -> tuple[asyncio.Transport, asyncio.BaseProtocol]:
         self._check_options("create_connection", options)
         if self._network is None:
-            raise SimulationError(f"create_connection(): {self.name} has no network")
+            raise SimulationError(f"create_connection(): {self.name} has no network; make the SimulatedLoop with network=")
         if host is None or port is None:
             raise SimulationError("create_connection() needs host and port: sockets of the system are not simulated")
         self._connecting(host, port)
@@ -241,14 +241,14 @@ class SimulatedLoop(Refused, asyncio.AbstractEventLoop):
     ) -> asyncio.AbstractServer:
         self._check_options("create_server", options)
         if self._network is None:
-            raise SimulationError(f"create_server(): {self.name} has no network")
+            raise SimulationError(f"create_server(): {self.name} has no network; make the SimulatedLoop with network=")
         if host is not None and not isinstance(host, str):
             raise SimulationError("create_server() with several hosts is not simulated; call it for each of them")
         return self._network.listen(self, protocol_factory, host, port or 0)
 
     async def getaddrinfo(self, host: Any, port: Any, **options: Any) -> list[tuple[Any, ...]]:
         if self._network is None:
-            raise SimulationError(f"getaddrinfo(): {self.name} has no network")
+            raise SimulationError(f"getaddrinfo(): {self.name} has no network; make the SimulatedLoop with network=")
         name = host.decode() if isinstance(host, bytes) else str(host)
         return await self._network.resolve(self, name, int(port or 0))
 

@@ -187,7 +187,8 @@ class Machine:
     def drift_monotonic(self, rate: float | None) -> None:
         """Makes the machine's monotonic clock, by which its timers run, gain (or lose, below 0) so many seconds in each second.
 
-        None: as many as without a fault, up to 200 µs, which each machine draws. Raises SimulationError for a rate beyond ±0.5.
+        None: as many as without a fault, up to 200 µs, which each machine draws. Raises SimulationError for anything but a number
+        from -0.5 to 0.5, or None.
         """
         drift = self._usual_drift if rate is None else rate
         self._check_clock("made to drift by a finite number", drift)
@@ -334,7 +335,9 @@ class Machine:
     def _ended(self, task: asyncio.Task[Any], result: asyncio.Future[Any] | None) -> None:
         self._tasks.pop(task, None)
         if task.cancelled():
-            self._world.failed(self, SimulationError(f"{task.get_name()} was cancelled"))
+            self._world.failed(
+                self, SimulationError(f"{task.get_name()} was cancelled; to end it, return from it, or crash() its machine")
+            )
         elif (error := task.exception()) is not None:
             self._world.failed(self, error)
         elif result is not None:

@@ -29,8 +29,8 @@ def is_ordered(log: GroupLog, queue: MessageQueue) -> bool:
 
 
 def overlapping(log: GroupLog, troubles: Troubles) -> list[str]:
-    """Returns calls of one key, or one queue, that ran at the same time: in one member they never may, in two members only
-    during a fault."""
+    """Returns calls of one key, or one queue, that ran at the same time. Those of one member must never do that, those of two
+    members only during a fault."""
     found: list[str] = []
     for (queue, key), line in _lines(log):
         last: Delivery | None = None

@@ -22,7 +22,8 @@ from .troubles import Troubles
 __all__ = ["awoken", "changed_twice", "early_deaths", "halted", "pop_violations", "popped_again", "undead", "unfinished"]
 
 AFTER: Final = 20.0
-"""Seconds for which a fault is felt, besides a lease: offsets of 10 s ago, messages that come back late, a second copy of them."""
+"""Seconds, in addition to a lease, for which a fault is felt: a broker may restart with offsets of 10 s ago, and messages may come
+back late or twice."""
 SETTLED: Final = 5.0
 """Seconds from the end of a call to the acknowledgement of its message, at most, while no fault strikes."""
 RESUMED: Final = 30.0
@@ -45,8 +46,8 @@ def pop_violations(
 
 
 def popped_again(log: GroupLog, troubles: Troubles) -> list[str]:
-    """Returns messages that were handled again although they had been handled with success, or still were, if neither a fault nor
-    a kill explains it."""
+    """Returns messages of which a second call began although the first one had succeeded, or was still running, and neither a fault
+    nor a kill explains it."""
     found: list[str] = []
     for first, second in _pairs(log.deliveries):
         if first.how in ("failed", "dead", "cancelled") or _felt(log, troubles, first.began, second.began):
@@ -64,8 +65,8 @@ def popped_again(log: GroupLog, troubles: Troubles) -> list[str]:
 
 
 def early_deaths(log: GroupLog, stored: Iterable[Stored], troubles: Troubles) -> list[str]:
-    """Returns dead letters that no handler has given up and that had attempts left, and those that exist twice. Messages are left
-    out that met a fault, or one of whose calls did not end or was cancelled."""
+    """Returns dead letters that no handler has given up and that had attempts left, and those that exist twice. Messages that met a
+    fault are left out, and those of which a call did not end or was cancelled."""
     calls = _calls(log.deliveries)
     found: list[str] = []
     deaths = Counter(each.unique_id for each in stored if each.topic == DLQ_TOPIC_PREFIX + GROUP)

@@ -39,7 +39,8 @@ class PopRequest(NamedTuple):
 
 
 def watch_pops(broker: Broker, now: Callable[[], float], requests: list[PopRequest]) -> None:
-    """Adds an entry to ``requests`` for each message that a request to the broker's process acknowledges or changes."""
+    """Wraps the broker's handlers so that each message that a successful request acknowledges, or whose invisible time it changes,
+    adds an entry to ``requests``."""
 
     def watch(code: int, read: Callable[[RemotingCommand], list[PopRequest]]) -> None:
         serve = broker.handlers[code]

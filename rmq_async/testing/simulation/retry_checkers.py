@@ -35,8 +35,8 @@ ROUTE_AGE: Final = 61.0
 def early(calls: Iterable[Call]) -> list[str]:
     """Returns calls that gave up with attempts and time left, though each error allowed another attempt.
 
-    An attempt that surely reached no broker does not count towards ``retries``. A call has no time left if less remains than twice
-    the time that it took, and ``SLACK``.
+    An attempt that surely reached no broker does not count towards ``retries``. A call has time left if more of its budget remains
+    than twice the time that it took plus ``SLACK``.
     """
     found: list[str] = []
     for call in calls:

@@ -54,7 +54,7 @@ def run_task(
         raise SimulationError(f"seed {seed}: {watchdog.why}, at {_now(scheduler)}; its stack:\n{watchdog.stack}") from None
     except DeadEnd as error:
         waiting = "\n".join(waiting_tasks(loop for loop in loops() if not loop.dead)) or "no task waits"
-        raise SimulationError(f"seed {seed}: {error}, at {_now(scheduler)}:\n{waiting}") from None
+        raise SimulationError(f"seed {seed}: {error}, at {_now(scheduler)}; its tasks:\n{waiting}") from None
     finally:
         for loop in loops():
             loop.close()

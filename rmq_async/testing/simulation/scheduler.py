@@ -148,7 +148,7 @@ class Scheduler:
             self._cancelled = 0
 
     def retime(self, runner: Runner, at: Callable[[int], int]) -> None:
-        """Moves the runner's timers: each one from its time in nanoseconds to ``at`` of it, or to now if that has passed."""
+        """Moves each timer of the runner from its time ``t`` (nanoseconds) to ``at(t)``, or to now if that is in the past."""
         timers = []
         for entry in self._timers:
             call = entry[2]
@@ -181,7 +181,7 @@ class Scheduler:
                 if not self._next_timers():
                     raise DeadEnd("nothing is ready and nothing is scheduled")
             if self.iterations - self._moved > MAX_STANDING:
-                raise DeadEnd(f"{MAX_STANDING:,} iterations without a move of the time, the next call is {self._ready[0]!r}")
+                raise DeadEnd(f"{MAX_STANDING:,} iterations without a move of the time; the next call is {self._ready[0]!r}")
             ready = self._ready
             for _ in range(len(ready)):  # the body is the hot path of all simulations: no call that can be spared
                 call = ready.popleft()

@@ -185,7 +185,7 @@ class BrokerMachine(ServerMachine):
         return [queue for queue, readable in self._queues(topic) if not readable]
 
     def lock_holder(self, group: str, queue: MessageQueue) -> str | None:
-        """Returns the client that has the lock of a queue of a group, by the broker's clock; None without one."""
+        """Returns the id of the client that has the lock of a group's queue, by the broker's clock; None if there is none."""
         return self.broker.state.locks.holder(group, queue, self.monotonic())
 
     def members(self, group: str) -> tuple[str, ...]:

@@ -50,8 +50,8 @@ _KEPT: Final = ("monotonic", "time", "random", "entropy", "process_id", "executo
 class Simulation:
     """A simulated cluster of 1-26 ``brokers`` ("broker-a", ...) and 1-8 ``name_servers`` ("namesrv-0", ...).
 
-    ``seed``: decides everything that is drawn. ``faults``: the faults of the cluster; None for none. ``trace``: prints frames.
-    Raises SimulationError for arguments of another type or out of range.
+    ``seed``: decides everything that is drawn. ``faults``: the faults of the cluster; default: ``Faults.swarm()``; None for none.
+    ``trace``: prints frames. Raises SimulationError for arguments of another type or out of range.
     """
 
     def __init__(
@@ -141,7 +141,7 @@ class Simulation:
         """Runs ``main(simulation)`` on a separate machine until it ends; returns its result or raises its error.
 
         Raises SimulationError, which names the seed, if the run cannot continue or an error leaves the code of another machine;
-        also for a second call, and inside an event loop.
+        also for a second call, inside an event loop, and for an object that is no coroutine function.
         """
         if self._ran:
             raise SimulationError("this simulation has run; make a new one")
@@ -165,14 +165,14 @@ class Simulation:
         Raises SimulationError outside of ``run``, and for a name that is empty, "localhost", or of a server that does not exist.
         """
         if not self._running:
-            raise SimulationError(f"machine({name!r}) outside of run(): machines exist while the simulation runs")
+            raise SimulationError(f"machine({name!r}) was called outside of run(); call it in the function given to run()")
         if not isinstance(name, str):
             raise SimulationError(f"the name of a machine is a str, not {name!r}")
         found = self._machines.get(name)
         if found is not None:
             return found
         if not name or name == "localhost" or name.startswith(("broker-", "namesrv-")):
-            raise SimulationError(f"there is no machine {name!r}; there are {', '.join(self._machines)}")
+            raise SimulationError(f"there is no machine {name!r}; there are {', '.join(self._machines)}; choose another name")
         return self._add(Machine(name, self, self.network.host(name)))
 
     def link(self, a: str, b: str) -> Link:
@@ -276,7 +276,8 @@ class Simulation:
         return seeded_generator(self.seed, name)
 
     def usual_drift(self, name: str) -> float:
-        """Returns the drift of a machine; 0 for that of ``run``'s function, which measures by the time of the simulation."""
+        """Returns the usual drift of a machine's clock; 0 for that of ``run``'s function, which shows the time of the
+        simulation."""
         return 0.0 if name == MAIN else self.generator(f"clock of {name}").uniform(-USUAL_DRIFT, USUAL_DRIFT)
 
     def entered(self, machine: Machine) -> None:
@@ -304,7 +305,7 @@ class Simulation:
         self._history.open = True
         self.scheduler.left()
         if machine.name == MAIN:
-            self.failed(machine, SimulationError("its process was ended, and with it the function of run(); end others"))
+            self.failed(machine, SimulationError("its process was ended, and with it the function of run(); crash others"))
 
     def loop_made(self, loop: SimulatedLoop) -> None:
         loop.set_exception_handler(self._report)

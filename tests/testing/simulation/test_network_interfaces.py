@@ -224,5 +224,5 @@ def test_addresses_that_cannot_be_are_refused() -> None:
     hosts["client"].move("10.0.0.3")
     with pytest.raises(SimulationError, match=r"third would get 10\.0\.0\.3, to which another machine has moved"):
         hosts.network.host("third")
-    with pytest.raises(SimulationError, match="needs a name"):
+    with pytest.raises(SimulationError, match="name of a machine must not be empty"):
         hosts.network.host("")

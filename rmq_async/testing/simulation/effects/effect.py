@@ -28,7 +28,7 @@ class Cluster(Protocol):
 
     @property
     def now(self) -> float:
-        """Seconds since the beginning."""
+        """Virtual seconds since the beginning of the simulation."""
 
     @property
     def clients(self) -> Sequence[Machine]:

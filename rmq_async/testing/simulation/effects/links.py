@@ -17,7 +17,7 @@ LATENCIES: Final = (0.02, 0.2, 1.0, 4.0)
 
 
 def on_link(cluster: Cluster, strike: Callable[[Random, Link], Effect]) -> Begin:
-    """Returns a function that begins a fault of a link between two machines over which something was sent."""
+    """Returns a function that begins a fault of a drawn link: one between two machines that have sent something over it."""
 
     def begin(chance: Random, duration: float) -> Effect | None:
         link = drawn(chance, [link for link in cluster.links if link.a != link.b])

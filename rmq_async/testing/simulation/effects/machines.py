@@ -19,7 +19,7 @@ LARGEST_DRIFT: Final = 0.2
 LARGEST_RATE: Final = 0.02
 """Seconds that a monotonic clock gains or loses in each second, as in virtual machines whose time source is wrong."""
 TURNS: Final = (0.0002, 0.0006, 0.002)
-"""Seconds of a turn of a slow loop, at most: from the usual latency of a segment to some times of it."""
+"""Seconds that one iteration of a slow loop takes, at most: from the usual latency of a link to several times as much."""
 
 
 def crash(chance: Random, machine: ServerMachine) -> Effect:

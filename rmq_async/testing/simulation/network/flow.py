@@ -278,7 +278,7 @@ class Flow:
     # -- the receiver
 
     def consumed(self) -> None:
-        """Offers the room of bytes that were read, when it is worth a segment."""
+        """Offers the sender the room of bytes that the process has read, once it is a quarter of the window."""
         if self._received - self._receiver.unread + RECEIVE_WINDOW - self._offered >= RECEIVE_WINDOW // 4:
             self._acknowledge()
 

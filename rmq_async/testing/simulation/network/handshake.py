@@ -36,7 +36,7 @@ class Directory(Protocol):
     observe: Observer | None
 
     def at(self, caller: Side, address: str) -> Target | None:
-        """Returns the machine that has an address now, as ``caller`` sees it."""
+        """Returns the machine that has an address now, as ``caller`` sees it; None if there is none."""
 
     def link(self, a: str, b: str) -> Link:
         """Returns the link of two machines."""

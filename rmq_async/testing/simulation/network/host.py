@@ -35,7 +35,7 @@ class Names(Directory, Protocol):
     """A network, as its machines see it."""
 
     def address_of(self, name: str) -> str | None:
-        """Returns the address of a machine."""
+        """Returns the address of a machine; None for an unknown one."""
 
     def check_free(self, host: Host, address: str) -> None:
         """Raises SimulationError for an address that another machine has."""
@@ -242,5 +242,5 @@ class Host(Network):
 
 
 def is_local(address: str) -> bool:
-    """Returns whether an address is the machine itself, on each machine."""
+    """Returns whether an address is a loopback address, by which each machine reaches itself."""
     return address.startswith("127.")

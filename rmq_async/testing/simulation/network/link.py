@@ -15,7 +15,7 @@ __all__ = ["ENDS", "Carried", "Link", "Way", "system_error"]
 
 FASTEST: Final = 100_000
 SPREAD: Final = 400_000
-"""Nanoseconds of a usual latency: at least, and drawn on top."""
+"""Nanoseconds of a usual latency: the minimum, and the range of what is drawn in addition."""
 TAIL_SHARE: Final = 0.004
 TAIL: Final = 4_000_000
 LONGEST_TAIL: Final = 200_000_000
@@ -125,7 +125,7 @@ class Link:
         return sum(way.carried for way in self._ways.values())
 
     def way(self, sender: str) -> Way:
-        """Returns the direction of a sender. Raises SimulationError for a machine that is not at this link."""
+        """Returns the direction in which a machine sends. Raises SimulationError for a machine that is not at this link."""
         way = self._ways.get(sender)
         if way is None:
             raise SimulationError(f"{sender!r} is not at the link of {self.a!r} and {self.b!r}; name one of these machines")
@@ -142,8 +142,8 @@ class Link:
             way.cut = True
 
     def heal(self) -> None:
-        """Ends a cut. Lost segments arrive when the kernels send them again: after the time that the cut lasted and 0.3 s at most,
-        and never after more than 120 s."""
+        """Ends a cut. Lost segments arrive when the kernels send them again: at the latest after the duration of the cut plus
+        0.3 s, or after 120 s if that is less."""
         for way in self._ways.values():
             way.cut = False
         for end in list(self.ends.values()):
@@ -168,16 +168,16 @@ class Link:
         return streams
 
     def hang(self, on: bool = True) -> None:
-        """Loses the requests for new connections, as a firewall does; existing streams continue."""
+        """Loses the requests for new connections, as a firewall does; existing streams continue. ``on``: False ends it."""
         self.hanging = on
 
     def refuse(self, on: bool = True) -> None:
-        """Answers requests for new connections with a reset (ECONNREFUSED); existing streams continue."""
+        """Answers requests for new connections with a reset (ECONNREFUSED); existing streams continue. ``on``: False ends it."""
         self.refusing = on
 
     def close_early(self, on: bool = True) -> None:
-        """Ends new connections as soon as they are accepted, as a balancer without a backend does; existing streams
-        continue."""
+        """Ends new connections as soon as they are accepted, as a balancer without a backend does; existing streams continue.
+        ``on``: False ends it."""
         self.closing = on
 
 

@@ -49,10 +49,13 @@ class SimulatedNetwork:
         Raises SimulationError for a name that is empty or taken ("localhost" always is), and for an address that a machine has.
         """
         if not name or name in self._hosts or name == "localhost":
-            raise SimulationError(f"there is a machine {name!r}; choose another name" if name else "a machine needs a name")
+            text = f"there is a machine {name!r}; choose another name" if name else "the name of a machine must not be empty"
+            raise SimulationError(text)
         address = str(FIRST_ADDRESS + len(self._hosts))
         if address in self._addresses:
-            raise SimulationError(f"{name} would get {address}, to which another machine has moved; move that one on first")
+            raise SimulationError(
+                f"{name} would get {address}, to which another machine has moved; move that one to another address"
+            )
         host = self._hosts[name] = self._addresses[address] = Host(name, address, self, self._generator(f"host {name}"))
         return host
 
@@ -78,7 +81,7 @@ class SimulatedNetwork:
     # -- as its machines use it
 
     def at(self, caller: Side, address: str) -> Target | None:
-        """Returns the machine that has an address now, as ``caller`` sees it."""
+        """Returns the machine that has an address now, as ``caller`` sees it; None if there is none."""
         if is_local(address) or address == ANY:
             return self._hosts[caller.name]
         return self._addresses.get(address)

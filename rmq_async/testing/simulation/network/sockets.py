@@ -10,7 +10,7 @@ __all__ = ["SimulatedSocket"]
 
 
 class SimulatedSocket:
-    """The addresses and options of a stream or a listener. ``fileno`` is -1: no call of the system takes it."""
+    """The addresses and options of a stream or a listener. ``fileno`` is -1, because there is no socket of the system."""
 
     family = AF_INET
     type = SOCK_STREAM

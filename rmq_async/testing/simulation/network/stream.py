@@ -238,7 +238,7 @@ class End:
             self.peer._reset()
 
     def _reset(self) -> None:
-        """Fails as Linux does: with another error if the other end had closed its side before."""
+        """Fails as Linux does: with EPIPE if the other end had closed its side before, else with ECONNRESET."""
         self.fail(system_error(EPIPE if self.eof else ECONNRESET))
 
     def _wake(self) -> None:

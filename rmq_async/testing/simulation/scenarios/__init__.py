@@ -84,7 +84,7 @@ def _started(name: str, simulation: Simulated, until: float) -> Callable[[], Awa
 
 
 MIXED: Final = tuple(name for name in WORKLOADS if name not in ("bursts", "callbacks", "resized", "returning", "streams"))
-"""Services of the mixed scenario: those that send a little, in which only the cluster fails, to topics that keep their queues."""
+"""Services of the mixed scenario: they send few messages, to topics whose queues stay, and only the cluster fails."""
 
 SCENARIOS: Final[Mapping[str, Scenario]] = MappingProxyType(
     {

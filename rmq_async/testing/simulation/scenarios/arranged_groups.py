@@ -103,7 +103,8 @@ async def _handle(log: GroupLog, chance: Random, life: int, message: MessageExt)
 
 
 async def _handle_batch(log: GroupLog, chance: Random, life: int, batch: Batch) -> None:
-    """Handles a batch. All messages of an ordered one succeed or fail; each message of another one may have a mark of its own."""
+    """Handles a batch. The messages of an ordered batch succeed or fail together; each message of another batch may have its own
+    mark."""
     call = len(log.deliveries)
     deliveries = [log.begin(message, life, call) for message in batch]
     await _work(log, chance, deliveries)

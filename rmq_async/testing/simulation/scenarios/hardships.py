@@ -1,5 +1,5 @@
-"""Services that make it hard for the library: they cancel calls, stop clients in the middle, delete what is read, and
-disturb brokers themselves, so that what may fail is known exactly."""
+"""Services that make it hard for the library: they cancel calls, stop clients during calls, delete messages that are being read,
+and cause faults of brokers themselves, so that they know exactly which calls may fail."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SPACING: Final = 0.0003
 TURNS: Final = (0.0, 0.0002, 0.0006, 0.002)
 """Seconds of a turn of an event loop, at most."""
 SHORTEST: Final = 3.0
-"""Seconds within which a call must succeed beside a broker that fails: the producer's default timeout."""
+"""Seconds within which a call must succeed although one of two brokers fails: the producer's default timeout."""
 
 
 async def cancelled(cluster: Cluster, until: float) -> None:

@@ -43,8 +43,8 @@ class Stocked(Cluster, Protocol):
 class Reading:
     """The progress of one reading of a topic.
 
-    ``tag``: its tag; None for all messages. ``start``: offsets at which it began; None for the first messages. With offsets, a
-    queue of a broker that was away at the start begins at a time, so its first offset is not checked.
+    ``tag``: its tag; None for all messages. ``start``: offsets at which it began; None for the first messages. With ``start``, the
+    first offset of a queue that it does not name is not checked: the queue's broker was away, so its reading began at a time.
     """
 
     def __init__(self, cluster: Stocked, tag: str | None, start: Mapping[MessageQueue, int] | None = None) -> None:

@@ -37,7 +37,7 @@ class Cluster(Protocol):
 
     @property
     def now(self) -> float:
-        """Seconds since the beginning."""
+        """Virtual seconds since the beginning of the simulation."""
 
     @property
     def namesrv(self) -> str:
@@ -99,7 +99,7 @@ async def _must(cluster: Cluster, doing: Awaitable[None]) -> None:
 
 
 def reaches(cluster: Cluster, topic: str) -> Callable[[Producer], Awaitable[None]]:
-    """Returns a function that sends one message after the other; no send may fail, and none of the topic's brokers be left out."""
+    """Returns a function that sends one message after the other; no send may fail, and each of the topic's brokers must get one."""
 
     async def once(producer: Producer) -> set[str]:
         bodies = (f"afterwards-{number}".encode() for number in range(ROUND))

@@ -34,7 +34,7 @@ SPACING: Final = 0.0005
 LAST_REQUESTS: Final = 60.0
 """Seconds after ``CALM`` in which requests still come."""
 REJOINED: Final = 10.0
-"""Seconds after which a broker knows a client again that it had forgotten because the client's address has changed."""
+"""Seconds after which a broker, which forgets a client whose address has changed, knows that client again."""
 
 
 async def plain(cluster: Cluster, until: float) -> None:
