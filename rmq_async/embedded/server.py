@@ -26,7 +26,7 @@ from rmq_protocol.frame import Frame, FrameDecoder
 
 from .faults import Gate, drawn
 from .slices import SlicedWriter
-from .sockets import descriptor_limit, endpoint, endpoint_text, listen, numeric_host
+from .sockets import close_servers, descriptor_limit, endpoint, endpoint_text, listen, numeric_host
 
 __all__ = ["Connection", "Listener", "Service"]
 
@@ -339,8 +339,7 @@ class Listener:
             self._scan.cancel()
             self._scan = None
         self.gate.close()
-        for server in servers:
-            server.close()
+        await close_servers(servers)
         for connection in list(self.connections):
             connection.close()
         await self._all_gone(_CLOSE_GRACE)

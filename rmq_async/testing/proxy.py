@@ -25,6 +25,7 @@ from rmq_protocol.route import split_address
 
 from .._asyncio import Startable
 from .._turns import Turns
+from ..embedded.sockets import close_servers
 from ._direction import Direction
 from ._pump import End, Pump, Rewrite
 
@@ -116,7 +117,7 @@ class FaultProxy(Startable):
                 await self._close(server)
 
     async def _close(self, server: asyncio.Server) -> None:
-        server.close()
+        await close_servers([server])
         while self._links:
             for task in self._links:
                 task.cancel()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
 import logging
 import socket
 
@@ -167,6 +169,29 @@ async def test_stop_closes_every_connection_and_may_be_repeated(
     with pytest.raises(OSError):
         async with RawClient(server.namesrv):
             pass
+
+
+@pytest.mark.parametrize("turns", range(5))
+def test_connections_made_while_it_stops_are_closed(turns: int) -> None:
+    """asyncio's server loses one that it has accepted in the turn in which it is closed."""
+
+    async def main() -> None:
+        server = EmbeddedRocketMQ()
+        await server.start()
+        host, _, port = server.namesrv.rpartition(":")
+        connecting = [asyncio.create_task(asyncio.open_connection(host, int(port))) for _ in range(20)]
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        await server.stop()
+        for ended in await asyncio.gather(*connecting, return_exceptions=True):
+            if not isinstance(ended, BaseException):
+                reader, writer = ended
+                with contextlib.suppress(ConnectionError):
+                    assert await asyncio.wait_for(reader.read(), 5) == b""
+                writer.close()
+
+    asyncio.run(main())
+    gc.collect()
 
 
 async def test_answers_already_made_leave_before_the_end(server: EmbeddedRocketMQ, broker: RawClient) -> None:
