@@ -87,7 +87,7 @@ def test_a_wrong_client_setting_is_named(options: dict[str, Any], named: str) ->
         ({"retry_codes": "2"}, "retry_codes"),
         ({"send_smart_msg": 1}, "send_smart_msg"),
         ({"retry_another_broker_when_not_store_ok": None}, "retry_another_broker_when_not_store_ok"),
-        ({"topics": "orders"}, "topics must be a sequence"),
+        ({"topics": "orders"}, "topics must be a list or tuple"),
         ({"topics": 7}, "topics"),
         ({"hooks": 7}, "hooks must be a sequence"),
         ({"hooks": [object()]}, "is not a Hook object"),

@@ -24,9 +24,10 @@ from rmq_protocol.constants import MAX_FRAME_SIZE
 from rmq_protocol.errors import ProtocolError
 from rmq_protocol.frame import Frame, FrameDecoder
 
+from .._listeners import close_servers
 from .faults import Gate, drawn
 from .slices import SlicedWriter
-from .sockets import close_servers, descriptor_limit, endpoint, endpoint_text, listen, numeric_host
+from .sockets import descriptor_limit, endpoint, endpoint_text, listen, numeric_host
 
 __all__ = ["Connection", "Listener", "Service"]
 

@@ -6,10 +6,10 @@ import asyncio
 import ipaddress
 import socket
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, Final
 
-__all__ = ["IpAddress", "close_servers", "descriptor_limit", "endpoint", "endpoint_text", "listen", "numeric_host"]
+__all__ = ["IpAddress", "descriptor_limit", "endpoint", "endpoint_text", "listen", "numeric_host"]
 
 SECOND_BELOW: Final = 2
 """Distance from a broker's second port up to its first one (``MixAll.brokerVIPChannel``)."""
@@ -85,19 +85,3 @@ def endpoint(name: Any) -> tuple[IpAddress, int]:
 
 def endpoint_text(ip: IpAddress, port: int) -> str:
     return f"{ip}:{port}" if ip.version == 4 else f"[{ip}]:{port}"
-
-
-async def close_servers(servers: Iterable[asyncio.Server]) -> None:
-    """Closes listening sockets, one turn of the event loop after it stops accepting connections.
-
-    asyncio of Python 3.11 loses a connection that was accepted in the turn in which its server is closed: the socket stays open
-    until garbage is collected (CPython issue 109564).
-    """
-    loop = asyncio.get_running_loop()
-    if isinstance(loop, asyncio.SelectorEventLoop):
-        for server in servers:
-            for listener in server.sockets:
-                loop.remove_reader(listener.fileno())
-        await asyncio.sleep(0)
-    for server in servers:
-        server.close()

@@ -24,8 +24,8 @@ from typing import Final
 from rmq_protocol.route import split_address
 
 from .._asyncio import Startable
+from .._listeners import close_servers
 from .._turns import Turns
-from ..embedded.sockets import close_servers
 from ._direction import Direction
 from ._pump import End, Pump, Rewrite
 

@@ -186,7 +186,7 @@ async def test_settings_that_are_refused_are_no_excuse(caplog: pytest.LogCapture
         server.expire(Q0, 860)
         server.fail_next(16, request=RequestCode.GET_TOPIC_CONFIG)
         assert (await consumer.pull(Q0, 100)).lost == (range(100, 860),)
-        assert "does not show whether it is compacted" in caplog.text
+        assert "does not show whether the topic is compacted" in caplog.text
     async with embedded(queues=1) as (server, consumer):
         await fill(server, 1000)
         server.expire(Q0, 860)
