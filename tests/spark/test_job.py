@@ -381,7 +381,7 @@ def test_mistakes_that_need_no_session() -> None:
         replay.replay(here, "p", topic="t", to_original=True)
     with pytest.raises(ConfigError, match="the window is empty"):
         replay.replay(here, "p", topic="t", start=NOON, end=NOON.astimezone(timezone(timedelta(hours=3))), options=options)
-    with pytest.raises(ConfigError, match="give the topics to archive, or a pattern"):
+    with pytest.raises(ConfigError, match="give either topics or a pattern"):
         archive.archive(here, (), "p")
     with pytest.raises(ConfigError, match="option columns: an archive holds all columns"):
         archive.archive(here, "t", "p", options={"columns": "body"})
