@@ -94,7 +94,9 @@ def test_two_producers_and_a_consumer_are_one_client_until_the_last_stops(
         addresses = {name_server, *(broker.address for broker in two_brokers.brokers)}
         print(f"sockets: {sockets(two_brokers)}")
         assert sockets(two_brokers) == dict.fromkeys(addresses, 1)
-        client_ids = await producers(two_brokers, "first")
+        async with asyncio.timeout(10):  # the first heartbeat is under way
+            while not (client_ids := await producers(two_brokers, "first")):
+                await asyncio.sleep(0.05)
         assert len(client_ids) == 1
         assert client_ids == await producers(two_brokers, "second") == await consumers(two_brokers, "third")
         assert client_ids.pop().endswith(f"@{name}")

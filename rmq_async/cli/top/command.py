@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 from collections.abc import Awaitable, Callable
@@ -137,7 +138,9 @@ class _Top:
     async def _live(self, admin: Admin, console: Console) -> None:
         try:
             await self._viewed(admin, console)
-        except OSError:
+        except OSError as error:
+            if error.errno == errno.EIO:  # a write can meet the end of the terminal before SIGHUP or its end of file arrives
+                self._code = TERMINAL_GONE
             if self._code != TERMINAL_GONE:
                 raise
 
