@@ -2,7 +2,8 @@
 
 A broker removes the id of a client when a connection ends on which the client sent a heartbeat, even if the client uses a new
 connection by then. It notices a FIN or RST at once. If a connection fell silent, for example because the client's address has
-changed, neither arrives: the broker closes the connection after 120 s without traffic, or without a heartbeat.
+changed, neither arrives: the broker closes the connection after 120 s without traffic. What it writes is traffic, too: until the
+client sends a heartbeat on its new connection, the broker pushes replies and notices to the old one.
 """
 
 from __future__ import annotations
@@ -25,8 +26,10 @@ SILENT: Final = 120.5
 SILENT_UNTIL: Final = 155.5
 """The broker closes it at the latest so many seconds after that heartbeat: other requests can have followed for 30 s, until the
 next heartbeat was due."""
+REPLACED_UNTIL: Final = 130.5
+"""The broker closes it at the latest so many seconds after the first heartbeat that it has answered on a newer connection."""
 AGAIN: Final = 5.0
-"""Seconds between two calls of ``forgotten`` in the time from ``SILENT`` to ``SILENT_UNTIL``."""
+"""Seconds between two calls of ``forgotten`` from ``SILENT`` on until the connection is closed in any case."""
 
 _SILENT: Final = frozenset({CloseReason.DEAD, CloseReason.RESET, CloseReason.NOT_READING})
 
@@ -42,6 +45,8 @@ class FormerConnections:
         self._timers: OrderedSet[asyncio.TimerHandle] = OrderedSet()
         self._doubted: dict[str, float] = {}
         """Addresses of brokers that may close a silent connection, and until when."""
+        self._unreplaced: set[str] = set()
+        """Addresses of brokers that have answered no heartbeat since a connection to them fell silent."""
         self._closed = False
 
     def add(self, connection: Connection, last_heartbeat: float) -> None:
@@ -49,7 +54,15 @@ class FormerConnections:
         broker answered was sent on it; if none was answered, when the last one was sent."""
         connection.closed.add_done_callback(partial(self._over, connection.address))
         if connection.close_reason in _SILENT:
-            self._doubt(connection.address, last_heartbeat)
+            self._unreplaced.add(connection.address)
+            self._doubt(connection.address, last_heartbeat + SILENT_UNTIL, SILENT_UNTIL - SILENT)
+
+    def answered(self, address: str) -> None:
+        """Counts a heartbeat that a broker has answered on its present connection: from now on it writes nothing more to a
+        silent one."""
+        if address in self._unreplaced:
+            self._unreplaced.discard(address)
+            self._doubt(address, machine.monotonic() + REPLACED_UNTIL, REPLACED_UNTIL)
 
     def close(self) -> None:
         """Cancels all timers."""
@@ -61,13 +74,13 @@ class FormerConnections:
     def _over(self, address: str, _: object) -> None:
         self._after(NOTICED, partial(self._forgotten, address))
 
-    def _doubt(self, address: str, last_heartbeat: float) -> None:
-        until = last_heartbeat + SILENT_UNTIL
+    def _doubt(self, address: str, until: float, seconds: float) -> None:
+        """Calls ``forgotten`` in the last ``seconds`` before ``until``, or in a time for the address that has begun already."""
         if (known := self._doubted.get(address)) is not None:
             self._doubted[address] = max(known, until)
         elif (left := until - machine.monotonic()) > 0:
             self._doubted[address] = until
-            self._after(max(left - (SILENT_UNTIL - SILENT), AGAIN), partial(self._doubtful, address))
+            self._after(max(left - seconds, AGAIN), partial(self._doubtful, address))
 
     def _doubtful(self, address: str) -> None:
         self._forgotten(address)

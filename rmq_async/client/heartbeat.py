@@ -318,14 +318,13 @@ class Heartbeats:
             logger.debug("heartbeat to %s: %s", address, error)
             return
         state.unanswered, state.reached_at = 0, state.sent_at
+        self._former.answered(address)
         if response.code == ResponseCode.SUCCESS:
             state.known = state.restored_drops == state.drops
             self._reported.discard(address)
             self._unreachable.pop(address, None)
-        elif response.code == ResponseCode.GO_AWAY:
-            logger.debug(
-                "broker %s sends its clients away", address
-            )  # the pool retires the connection; the next one starts anew
+        elif response.code == ResponseCode.GO_AWAY:  # the pool retires the connection; the next one starts anew
+            logger.debug("broker %s sends its clients away", address)
         else:
             log = self._log_of(address)
             log("broker %s refused a heartbeat: %d %s", address, response.code, printable(response.remark))
