@@ -26,6 +26,7 @@ from rmq_protocol.errors import ProtocolError
 from rmq_protocol.route import BrokerData, QueueData, TopicRouteData, encode_route
 
 from .._asyncio import Startable
+from .._listeners import close_servers
 from ._link import Link
 from ._steps import Answer, Close, Expect, ExpectClose, Reset, Step, Wait, Write, differences, name_of
 
@@ -132,7 +133,7 @@ class ScriptedPeer(Startable):
         if self._server is None or self._task is None:
             return
         server, self._server = self._server, None
-        server.close()
+        await close_servers([server])
         self._task.cancel()
         await asyncio.wait([self._task])
         gone = [link.lost for link in self._links]

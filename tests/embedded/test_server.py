@@ -194,6 +194,23 @@ def test_connections_made_while_it_stops_are_closed(turns: int) -> None:
     gc.collect()
 
 
+@pytest.mark.parametrize("turns", range(1, 5))
+async def test_stop_that_is_cancelled_closes_its_ports(turns: int) -> None:
+    server = EmbeddedRocketMQ()
+    await server.start()
+    addresses = [server.namesrv, *server.brokers.values()]
+    stopping = asyncio.create_task(server.stop())
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    stopping.cancel()
+    await asyncio.gather(stopping, return_exceptions=True)
+    await server.stop()
+    for address in addresses:
+        host, _, port = address.rpartition(":")
+        with pytest.raises(ConnectionRefusedError):
+            await asyncio.open_connection(host, int(port))
+
+
 async def test_answers_already_made_leave_before_the_end(server: EmbeddedRocketMQ, broker: RawClient) -> None:
     await broker.send("T", bytes(1_000_000))
     broker.write(11, pull_fields("T"))

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any, Self
 
+from rmq_async._listeners import close_servers
 from rmq_async.testing._link import Link as ServerLink
 from rmq_protocol.command import RemotingCommand, encode_command
 from rmq_protocol.constants import RESPONSE_FLAG, SerializeType
@@ -210,8 +211,8 @@ class Peer:
     async def stop(self) -> None:
         """As a killed process: the port is closed and every connection breaks."""
         if self.server is not None:
-            self.server.close()
-            self.server = None
+            server, self.server = self.server, None
+            await close_servers([server])
         links = self.open_links
         for link in links:
             link.transport.abort()
