@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import AsyncIterator, Collection, Iterable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Final
@@ -96,6 +97,7 @@ class Store:
             engine = engine.execution_options(isolation_level="READ COMMITTED")
         self._engine = engine
         self._table = table
+        self._names_table = re.compile(rf"(?<!\w){re.escape(table.name)}(?!\w)")
         self.statements = statements = Statements(table, self.dialect)
         self._claim_except, self._claim_only = statements.claim(only=False), statements.claim(only=True)
         self.me = me
@@ -130,7 +132,9 @@ class Store:
         """Raises ConfigError if ``error`` says that the table is missing or lacks a column. Returns for an
         error about another table: the session may have flushed changes of the user before the statement."""
         reason, name = reason_of(error), self._table.fullname
-        if self._table.name in reason and ("no such" in reason or "has no column" in reason or "does not exist" in reason):
+        if self._names_table.search(reason) and (
+            "no such" in reason or "has no column" in reason or "does not exist" in reason
+        ):
             if "column" in reason:
                 text = f"table {name} lacks a column of this version ({reason}); migrate it to the columns of outbox_table()"
             else:
