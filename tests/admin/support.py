@@ -1,4 +1,4 @@
-"""A cluster of peers that answer as a test sets them."""
+"""A cluster of peers that answer as a test sets them; a sender and a worker of the group "billing"."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+from rmq_async import Consumer, DeadLetter, Message, MessageExt, Producer
 from rmq_async.admin import Admin
+from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_protocol.command import RemotingCommand
 
 from ..fakes import Broker, Link, NameServer, route
@@ -34,3 +36,22 @@ async def one_broker(answers: dict[int, Any], **options: Any) -> AsyncIterator[t
             Admin(namesrv=server.address, **({"request_timeout": 1.0} | options)) as admin,
         ):
             yield broker, admin
+
+
+async def send(server: EmbeddedRocketMQ, *bodies: bytes) -> None:
+    async with Producer("orders", namesrv=server.namesrv) as producer:
+        for number, body in enumerate(bodies):
+            queues = await producer.fetch_publish_queues("OrderTopic")
+            await producer.send(Message("OrderTopic", body, tags="paid", keys=f"k{number}"), queue=queues[number % len(queues)])
+
+
+def worker(server: EmbeddedRocketMQ, group: str = "billing", **options: Any) -> tuple[Consumer, list[bytes]]:
+    consumer, handled = Consumer(group, namesrv=server.namesrv, start_from="earliest", **options), []
+
+    @consumer.handler("OrderTopic")
+    async def handle(message: MessageExt) -> None:
+        handled.append(message.body)
+        if message.body.startswith(b"bad"):
+            raise DeadLetter("bad")
+
+    return consumer, handled

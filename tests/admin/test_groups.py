@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from itertools import islice
 from typing import Any
 
 import pytest
 
-from rmq_async import Admin, Consumer, DeadLetter, Message, MessageExt, MessageQueue, Producer
+from rmq_async import Admin, Message, MessageQueue, Producer
 from rmq_async.admin.group_offsets import look_pauses
 from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_async.errors import (
@@ -25,40 +24,7 @@ from rmq_async.errors import (
 from rmq_protocol.constants import RequestCode, ResponseCode
 
 from ..consumer.group.support import until
-
-
-@pytest.fixture
-async def server() -> AsyncIterator[EmbeddedRocketMQ]:
-    async with EmbeddedRocketMQ(brokers=2) as started:
-        yield started
-
-
-@pytest.fixture
-async def admin(server: EmbeddedRocketMQ) -> AsyncIterator[Admin]:
-    async with Admin(namesrv=server.namesrv) as started:
-        await started.create_topic("OrderTopic", queues=2)
-        await started.create_group("billing")
-        yield started
-
-
-async def send(server: EmbeddedRocketMQ, *bodies: bytes) -> None:
-    async with Producer("orders", namesrv=server.namesrv) as producer:
-        for number, body in enumerate(bodies):
-            queues = await producer.fetch_publish_queues("OrderTopic")
-            await producer.send(Message("OrderTopic", body, tags="paid", keys=f"k{number}"), queue=queues[number % len(queues)])
-
-
-def worker(server: EmbeddedRocketMQ, group: str = "billing", **options: Any) -> tuple[Consumer, list[bytes]]:
-    consumer, handled = Consumer(group, namesrv=server.namesrv, start_from="earliest", **options), []
-
-    @consumer.handler("OrderTopic")
-    async def handle(message: MessageExt) -> None:
-        handled.append(message.body)
-        if message.body.startswith(b"bad"):
-            raise DeadLetter("bad")
-
-    return consumer, handled
-
+from .support import send, worker
 
 # -- settings and members
 
@@ -273,118 +239,9 @@ async def test_resets_and_dead_letters_take_the_time_that_their_requests_take(se
         assert len(await admin.dead_letters("billing")) == 400
 
 
-# -- dead letters
-
-
-async def test_resend_dead_letters_sends_each_once(server: EmbeddedRocketMQ, admin: Admin) -> None:
-    assert await admin.dead_letters("billing") == ()
-    assert await admin.resend_dead_letters("billing") == 0
-    await send(server, *(b"bad %d" % number for number in range(5)))
-    consumer, handled = worker(server)
-    async with consumer:
-        await consumer.wait_settled(5)
-    found = await admin.dead_letters("billing")
-    assert sorted(message.body for message in found) == [b"bad %d" % number for number in range(5)]
-    assert len(await admin.dead_letters("billing", limit=2)) == 2
-    assert await admin.resend_dead_letters("billing", limit=2) == 2
-    assert len(await admin.dead_letters("billing")) == 3
-    assert await admin.resend_dead_letters("billing") == 3
-    assert await admin.dead_letters("billing") == ()
-    again = server.messages("OrderTopic")
-    assert len(again) == 10
-    ids = {message.body: message.unique_id for message in again[:5]}
-    for message in again:
-        assert (message.tags, message.unique_id) == ("paid", ids.get(message.body, message.unique_id))
-        assert message.keys == (f"k{message.body.split()[1].decode()}",)
-    assert {message.unique_id for message in again if message.body == b"bad 1"} == {
-        message.unique_id for message in found if message.body == b"bad 1"
-    }
-    assert (await admin.group_lag("billing")).messages == 5
-    assert len(handled) == 5
-
-
-async def test_resend_dead_letters_of_a_deleted_topic_says_how_many_were_sent(server: EmbeddedRocketMQ, admin: Admin) -> None:
-    for topic in ("BillTopic", "RefundTopic"):
-        await admin.create_topic(topic, queues=1, broker="broker-a")
-    consumer = Consumer("billing", namesrv=server.namesrv, start_from="earliest")
-
-    async def refuse(message: MessageExt) -> None:
-        raise DeadLetter
-
-    for topic in ("BillTopic", "RefundTopic"):
-        consumer.subscribe(topic, refuse)
-    async with consumer, Producer("orders", namesrv=server.namesrv) as producer:
-        ids = []
-        for topic in ("BillTopic", "RefundTopic", "BillTopic"):
-            ids.append((await producer.send(Message(topic, b"bad"))).msg_id)
-            await consumer.wait_settled(1)
-    await admin.delete_topic("RefundTopic")
-    with pytest.raises(TopicNotFoundError, match="RefundTopic") as caught:
-        await admin.resend_dead_letters("billing")
-    assert caught.value.__notes__ == [f"1 dead letters were sent before {ids[1]}, which the next call begins with"]
-    await admin.create_topic("RefundTopic", queues=1)
-    assert await admin.resend_dead_letters("billing") == 2
-
-
-async def test_resend_dead_letters_with_a_sharding_key_goes_to_its_queue(server: EmbeddedRocketMQ, admin: Admin) -> None:
-    keys = [f"customer-{number}" for number in range(8)]
-    async with Producer("orders", namesrv=server.namesrv) as producer:
-        for key in keys:
-            await producer.send(Message("OrderTopic", b"bad " + key.encode(), sharding_key=key))
-    consumer, _ = worker(server)
-    async with consumer:
-        await consumer.wait_settled(len(keys))
-    assert await admin.resend_dead_letters("billing") == len(keys)
-    queues: dict[str | None, set[MessageQueue]] = {}
-    for message in server.messages("OrderTopic"):
-        queues.setdefault(message.sharding_key, set()).add(message.queue)
-    assert queues.keys() == {*keys}
-    assert len(server.messages("OrderTopic")) == 2 * len(keys)
-    assert all(len(each) == 1 for each in queues.values())
-    assert len(set.union(*queues.values())) > 1
-
-
-@pytest.mark.parametrize("kind", ["zlib", "lz4", "zstd"])
-async def test_resend_dead_letters_compresses_what_was_compressed(server: EmbeddedRocketMQ, admin: Admin, kind: str) -> None:
-    body = b"bad" + bytes(5 << 20)  # above the broker's limit, unless it is compressed
-    async with Producer("orders", namesrv=server.namesrv, compress_type=kind, max_message_size=6 << 20) as producer:
-        await producer.send(Message("OrderTopic", body))
-    await send(server, b"bad and plain")
-    consumer, _ = worker(server)
-    async with consumer:
-        await consumer.wait_settled(2)
-    assert await admin.resend_dead_letters("billing") == 2
-    again = server.messages("OrderTopic")
-    assert sorted(len(message.body) for message in again) == [13, 13, len(body), len(body)]
-    for message in again:
-        small = len(message.body) == 13
-        assert message.body.startswith(b"bad")
-        assert (message.store_size < 100_000, bool(message.sys_flag & 0x700)) == (True, not small)
-
-
 def test_a_reset_looks_less_and_less_often() -> None:
     pauses = [*islice(look_pauses(), 8)]
     assert pauses == [0.05, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0, 1.0]
-
-
-async def test_resend_dead_letters_ends_beside_a_member_that_dead_letters_them_again(
-    server: EmbeddedRocketMQ, admin: Admin
-) -> None:
-    await send(server, *(b"bad %d" % number for number in range(3)))
-    consumer, handled = worker(server)
-    async with consumer:
-        await consumer.wait_settled(3)
-        assert await admin.resend_dead_letters("billing") == 3
-        await until(lambda: len(handled) >= 6)
-        await consumer.wait_settled(3)
-    assert len(await admin.dead_letters("billing")) == 3
-
-
-@pytest.mark.parametrize("limit", [0, -1, True, "x"])
-async def test_dead_letters_with_a_bad_limit_raises(limit: Any, admin: Admin) -> None:
-    for call in (admin.dead_letters, admin.resend_dead_letters):
-        with pytest.raises(ConfigError, match="limit must be a whole number from 1 to"):
-            await call("billing", limit=limit)
 
 
 async def test_groups_in_a_namespace_have_the_users_names(server: EmbeddedRocketMQ) -> None:
@@ -397,70 +254,3 @@ async def test_groups_in_a_namespace_have_the_users_names(server: EmbeddedRocket
         assert {queue.topic for queue in (await admin.group_lag("billing", "OrderTopic")).queues} == {"OrderTopic"}
     async with Admin(namesrv=server.namesrv) as admin:
         assert "shop%billing" in await admin.groups()
-
-
-# -- everything at once
-
-
-async def test_overview_shows_names_of_its_namespace_only(server: EmbeddedRocketMQ, admin: Admin) -> None:
-    async with Admin(namesrv=server.namesrv, namespace="shop") as inside:
-        await inside.create_topic("OrderTopic", queues=1)
-        async with Producer("p", namesrv=server.namesrv, namespace="shop") as producer:
-            for _ in range(3):
-                await producer.send(Message("OrderTopic", b"x"))
-        async with Consumer("billing", namesrv=server.namesrv, namespace="shop", topics="OrderTopic", start_from="earliest"):
-            seen = await inside.overview()
-            outside = await admin.overview(topics=["Order*", "shop*"], groups="shop*")
-    assert [*seen.topics] == ["OrderTopic"]
-    assert {queue.topic for queue in seen.topics["OrderTopic"]} == {"OrderTopic"}
-    (group,) = seen.groups.values()
-    assert ([*seen.groups], group.lag.messages, group.lag.retries, len(group.members or ())) == (["billing"], 3, 0, 1)
-    assert {queue.topic for queue in group.lag.queues} == {"OrderTopic"}
-    assert [*outside.topics] == ["OrderTopic", "shop%OrderTopic"]
-    assert [*outside.groups] == ["shop%billing"]
-
-
-async def test_overview_without_the_members_that_a_busy_broker_does_not_say(server: EmbeddedRocketMQ, admin: Admin) -> None:
-    async with Consumer("billing", namesrv=server.namesrv, topics="OrderTopic", start_from="earliest"):
-        server.fail_next(ResponseCode.SYSTEM_BUSY, 1, request=RequestCode.GET_CONSUMER_LIST_BY_GROUP)
-        busy = await admin.overview(groups="billing")
-        known = await admin.overview(groups="billing")
-    stopped = await admin.overview(groups="billing")
-    assert busy.groups["billing"].members is None
-    assert len(known.groups["billing"].members or ()) == 1
-    assert stopped.groups["billing"].members == ()
-
-
-async def test_overview_names_brokers_that_are_too_busy_to_say_offsets(server: EmbeddedRocketMQ, admin: Admin) -> None:
-    await send(server, b"1")
-    async with Consumer("billing", namesrv=server.namesrv, topics="OrderTopic", start_from="earliest"):
-        await admin.overview()
-    server.fail_next(ResponseCode.SYSTEM_BUSY, 1, request=RequestCode.GET_CONSUME_STATS)
-    server.fail_next(ResponseCode.SYSTEM_BUSY, 1, request=RequestCode.GET_TOPIC_STATS_INFO)
-    busy = await admin.overview(topics="OrderTopic", groups="billing")
-    known = await admin.overview(topics="OrderTopic", groups="billing")
-    assert len(busy.groups["billing"].lag_unknown) == len(busy.topics_unknown["OrderTopic"]) == 1
-    assert {queue.broker_name for queue in busy.topics["OrderTopic"]}.isdisjoint(busy.topics_unknown["OrderTopic"])
-    assert (known.groups["billing"].lag_unknown, known.topics_unknown) == ((), {})
-
-
-async def test_overview_names_a_broker_that_does_not_respond_and_goes_on(server: EmbeddedRocketMQ) -> None:
-    async with Admin(namesrv=server.namesrv, request_timeout=0.3) as admin:
-        await admin.create_topic("OrderTopic", queues=1)
-        whole = await admin.overview(system=True)
-        server.stall("broker-b")
-        seen = await admin.overview()
-        server.resume("broker-b")
-    assert "TBW102" in whole.topics
-    assert (seen.brokers["broker-a"].problem, seen.brokers["broker-a"].version) == (None, "V5_5_0")
-    assert "no answer" in (seen.brokers["broker-b"].problem or "")
-    assert {queue.broker_name for queue in seen.topics["OrderTopic"]} == {"broker-a"}
-
-
-async def test_overview_gives_the_time_of_the_oldest_message(server: EmbeddedRocketMQ, admin: Admin) -> None:
-    await send(server, *(b"%d" % number for number in range(4)))
-    async with Consumer("billing", namesrv=server.namesrv, topics="OrderTopic", start_from="earliest"):
-        seen = await admin.overview()
-    assert seen.groups["billing"].oldest_store_time_ms in {message.store_time_ms for message in server.messages("OrderTopic")}
-    await admin.reset_offsets("billing", "OrderTopic", "latest")
-    assert (await admin.overview()).groups["billing"].oldest_store_time_ms is None

@@ -312,33 +312,19 @@ async def test_run_second_signal_ends_the_handlers(caplog: pytest.LogCaptureFixt
         assert "a second signal ends the running handlers" in caplog.text
 
 
-async def test_run_until_stop() -> None:
+async def test_run_until_stop_and_again_but_not_twice_at_a_time() -> None:
     async with EmbeddedRocketMQ() as server:
         await create(server.namesrv)
         consumer = Consumer("g", namesrv=server.namesrv)
         consumer.subscribe("T", handler)
-        running = asyncio.create_task(consumer.run(signals=()))
-        await until(lambda: consumer.health().ready)
-        await consumer.stop()
-        await running
-
-
-async def test_run_of_two_tasks_is_refused_to_the_second() -> None:
-    async with EmbeddedRocketMQ() as server:
-        await create(server.namesrv)
-        consumer = Consumer("g", namesrv=server.namesrv)
-        consumer.subscribe("T", handler)
-        running = asyncio.create_task(consumer.run(signals=()))
-        await until(lambda: consumer.health().ready)
-        with pytest.raises(ClientStateError, match=r"consumer g is in run\(\) already: await that call, or stop\(\) it first"):
-            await consumer.run(signals=())
-        assert consumer.health().ready
-        await consumer.stop()
-        await running
-        again = asyncio.create_task(consumer.run(signals=()))
-        await until(lambda: consumer.health().ready)
-        await consumer.stop()
-        await again
+        for _ in range(2):
+            running = asyncio.create_task(consumer.run(signals=()))
+            await until(lambda: consumer.health().ready)
+            with pytest.raises(ClientStateError, match=r"g is in run\(\) already: await that call, or stop\(\) it first"):
+                await consumer.run(signals=())
+            assert consumer.health().ready
+            await consumer.stop()
+            await running
 
 
 async def test_topic_that_does_not_exist_yet(caplog: pytest.LogCaptureFixture) -> None:
