@@ -266,7 +266,8 @@ def name_servers(given: str | Sequence[str] | None) -> list[str]:
 
 
 def host_and_port(address: str) -> tuple[str, int] | None:
-    """Returns the parts of "host:port" or "[v6]:port"; None for anything else."""
+    """Returns host and port of "host:port", "[v6]:port" or "v6:port", where the last colon counts; None for other texts, and for
+    a port outside 1 to 65535."""
     host, _, port = address.rpartition(":")
     if not port.isascii() or not port.isdigit() or len(port) > 5 or not 0 < int(port) < 65536:
         return None

@@ -1,7 +1,7 @@
 """Measures which lines and branches the tests reach, and compares with the floors: ``python tools/measure_coverage.py``.
 
 It runs the tests that need neither a cluster nor Spark, without the files of ``UNMEASURED``, in the environment that it is called
-in (``tox -e coverage``). Tracing multiplies Python's processor time by 2.6: the whole suite would take a quarter of an hour.
+in (``tox -e coverage``). Tracing multiplies Python's processor time by 2.5: all unit tests took 1,270 s of it.
 Ends with code 1 if a package is below its floor, with pytest's code if a test fails.
 """
 

@@ -47,8 +47,9 @@ def loads(data: bytes | str) -> Any:
     An object used as a key becomes a tuple of its (name, value) pairs sorted by name, so that ``dict(key)`` is the object; its
     values must be texts, numbers, booleans or nulls, as those of a MessageQueue are. Of equal keys the last one counts.
 
-    Raises RemoteProtocolError, with the position, for other texts, and no other error. The position is in characters, for bytes
-    that are not UTF-8 in bytes.
+    Raises RemoteProtocolError, and no other error, for a text that is not such JSON, and for JSON beyond the limits: nested deeper
+    than ``MAX_DEPTH``, an integer of more than 400 digits, an integer key outside 64 bits, a number too large for a float, or a
+    lone surrogate. The error gives the position, in characters; in bytes if ``data`` is not UTF-8.
     """
     if isinstance(data, str):
         text = data

@@ -140,8 +140,9 @@ def publish_queues(topic: str, route: TopicRouteData) -> tuple[MessageQueue, ...
 
 
 def subscribe_queues(topic: str, route: TopicRouteData) -> tuple[MessageQueue, ...]:
-    """Returns the queues to read from, each once, by broker name, then queue id: those with read permission, with or without a
-    master. Raises RemoteProtocolError for a static topic of more than ``MAX_ROUTE_QUEUES`` queues."""
+    """Returns the queues to read from, without duplicates, sorted by broker name and queue id: those with read permission, with
+    or without a master; of a static topic all queues, without regard to permissions. Raises RemoteProtocolError for a static topic
+    of more than ``MAX_ROUTE_QUEUES`` queues."""
     queues: set[MessageQueue]
     if route.topic_queue_mapping_by_broker:
         queues = set(static_topic_endpoints(topic, route))

@@ -185,6 +185,7 @@ class SendTemplate:
         without a copy.
 
         ``opaque``: from FIRST_OPAQUE to LAST_OPAQUE. ``born_ms``: epoch ms, thirteen digits. ``properties``: the properties text.
+        Raises UnicodeEncodeError for properties that have no UTF-8 form.
         """
         size = len(body)
         joined = size < JOIN_BELOW

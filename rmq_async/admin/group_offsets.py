@@ -249,7 +249,8 @@ def _timestamp_of(to: Target) -> int | None:
 
 
 async def _resets_by_server(instance: ClientInstance, broker: str, address: str, deadline: float) -> bool:
-    """Returns whether the broker keeps new offsets until members pull, and so takes one for each queue."""
+    """Returns whether the broker resets offsets itself (5.2.0 or later, with ``useServerSideResetOffset``): it keeps the new
+    offsets until a member pulls, and accepts an offset for a single queue."""
     code = RequestCode.GET_BROKER_CONFIG
     response = await ask_at(instance, broker, address, RemotingCommand(code=code), deadline)
     check(response, code, broker, address)

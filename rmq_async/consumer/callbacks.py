@@ -84,10 +84,11 @@ class AssignmentCallbacks:
         return kind in self._functions
 
     def add(self, kind: EventKind, queues: Iterable[MessageQueue], until: float = inf) -> Event | None:
-        """Calls the user's function for ``queues``, named as users see them, after the earlier calls. Returns the event of the
-        call; None without a function or queues.
+        """Schedules a call of the user's function after the earlier calls; joins the last waiting call if that is of the same
+        kind. Returns the event of the call; None if there is no function of this kind, or no queue.
 
-        ``until``: monotonic time at which the call is cancelled, even if its maximum time is not over.
+        ``queues``: with the names that users see. ``until``: monotonic time at which the call is cancelled, even if its maximum
+        time is not over.
         """
         found = frozenset(queues)
         if kind not in self._functions or not found:

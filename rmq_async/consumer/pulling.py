@@ -306,7 +306,8 @@ def _found(reply: PullReply, address: str) -> PulledBody:
 
 
 def _result(instance: ClientInstance, request: PullRequest, answer: PulledBody, decoded: DecodedMessages) -> PullResult:
-    """Returns the result, whose ``lost`` are all missing offsets; compaction may have removed them."""
+    """Returns the result of the pull. ``lost`` holds each offset without a message, also those that compaction has removed; it is
+    empty for a filtered pull and for a light queue. Raises RemoteProtocolError for a FOUND answer that leads no further."""
     queue, offset = request.queue, request.offset
     for corrupt in decoded.corrupt:
         corrupt.broker, corrupt.address = queue.broker_name, answer.address

@@ -42,7 +42,8 @@ def allocate_evenly(client_id: str, queues: Sequence[MessageQueue], client_ids: 
 
 
 def allocate_by_circle(client_id: str, queues: Sequence[MessageQueue], client_ids: Sequence[str]) -> Sequence[MessageQueue]:
-    """Returns each n-th of ``queues`` for n members, as Java's ``AllocateMessageQueueAveragelyByCircle`` does."""
+    """Returns every n-th of ``queues`` for n members, beginning at the member's own position in ``client_ids``, as Java's
+    ``AllocateMessageQueueAveragelyByCircle`` does."""
     return deal_out(client_id, queues, client_ids)
 
 
@@ -59,7 +60,7 @@ def allocate_by_room(rooms: Collection[str]) -> Allocate:
     Raises ConfigError unless ``rooms`` holds one or more names.
     """
     if isinstance(rooms, str) or not isinstance(rooms, Collection) or not rooms or not all(isinstance(x, str) for x in rooms):
-        raise ConfigError(f"rooms must be one or more names, not {shown(rooms)}")
+        raise ConfigError(f"rooms must be a list, tuple or set of one or more names, not {shown(rooms)}")
     names = frozenset(rooms)
 
     def allocate(client_id: str, queues: Sequence[MessageQueue], client_ids: Sequence[str]) -> Sequence[MessageQueue]:

@@ -36,8 +36,9 @@ class Clock(Protocol):
         """Returns the milliseconds since the epoch."""
 
     def call_at(self, when_ms: int, call: Callable[[], object]) -> Timer:
-        """Calls ``call`` once, in the running event loop, at ``when_ms`` (epoch ms) or shortly later; soon if that time has
-        passed. Returns a timer, whose ``cancel()`` prevents the call."""
+        """Calls ``call`` once, in the running event loop, when the clock reaches ``when_ms`` (epoch ms), or soon if that time has
+        passed. A clock may call earlier, as ``SystemClock`` does after an hour: ``call`` has to look at ``now_ms()``. Returns a
+        timer, whose ``cancel()`` prevents the call."""
 
 
 class SystemClock:

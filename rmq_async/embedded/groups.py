@@ -73,8 +73,12 @@ class SubscriptionGroups:
         is no room."""
         checked = [(config, self._check(config)) for config in configs]
         new = [config for config, _ in checked if config.group_name not in self._groups]
-        if len(self._groups) + len(new) - len(SYSTEM_GROUPS) > MAX_GROUPS:
-            raise Refused(ResponseCode.SYSTEM_ERROR, f"this broker has {MAX_GROUPS} groups, it takes no more")
+        there = len(self._groups) - len(SYSTEM_GROUPS)
+        if there + len(new) > MAX_GROUPS:
+            remark = (
+                f"this broker has {there} groups and cannot take {len(new)} more, the limit is {MAX_GROUPS}; delete some first"
+            )
+            raise Refused(ResponseCode.SYSTEM_ERROR, remark)
         grown = sum(size - self._sizes.get(config.group_name, 0) for config, size in checked)
         if grown > 0 and self._size + grown > MAX_GROUP_BYTES:
             remark = f"settings of groups take more than the {MAX_GROUP_BYTES} bytes this broker keeps"

@@ -114,7 +114,8 @@ def _checked(body: LockBatchRequestBody) -> LockBatchRequestBody:
     names = {body.consumer_group, body.client_id}
     for queue in body.mq_set:
         names |= {queue.topic, queue.broker_name}
-    longest = max(map(len, names))
-    if longest > MAX_NAME_LENGTH:
-        raise Refused(ResponseCode.SYSTEM_ERROR, f"a name of {longest} characters, the limit is {MAX_NAME_LENGTH}")
+    longest = max(names, key=len)
+    if len(longest) > MAX_NAME_LENGTH:
+        remark = f"the name {longest[:80]!r} has {len(longest)} characters, the limit is {MAX_NAME_LENGTH}; shorten it"
+        raise Refused(ResponseCode.SYSTEM_ERROR, remark)
     return body

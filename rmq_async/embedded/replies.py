@@ -1,6 +1,7 @@
-"""Replies to requests between clients (324, 325): stored, and pushed (326) to the producer that waits, by its client id.
+"""Replies to requests between clients (324, 325): each is stored, and pushed (326) to the producer that waits for it, which is
+found by its client id.
 
-The response to the sender of a reply waits for that of the client, because it reports whether the reply arrived.
+The sender of a reply is answered after that producer has answered the push: the answer reports whether the reply arrived.
 """
 
 from __future__ import annotations

@@ -98,7 +98,10 @@ async def test_groups_and_their_size_are_bounded(broker: RawClient, monkeypatch:
     await put(broker, "A")
     await put(broker, "B")
     refused = await broker.ask(PUT, None, b'{"groupName":"C"}')
-    assert (refused.code, refused.remark) == (1, "this broker has 2 groups, it takes no more")
+    assert (refused.code, refused.remark) == (
+        1,
+        "this broker has 2 groups and cannot take 1 more, the limit is 2; delete some first",
+    )
     pulled = await broker.pull("TBW102", consumerGroup="C")
     assert (pulled.code, pulled.remark) == (
         26,

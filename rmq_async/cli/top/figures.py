@@ -176,10 +176,11 @@ class _Gaps:
 
 
 class _Rates:
-    """Messages a second, by topic or by broker.
+    """Messages per second, by topic or by broker.
 
-    ``came``, ``went``: messages stored and committed in ``seconds``, by queue. ``part``: field of a queue, "topic" or
-    "broker_name". ``came_to``, ``went_from``: topics or brokers whose stored, or committed, messages are known.
+    ``came``, ``went``: by queue, the numbers of messages that were stored, and that were committed, in the last ``seconds``.
+    ``part``: the field of MessageQueue to sum by, "topic" or "broker_name". ``came_to``: topics or brokers with a known rate of
+    stored messages; ``went_from``: those with a known rate of committed ones.
     """
 
     def __init__(

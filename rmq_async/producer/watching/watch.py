@@ -270,7 +270,8 @@ def _with_properties(own: str, added: Mapping[str, str]) -> str:
 
 
 def _batch_with_properties(records: list[BatchRecord], added: Mapping[str, str]) -> bytes:
-    """Adds the properties to each message: brokers of 5.x do not copy the properties of a batch to its messages."""
+    """Returns the body of a batch with the properties added to each message, because brokers (5.5.0) do not copy the properties of
+    a batch to its messages."""
     return b"".join(
         [
             encode_batch_message(record.body, record.flag, _with_properties(record.properties.decode(), added).encode())

@@ -183,14 +183,12 @@ def _healed(commit: Commit, commits: Sequence[Commit]) -> bool:
 
 
 def stalled(log: GroupLog, troubles: Troubles) -> list[str]:
-    """Returns queues with messages that no member reads within 30 s of the end of all faults, although there are members.
+    """Returns a text for each queue with waiting messages of which no member begins one within 30 s of a look at rest, although
+    a member lives all that time. A look at rest is made when all faults have ended and the name servers list all brokers again.
 
-    A name server that has lost a broker recovers when the broker has registered again, up to 30 s later: no member finds it
-    before.
-
-    Times are left out in which a broker still lists a member that has left, because the others leave its share alone; so are queues
-    that a client which has left still locks, and queues in which a running call keeps the next message from being read, because
-    that one is ``max_span`` offsets ahead.
+    Not reported: times in which a broker still lists a member that has left, because the others leave its share alone; queues that
+    a client which has left still locks; queues whose next message is ``max_span`` or more offsets ahead of a message whose call is
+    running.
     """
     begun = _begun(log.deliveries)
     return [
@@ -347,7 +345,8 @@ def _waiting(backlog: Backlog, begun: Mapping[tuple[MessageQueue, int], float]) 
 
 
 def _kept(queue: MessageQueue, offsets: list[int], backlogs: Sequence[Backlog], first: float, last: float) -> list[int]:
-    """Returns those of ``offsets`` that a queue had, uncommitted, all the time from ``first`` to ``last``."""
+    """Returns those of ``offsets`` that were in the queue and not committed in each backlog recorded from ``first`` to ``last``. A
+    backlog without the queue excludes no offset."""
     at = bisect_left(backlogs, first, key=lambda backlog: backlog.time)
     for backlog in takewhile(lambda backlog: backlog.time <= last, backlogs[at:]):
         low, high = backlog.queues.get(queue, (0, inf))

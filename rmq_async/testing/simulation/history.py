@@ -88,11 +88,11 @@ class Call:
 
     @property
     def attempts(self) -> int | None:
-        """Returns the number of requests that carried the messages; None if the call does not report it."""
+        """Returns the number of attempts that the call made; None if the call does not report it."""
         if self.results:
             return self.results[0].attempts
         if isinstance(self.error, SendError):
-            return len(self.error.attempts)
+            return self.error.made
         return None
 
 

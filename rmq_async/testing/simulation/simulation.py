@@ -209,7 +209,7 @@ class Simulation:
         return next(broker.held(queue, offset) for broker in self.brokers if broker.name == queue.broker_name)
 
     def taken(self, queue: MessageQueue) -> int:
-        """Returns the highest offset of a queue whose message was lost, and which another message may have; -1: none."""
+        """Returns the highest offset in a queue at which a broker has lost a message; -1: none. A later message may have it."""
         return next(broker.taken.get(queue, -1) for broker in self.brokers if broker.name == queue.broker_name)
 
     def held_to(self, topic: str) -> dict[MessageQueue, int]:

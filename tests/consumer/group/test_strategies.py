@@ -81,7 +81,7 @@ def test_near_rooms_of_a_member_without_a_room() -> None:
 
 @pytest.mark.parametrize("rooms", ["hz", [], [1], 3])
 def test_rooms_that_are_no_names(rooms: Any) -> None:
-    with pytest.raises(errors.ConfigError, match="rooms must be one or more names"):
+    with pytest.raises(errors.ConfigError, match="rooms must be a list, tuple or set of one or more names"):
         allocate_by_room(rooms)
 
 
