@@ -30,6 +30,8 @@ REPLACED_UNTIL: Final = 130.5
 """The broker closes it at the latest so many seconds after the first heartbeat that it has answered on a newer connection."""
 AGAIN: Final = 5.0
 """Seconds between two calls of ``forgotten`` from ``SILENT`` on until the connection is closed in any case."""
+MOST_UNREPLACED: Final = 256
+"""Addresses that are kept: one at which no broker is any more never answers again."""
 
 _SILENT: Final = frozenset({CloseReason.DEAD, CloseReason.RESET, CloseReason.NOT_READING})
 
@@ -45,7 +47,7 @@ class FormerConnections:
         self._timers: OrderedSet[asyncio.TimerHandle] = OrderedSet()
         self._doubted: dict[str, float] = {}
         """Addresses of brokers that may close a silent connection, and until when."""
-        self._unreplaced: set[str] = set()
+        self._unreplaced: dict[str, None] = {}
         """Addresses of brokers that have answered no heartbeat since a connection to them fell silent."""
         self._closed = False
 
@@ -54,14 +56,16 @@ class FormerConnections:
         broker answered was sent on it; if none was answered, when the last one was sent."""
         connection.closed.add_done_callback(partial(self._over, connection.address))
         if connection.close_reason in _SILENT:
-            self._unreplaced.add(connection.address)
+            while len(self._unreplaced) >= MOST_UNREPLACED:
+                del self._unreplaced[next(iter(self._unreplaced))]
+            self._unreplaced[connection.address] = None
             self._doubt(connection.address, last_heartbeat + SILENT_UNTIL, SILENT_UNTIL - SILENT)
 
     def answered(self, address: str) -> None:
         """Counts a heartbeat that a broker has answered on its present connection: from now on it writes nothing more to a
         silent one."""
         if address in self._unreplaced:
-            self._unreplaced.discard(address)
+            del self._unreplaced[address]
             self._doubt(address, machine.monotonic() + REPLACED_UNTIL, REPLACED_UNTIL)
 
     def close(self) -> None:

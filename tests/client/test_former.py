@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from rmq_async import machine
+from rmq_async.client import former as former_module
 from rmq_async.client.former import FormerConnections
 from rmq_async.testing.simulation import Simulation
 from rmq_async.transport import CloseReason
@@ -40,6 +41,28 @@ def test_silent_connection_is_doubted_until_its_broker_has_closed_it(answered_af
         former.close()
         assert first <= reports[0] < first + 1
         assert last - 6 < reports[-1] < last
+
+    Simulation(1, faults=None).run(main)
+
+
+def test_addresses_that_never_answer_again_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(former_module, "MOST_UNREPLACED", 2)
+
+    async def main(simulation: Simulation) -> None:
+        reports: list[str] = []
+        former = FormerConnections(reports.append)
+        for number in range(3):
+            silent: Any = SimpleNamespace(
+                address=f"10.0.0.{number}:1", closed=asyncio.get_running_loop().create_future(), close_reason=CloseReason.DEAD
+            )
+            former.add(silent, machine.monotonic())
+        await asyncio.sleep(200.0)
+        reports.clear()
+        for number in range(3):
+            former.answered(f"10.0.0.{number}:1")
+        await asyncio.sleep(200.0)
+        former.close()
+        assert {*reports} == {"10.0.0.1:1", "10.0.0.2:1"}
 
     Simulation(1, faults=None).run(main)
 
