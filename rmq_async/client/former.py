@@ -2,8 +2,8 @@
 
 A broker removes the id of a client when a connection ends on which the client sent a heartbeat, even if the client uses a new
 connection by then. It notices a FIN or RST at once. If a connection fell silent, for example because the client's address has
-changed, neither arrives: the broker closes the connection after 120 s without traffic. What it writes is traffic, too: until the
-client sends a heartbeat on its new connection, the broker pushes replies and notices to the old one.
+changed, neither arrives: the broker closes the connection after 120 s without reads and writes (``IdleStateHandler(0, 0, 120)`` of
+``NettyRemotingServer``). It writes until the client sends a heartbeat on its new connection: replies and notices to the old one.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ NOTICED: Final = 0.5
 SILENT: Final = 120.5
 """The broker closes a silent connection at the earliest so many seconds after the last heartbeat on it."""
 SILENT_UNTIL: Final = 155.5
-"""The broker closes it at the latest so many seconds after that heartbeat: other requests can have followed for 30 s, until the
-next heartbeat was due."""
+"""A broker that writes nothing more closes it at the latest so many seconds after that heartbeat: other requests can have followed
+for 30 s, until the next heartbeat was due."""
 REPLACED_UNTIL: Final = 130.5
 """The broker closes it at the latest so many seconds after the first heartbeat that it has answered on a newer connection."""
 AGAIN: Final = 5.0
