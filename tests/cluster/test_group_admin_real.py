@@ -16,6 +16,7 @@ from rmq_async.testing.cluster import OLD_VERSION, RealCluster
 
 from ..consumer.group.support import until
 from ..java.program import require_javac
+from .dead_letters import readable_dead_letters
 from .test_group_tools_real import mqadmin
 
 
@@ -154,10 +155,7 @@ async def test_dead_letters_are_sent_to_their_topic_again(each_cluster: RealClus
         sent = [await producer.send(Message(topic, b"%d" % number, tags="t", keys=f"k{number}")) for number in range(3)]
         async with consumer:
             await consumer.wait_settled(3, timeout=20.0)
-            found: tuple[MessageExt, ...] = ()
-            async with asyncio.timeout(10.0):
-                while len(found) < 3:  # readable a moment after it is stored
-                    found = await admin.dead_letters(group)
+            found = await readable_dead_letters(admin, group, 3)
             assert sorted(each.unique_id or "" for each in found) == sorted(each.msg_id for each in sent)
             assert await admin.resend_dead_letters(group, limit=1) == 1
             assert await admin.resend_dead_letters(group) == 2
