@@ -65,6 +65,13 @@ def test_every_difference_is_a_conflict_with_both_sides() -> None:
     assert [str(each) for each in found[1:]] == [f"{text}; {taken}; {same} subscriptions" for text in texts]
 
 
+def test_members_that_are_listed_without_any_subscription_are_no_conflict() -> None:
+    """A broker lists the first member of a group before it stores what that subscribes to."""
+    assert compare(member(build_subscription("T")), shown()) == ()
+    (found,) = compare(member(build_subscription("T")), shown(model="BROADCASTING"))
+    assert found.topic == MODEL
+
+
 @asynccontextmanager
 async def joined(server: EmbeddedRocketMQ, ours: ConsumerData, **options: str) -> AsyncIterator[ClientInstance]:
     """A client whose heartbeats announce ``ours`` to all brokers."""

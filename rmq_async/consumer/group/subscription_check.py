@@ -85,7 +85,9 @@ class GroupView(NamedTuple):
 def compare(ours: ConsumerData, theirs: ConsumerConnection) -> tuple[SubscriptionConflict, ...]:
     """Returns the differences between this member's heartbeat and a broker's table of the group, sorted by topic.
 
-    Expressions for the same tags are equal, however they are written; versions are not compared.
+    Expressions for the same tags are equal, however they are written; versions are not compared. A table without topics is no
+    difference: brokers list the first member before they store its subscriptions, and hold none of a Java client that reports
+    "unchanged" to a broker which was restarted.
     """
     own = {each.topic: each for each in ours.subscription_data_set}
     found = [SubscriptionConflict(MODEL, ours.message_model, theirs.message_model)] * (
@@ -94,7 +96,8 @@ def compare(ours: ConsumerData, theirs: ConsumerConnection) -> tuple[Subscriptio
     mine, others = _mode(ours.consume_type), _mode(theirs.consume_type)
     if mine != others:
         found.append(SubscriptionConflict(MODE, mine, others))
-    for topic in sorted(own.keys() | theirs.subscription_table.keys()):
+    topics = own.keys() | theirs.subscription_table.keys() if theirs.subscription_table else ()
+    for topic in sorted(topics):
         wanted, other = own.get(topic), theirs.subscription_table.get(topic)
         if wanted is None or other is None or _wanted(wanted) != _wanted(other):
             found.append(SubscriptionConflict(topic, _text(wanted), _text(other)))
