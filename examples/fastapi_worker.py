@@ -1,6 +1,6 @@
 """A worker inside a FastAPI service: the lifespan starts and stops a consumer, the probes ask its health.
 
-In production: ``NAMESRV_ADDR=10.0.0.1:9876 uvicorn fastapi_worker:app``, with /healthz and /readyz as probes of Kubernetes; each
+In production: ``NAMESRV_ADDR=10.0.0.1:9876 uvicorn fastapi_worker:app``, with /livez and /readyz as probes of Kubernetes; each
 process is a member of the group. (Needs fastapi.) Run as it is, it asks itself, with a broker in memory. (Needs httpx too.)
 """
 
@@ -38,7 +38,7 @@ def answer(health: ConsumerHealth, good: bool) -> JSONResponse:
     return JSONResponse({"live": health.live, "ready": health.ready, "problems": problems}, 200 if good else 503)
 
 
-@app.get("/healthz")
+@app.get("/livez")
 async def live() -> JSONResponse:
     health = consumer.health()
     return answer(health, health.live)
@@ -62,7 +62,7 @@ async def main() -> None:
         async with httpx.AsyncClient(transport=service, base_url="http://service") as client:
 
             async def show(when: str) -> None:
-                alive, able = await client.get("/healthz"), await client.get("/readyz")
+                alive, able = await client.get("/livez"), await client.get("/readyz")
                 codes = ", ".join(problem["code"] for problem in able.json()["problems"])
                 print(f"{when}: live {alive.status_code}, ready {able.status_code} {codes}".strip())
 
