@@ -18,12 +18,14 @@ from rmq_protocol.command import RemotingCommand
 from rmq_protocol.constants import RETRY_TOPIC_PREFIX, RequestCode, ResponseCode
 from rmq_protocol.errors import shown
 from rmq_protocol.headers import GetConsumeStatsRequestHeader, ResetOffsetRequestHeader, to_ext
+from rmq_protocol.heartbeat import MessageModel
 from rmq_protocol.json_body import decode_body
 from rmq_protocol.message import MessageQueue
 from rmq_protocol.pop import pop_retry_topic, pop_retry_topic_v1
 
 from .. import machine
 from .._asyncio import for_each
+from .._text import printable
 from ..client import (
     ClientInstance,
     commit_offset,
@@ -34,7 +36,8 @@ from ..client import (
     min_offset,
     search_offset,
 )
-from ..errors import ConfigError, SubscriptionGroupNotExistError
+from ..errors import ConfigError, GroupNotOnlineError, NoPermissionError, SubscriptionGroupNotExistError
+from .clients import consumers
 from .groups import check_exists, check_offline, is_online
 from .requests import ask_at, brokers_of, check, cluster_info, everywhere, masters_of
 from .results import GroupLag, OffsetChange, QueueLag
@@ -71,12 +74,9 @@ async def lag(instance: ClientInstance, group: str, topic: str | None, deadline:
                 inflight = max(offsets.pull_offset - committed, 0)
                 found[queue] = QueueLag(committed, offsets.broker_offset, inflight, offsets.last_timestamp)
     if not found:
-        where, name = ", ".join(brokers), instance.names.display_name(group)
         of_topic = "" if topic is None else f" for topic {instance.names.display_name(topic)}"
-        raise SubscriptionGroupNotExistError(
-            f"group {name} has no offsets{of_topic} on {where}; check the names, or start a consumer of the group first",
-            request=code.name,
-        )
+        what = f"group {instance.names.display_name(group)} has no offsets{of_topic} on {', '.join(brokers)}"
+        raise SubscriptionGroupNotExistError(f"{what}{await _why_none(instance, group, deadline)}", request=code.name)
     if not any(each.committed for each in found.values()):  # brokers answer 0 for the topics of a name that no group has, too
         await check_exists(instance, group, deadline)
     retries = {queue for queue in found if queue.topic.startswith(RETRY_TOPIC_PREFIX)}
@@ -84,6 +84,23 @@ async def lag(instance: ClientInstance, group: str, topic: str | None, deadline:
     return GroupLag(
         {shown_queue(queue): found[queue] for queue in sorted(found.keys() - retries)},
         {shown_queue(queue): found[queue] for queue in sorted(retries)},
+    )
+
+
+async def _why_none(instance: ClientInstance, group: str, deadline: float) -> str:
+    """Returns the end of an error's text: why a group has no offsets, by what its members say, and what to do."""
+    try:
+        found = await consumers(instance, group, deadline)
+    except (GroupNotOnlineError, NoPermissionError):  # who may see offsets may be refused the members
+        return "; check the names, and start a consumer: brokers do not know a member before its topic exists"
+    ids = sorted({each.client_id for each in found.connections})
+    members = f", though it has members: {printable(', '.join(ids[:3]))}"
+    if found.message_model == MessageModel.BROADCASTING:
+        return f"{members}; they broadcast and keep their positions themselves: ask their lag() instead"
+    topics = printable(", ".join(each for each in found.subscriptions if not each.startswith(RETRY_TOPIC_PREFIX)))
+    return (
+        f"{members}, subscribed to {topics or 'no topic'}; they have committed nothing yet, and do so within seconds once their "
+        "topics exist: check the topics, and try again"
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rmq_async import Admin, Message, MessageQueue, Producer
+from rmq_async import Admin, Consumer, Message, MessageQueue, Producer
 from rmq_async.admin.group_offsets import look_pauses
 from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_async.errors import (
@@ -107,6 +107,29 @@ async def test_group_lag_counts_topics_and_retries_apart(server: EmbeddedRocketM
         await admin.group_lag("shipping", "OrderTopic")
     await admin.create_group("shipping")
     assert (await admin.group_lag("shipping", "OrderTopic")).messages == 14  # never consumed: counts whole
+
+
+async def test_group_lag_without_offsets_says_what_the_members_do(server: EmbeddedRocketMQ, admin: Admin) -> None:
+    nothing = "group billing has no offsets on broker-a, broker-b"
+    waiting = Consumer("billing", namesrv=server.namesrv, commit_interval=600.0)
+    waiting.subscribe("LaterTopic", lambda message: None)  # which does not exist yet
+    async with Producer("orders", namesrv=server.namesrv, topics=["OrderTopic"]), waiting:  # one client, and so a heartbeat
+        await until(lambda: waiting.assignment)  # the retry topic's queue: the broker knows the member
+        (member,) = await admin.group_members("billing")
+        said = f", though it has members: {member.client_id}, subscribed to LaterTopic; they have committed nothing yet"
+        with pytest.raises(SubscriptionGroupNotExistError, match=re.escape(nothing + said)):
+            await admin.group_lag("billing")
+        server.fail_next(ResponseCode.NO_PERMISSION, 2, request=RequestCode.GET_CONSUMER_CONNECTION_LIST)
+        with pytest.raises(SubscriptionGroupNotExistError, match=re.escape(nothing + "; check the names, and start")):
+            await admin.group_lag("billing")
+
+
+async def test_group_lag_of_members_that_broadcast_says_so(server: EmbeddedRocketMQ, admin: Admin) -> None:
+    await send(server, b"1")
+    rates, _ = worker(server, "rates", broadcast=True)
+    async with rates:
+        with pytest.raises(SubscriptionGroupNotExistError, match=r"they broadcast and keep their positions themselves: ask"):
+            await admin.group_lag("rates")
 
 
 async def test_group_lag_of_a_user_who_may_not_list_groups(server: EmbeddedRocketMQ, admin: Admin) -> None:
