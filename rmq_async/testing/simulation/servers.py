@@ -25,7 +25,7 @@ from .history import digest
 from .machines import Host, Machine, World
 from .pop_watch import PopRequest, watch_pops
 
-__all__ = ["BROKER_PORT", "NAME_SERVER_PORT", "BrokerMachine", "Commit", "NameServerMachine", "ServerMachine"]
+__all__ = ["BROKER_PORT", "NAME_SERVER_PORT", "BrokerMachine", "Commit", "NameServerMachine", "ServerMachine", "broker_of"]
 
 BROKER_PORT: Final = 10911
 NAME_SERVER_PORT: Final = 9876
@@ -338,3 +338,12 @@ async def _read_command(reader: asyncio.StreamReader, decoder: FrameDecoder) -> 
             raise EOFError
         for frame in decoder.feed(data):
             return decode_command(frame)
+
+
+def broker_of(queue: MessageQueue, brokers: Sequence[BrokerMachine]) -> BrokerMachine:
+    """Returns the broker that a queue is on. Raises ValueError, which names ``brokers``, if it is on none of them."""
+    found = next((each for each in brokers if each.name == queue.broker_name), None)
+    if found is None:
+        known = ", ".join(each.name for each in brokers) or "none before run()"
+        raise ValueError(f"there is no broker {queue.broker_name!r}; there are {known}")
+    return found

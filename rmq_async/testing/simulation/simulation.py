@@ -28,7 +28,7 @@ from .network import Link, SimulatedNetwork
 from .retry_checkers import contradictory, early, returned
 from .running import run_task
 from .scheduler import Scheduler
-from .servers import NAME_SERVER_PORT, BrokerMachine, NameServerMachine
+from .servers import NAME_SERVER_PORT, BrokerMachine, NameServerMachine, broker_of
 from .standard_library import StandardLibrary
 from .trace import Trace
 
@@ -201,16 +201,17 @@ class Simulation:
         return self._number
 
     def oldest(self, queue: MessageQueue) -> int:
-        """Returns the offset of the oldest message that a queue has; those before it were deleted."""
-        return next(broker.bounds(queue)[0] for broker in self.brokers if broker.name == queue.broker_name)
+        """Returns the offset of the oldest message that a queue has; those before it were deleted. Raises as ``taken`` does."""
+        return broker_of(queue, self.brokers).bounds(queue)[0]
 
     def held(self, queue: MessageQueue, offset: int) -> MessageExt | None:
-        """Returns the message that a broker has at an offset; None if it has none."""
-        return next(broker.held(queue, offset) for broker in self.brokers if broker.name == queue.broker_name)
+        """Returns the message that a broker has at an offset; None if it has none. Raises as ``taken`` does."""
+        return broker_of(queue, self.brokers).held(queue, offset)
 
     def taken(self, queue: MessageQueue) -> int:
-        """Returns the highest offset in a queue at which a broker has lost a message; -1: none. A later message may have it."""
-        return next(broker.taken.get(queue, -1) for broker in self.brokers if broker.name == queue.broker_name)
+        """Returns the highest offset in a queue at which a broker has lost a message; -1: none. A later message may have it.
+        Raises ValueError for a queue of no broker."""
+        return broker_of(queue, self.brokers).taken.get(queue, -1)
 
     def held_to(self, topic: str) -> dict[MessageQueue, int]:
         """Returns the offset behind the newest message of each queue of a topic that consumers may read."""
@@ -276,8 +277,7 @@ class Simulation:
         return seeded_generator(self.seed, name)
 
     def usual_drift(self, name: str) -> float:
-        """Returns the usual drift of a machine's clock; 0 for that of ``run``'s function, which shows the time of the
-        simulation."""
+        """Returns the usual drift of a machine's clock; 0 for that of ``run``'s function: it shows the simulation's time."""
         return 0.0 if name == MAIN else self.generator(f"clock of {name}").uniform(-USUAL_DRIFT, USUAL_DRIFT)
 
     def entered(self, machine: Machine) -> None:
