@@ -281,8 +281,9 @@ async def known_queue(instance: ClientInstance, queue: MessageQueue) -> MessageQ
         raise BrokerNotFoundError(
             f"topic {topic} is not on broker {printable(broker_name)}, it is on {where}", broker=broker_name
         )
-    last = counts[broker_name] - 1
-    raise ConfigError(f"topic {topic} has no queue {queue_id} on broker {printable(broker_name)}, it has 0 to {last} there")
+    count = counts[broker_name]
+    there = f"it has 0 to {count - 1} there" if count else "it has none there; give a queue of another broker"
+    raise ConfigError(f"topic {topic} has no queue {queue_id} on broker {printable(broker_name)}, {there}")
 
 
 def _has(route: TopicRoute, queue: MessageQueue) -> bool:

@@ -53,6 +53,15 @@ async def test_a_queue_that_does_not_exist_is_an_error(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", QUESTIONS)
+async def test_a_queue_of_a_broker_without_queues_of_the_topic_is_an_error(name: str) -> None:
+    async with embedded(brokers=2) as (server, consumer):
+        server.resize(TOPIC, 0, broker="broker-a")
+        text = "topic t has no queue 0 on broker broker-a, it has none there; give a queue of another broker"
+        with pytest.raises(ConfigError, match=f"^{text}$"):
+            await QUESTIONS[name](consumer, MessageQueue(TOPIC, "broker-a", 0))
+
+
+@pytest.mark.parametrize("name", QUESTIONS)
 async def test_stopping_ends_a_question_at_once(name: str) -> None:
     async with scripted(request_timeout=30.0) as (broker, consumer):
         broker.serve = silence
