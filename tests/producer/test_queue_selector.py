@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from rmq_async import Message, MessageQueue, errors, select_best, select_by_hash, select_by_machine_room
+from rmq_async.producer import prepare, send_prepared
 
 from ..fakes import TOPIC, Cluster, late, refuse, silence
 from .support import core_of, message, messages, outcomes, producer, timed
@@ -206,3 +207,15 @@ async def test_select_best_by_name_is_the_default(pair: Cluster) -> None:
     assert {result.queue for result in results} == {
         pair.queue(broker, number) for broker in pair.brokers for number in range(2)
     }
+
+
+async def test_prepared_send_without_a_queue_asks_no_selector(pair: Cluster) -> None:
+    """It has no message to show; the first attempt takes the next queue, as its further attempts do."""
+    pair.a.answer = pair.b.answer = refuse(1)
+    asked = Asked()
+    async with producer(pair, queue_selector=asked, retries=1) as sender:
+        prepared = prepare(sender, TOPIC, [b"x"], [""], None, None)
+        with pytest.raises(errors.SendError) as caught:
+            await send_prepared(sender, prepared, 5.0)
+        assert {attempt.queue.broker_name for attempt in caught.value.attempts} == {"a", "b"}
+        assert asked.messages == []

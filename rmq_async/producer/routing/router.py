@@ -40,13 +40,14 @@ class Router:
     ) -> tuple[TopicQueues, Target]:
         """Returns the topic's queues and the target of the first attempt: the caller's choice, or the next queue.
 
-        ``message``: None for a batch. ``shown``: the message for the producer's selector. Raises SelectorError,
-        BrokerNotFoundError, RequestTimeoutError at ``deadline``, and the errors of the route look-up.
+        ``message``: None for a batch. ``shown``: the message for the producer's selector, which is not called without one: a
+        prepared send takes the next queue, as its further attempts do. Raises SelectorError, BrokerNotFoundError,
+        RequestTimeoutError at ``deadline``, and the errors of the route look-up.
         """
         topic_queues = self.queues_by_topic.get(topic) or await self.topics.find(topic, deadline)
         if choice is None:
-            if self.asks:
-                return topic_queues, await self.choose(topic_queues, topic_queues.brokers, cast(Message, shown), deadline)
+            if self.asks and shown is not None:
+                return topic_queues, await self.choose(topic_queues, topic_queues.brokers, shown, deadline)
             return topic_queues, topic_queues.next()
         if choice.queue is not None or message is None:
             queue = cast(MessageQueue, choice.queue)
