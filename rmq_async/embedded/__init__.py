@@ -337,7 +337,8 @@ class EmbeddedRocketMQ(PopSwitches):
         self._failures.add(code, n, request)
 
     def lose_answers(self, n: int = 1, *, request: int) -> None:
-        """Makes the servers serve the next ``n`` requests of this RequestCode without answering them. ``n`` = 0 ends it."""
+        """Makes the servers serve the next ``n`` requests of this RequestCode without answering them. ``n`` = 0 ends it. A send
+        that ``throttle`` refuses is answered, and counts as none of them."""
         self._failures.lose(n, request)
 
     def delay(self, seconds: float, *, broker: str | None = None, jitter: float = 0.0, seed: int = 0) -> None:

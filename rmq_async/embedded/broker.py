@@ -342,12 +342,14 @@ class Broker(BaseService):
         now = self.listener.now()
         wait = queue.take(now)
         if wait is None:
-            response: RemotingCommand | None = make_response(command, ResponseCode.SYSTEM_BUSY, queue.refusal(now))
-        else:
-            response = super().respond(connection, command)
+            if not command.is_oneway:  # it is not served, so its answer is none of those that ``lose_answers`` loses
+                refusal = make_response(command, ResponseCode.SYSTEM_BUSY, queue.refusal(now))
+                connection.send_later(self.encode(command, refusal), LONGEST_WAIT)
+            return
+        response = super().respond(connection, command)
         if response is None or command.is_oneway or (self.failures.pending and self.failures.takes_answer(command.code)):
             return
-        connection.send_later(self.encode(command, response), LONGEST_WAIT if wait is None else wait)
+        connection.send_later(self.encode(command, response), wait)
 
     def disconnected(self, connection: Connection) -> None:
         self.held.disconnected(connection)

@@ -46,7 +46,8 @@ class TopicProcessor:
 
     def create_list(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         """Creates or changes the topics of the list. An invalid name or number of queues refuses the whole list; attributes and
-        the limit of topics are checked one by one, so that the topics before a refused one stay changed."""
+        the limit of topics are checked one by one, so that the topics before a refused one stay changed, as on a real broker
+        (5.5.0: ``TopicConfigManager.updateTopicConfigList``)."""
         configs = decode_body(CreateTopicListRequestBody, command.body).topic_config_list
         topics = self._state.topics
         for config in configs:

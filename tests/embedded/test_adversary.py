@@ -214,6 +214,20 @@ async def test_answers_to_throttled_sends_are_lost_too(server: EmbeddedRocketMQ,
     assert [message.body for message in server.messages("T")] == [b"lost", b"answered"]
 
 
+async def test_lost_answers_with_throttle_are_those_of_sends_that_are_served(
+    server: EmbeddedRocketMQ, broker: RawClient
+) -> None:
+    server.throttle(0.5)
+    broker.write(RequestCode.SEND_MESSAGE_V2, send_fields("T"), b"in its turn", flag=oneway())
+    server.lose_answers(1, request=RequestCode.SEND_MESSAGE_V2)
+    broker.write(RequestCode.SEND_MESSAGE_V2, send_fields("T"), b"dropped", flag=oneway())
+    assert (await broker.send("T", b"refused")).code == 2
+    server.throttle(None)
+    broker.write(RequestCode.SEND_MESSAGE_V2, send_fields("T"), b"served")
+    assert (await broker.send("T", b"answered")).code == 0
+    assert [message.body for message in server.messages("T")] == [b"in its turn", b"served", b"answered"]
+
+
 @pytest.mark.parametrize("rate", [0.0, -1.0, float("nan"), float("inf")])
 async def test_rate_that_is_none_is_refused(server: EmbeddedRocketMQ, rate: float) -> None:
     with pytest.raises(ValueError, match="positive, finite number of sends"):

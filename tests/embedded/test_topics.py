@@ -139,6 +139,16 @@ async def test_a_list_of_topics_is_made_as_a_whole_or_not_at_all(broker: RawClie
     assert (await broker.ask(code)).code == 1
 
 
+async def test_a_list_with_an_attribute_that_is_refused_is_made_up_to_it(broker: RawClient) -> None:
+    """As on a real broker, which checks the names of all first, and the attributes one by one."""
+    wrong = TopicConfig("B", attributes={"+message.type": "NONE"})
+    body = encode_body(CreateTopicListRequestBody((TopicConfig("A", 3, 2), wrong, TopicConfig("C"))))
+    assert (await broker.ask(RequestCode.UPDATE_AND_CREATE_TOPIC_LIST, None, body)).code == 1
+    assert await config(broker, "A") == TopicConfig("A", 3, 2)
+    for topic in ("B", "C"):
+        assert (await broker.ask(RequestCode.GET_TOPIC_CONFIG, {"topic": topic})).code == 17
+
+
 async def test_all_topics_and_those_of_the_system(broker: RawClient) -> None:
     before = decode_body(TopicConfigSerializeWrapper, (await broker.ask(RequestCode.GET_ALL_TOPIC_CONFIG)).body)
     await broker.create_topic("T", 5)
