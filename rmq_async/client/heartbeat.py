@@ -306,11 +306,9 @@ class Heartbeats:
         except RequestTimeoutError as error:
             state.unanswered += 1
             logger.warning(
-                "broker %s left %d heartbeats in a row unanswered; the connection is closed at %d",
-                address,
-                state.unanswered,
-                UNANSWERED_LIMIT,
-            )
+                "broker %s left %d heartbeats in a row unanswered; the connection is closed at %d; look at the broker's log and "
+                "load, and at the network between", address, state.unanswered, UNANSWERED_LIMIT,
+            )  # fmt: skip
             if state.unanswered >= UNANSWERED_LIMIT:
                 connection.close(CloseReason.DEAD, error)
             return
@@ -327,7 +325,8 @@ class Heartbeats:
             logger.debug("broker %s sends its clients away", address)
         else:
             log = self._log_of(address)
-            log("broker %s refused a heartbeat: %d %s", address, response.code, printable(response.remark))
+            text = "broker %s refused a heartbeat (look at this client's credentials and at the broker's log): %d %s"
+            log(text, address, response.code, printable(response.remark))
 
     async def _rejoin(self, connection: Connection, state: HeartbeatState) -> None:
         """Unregisters one group. The next heartbeat then has a group that is new to the broker, which restores the client's id."""
@@ -381,7 +380,8 @@ class Heartbeats:
             await self._pool.connect(address, self._timeout)
         except RocketMQError as error:
             log = self._log_of(address)
-            log("no heartbeat to broker %s: %s", address, printable(error))
+            text = "no heartbeat to broker %s: %s; look whether it runs, and whether its address can be reached from this host"
+            log(text, address, printable(error))
 
     def _log_of(self, address: str) -> Callable[..., None]:
         """Returns ``logger.warning`` for the first failure of a broker in use, else ``logger.debug``."""

@@ -194,7 +194,7 @@ async def test_a_connection_made_before_its_broker_came_into_use_is_caught_up_wi
         await instance.unregister_producer("p", 1.0)
 
 
-async def test_two_unanswered_heartbeats_close_the_connection_as_dead() -> None:
+async def test_two_unanswered_heartbeats_close_the_connection_as_dead(caplog: pytest.LogCaptureFixture) -> None:
     async with cluster() as (server, [broker]), client(server, heartbeat_interval=0.3, request_timeout=0.1) as instance:
         instance.register_producer("p")
         await instance.routes.get("t", 1.0)
@@ -203,6 +203,10 @@ async def test_two_unanswered_heartbeats_close_the_connection_as_dead() -> None:
         start = monotonic()
         await until(lambda: not connection.is_open)
         assert connection.close_reason is CloseReason.DEAD
+        assert [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING][:2] == [
+            f"broker {broker.address} left {count} heartbeats in a row unanswered; the connection is closed at 2; look at the "
+            "broker's log and load, and at the network between" for count in (1, 2)
+        ]  # fmt: skip
         assert len(broker.links[0].requests) == 2
         assert monotonic() - start < 2 * 0.3 + 0.8
         broker.silent = False
@@ -245,7 +249,8 @@ async def test_a_refused_heartbeat_is_reported_once_and_closes_nothing(caplog: p
         await until(lambda: broker.received > 4)
         assert connection.is_open
         warnings = [record.message for record in caplog.records if record.levelno == logging.WARNING]
-        assert warnings == [f"broker {broker.address} refused a heartbeat: 16 check signature failed."]
+        hint = "look at this client's credentials and at the broker's log"
+        assert warnings == [f"broker {broker.address} refused a heartbeat ({hint}): 16 check signature failed."]
         await instance.unregister_producer("p", 0.2)
 
 

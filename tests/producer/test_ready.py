@@ -78,6 +78,7 @@ async def test_a_broker_that_is_gone_is_one_warning(pair: Cluster, caplog: pytes
             await sender.send(message(), queue=pair.queue())
     [reported] = [record.getMessage() for record in caplog.records if pair.b.address in record.getMessage()]
     assert reported.startswith(f"no heartbeat to broker {pair.b.address}: ")
+    assert reported.endswith("; look whether it runs, and whether its address can be reached from this host")
 
 
 async def test_a_broker_or_name_server_that_is_silent_costs_request_timeout(cluster: Cluster) -> None:
