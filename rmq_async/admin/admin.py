@@ -116,7 +116,7 @@ class Admin(ClientUser):
             if isinstance(perm, bool) or perm not in _PERMISSIONS:
                 raise ConfigError(f"perm must be 2 (write), 4 (read) or 6 (both), not {shown(perm)}")
             config = TopicConfig(topic, reading, queues, int(perm), topic_sys_flag=topic_sys_flag, order=order)
-            header = topic_settings.creation_header(config, _attributes(attributes))
+            header = topic_settings.creation_header(config, topic_settings.attribute_changes(attributes))
             await topic_settings.create(instance, header, cluster, broker, self._deadline())
 
     async def delete_topic(self, topic: str, *, cluster: str | None = None) -> None:
@@ -370,20 +370,23 @@ class Admin(ClientUser):
             found = await dead_letters.read(instance, self._wire_group(group), limit, self.config.request_timeout)
             return self._names.shown_messages(found)
 
-    async def resend_dead_letters(self, group: str, *, limit: int | None = None) -> int:
+    async def resend_dead_letters(self, group: str, *, limit: int | None = None, skip_topics: str | Sequence[str] = ()) -> int:
         """Sends the dead letters of ``group`` to the topics that they were first sent to, with their ids, tags, keys and
-        properties; returns their number, ``limit`` at most (None: all).
+        properties; returns their number, ``limit`` at most (None: all). Letters of the last second may be missing; call again.
 
         All groups of these topics get them, not only ``group``. The brokers keep the number of letters that were sent again,
-        and the next call continues after them; a letter that was sent just before a call failed may be sent twice. Raises the
-        error of the first failed request; if a send failed, a note of the error (``__notes__``) says how many were sent before
-        it, and which letter is the next. Raises TopicNotFoundError for a letter whose topic does not exist any more or cannot be
-        written to, CorruptMessageError for a damaged one.
+        and the next call continues after them; a letter that was sent just before a call failed may be sent twice.
+
+        ``skip_topics``: topics, such as deleted ones, whose letters are passed over for good: they stay in ``%DLQ%<group>``, but
+        no later call sends them. Raises the error of the first failed request; if a send failed, a note of the error
+        (``__notes__``) says how many were sent before it, and which letter is the next. Raises TopicNotFoundError for a letter
+        whose topic does not exist any more or cannot be written to, CorruptMessageError for a damaged one.
         """
         async with self._call() as instance:
             if limit is not None:
                 _check_number("limit", limit, 2**31 - 1)
-            return await dead_letters.resend(instance, self._wire_group(group), limit, self.config.request_timeout)
+            skip = [self._wire(topic) for topic in _names("skip_topics", skip_topics)]
+            return await dead_letters.resend(instance, self._wire_group(group), limit, skip, self.config.request_timeout)
 
     async def consume_directly(self, group: str, client_id: str, message: MessageExt) -> ConsumeMessageDirectlyResult:
         """Lets a member of ``group`` handle a message now, beside all others; its outcome changes no offset and no retry.
@@ -428,23 +431,15 @@ def _check_number(name: str, number: int, limit: int) -> None:
         raise ConfigError(f"{name} must be a whole number from 1 to {limit}, not {shown(number)}")
 
 
+def _names(name: str, given: str | Sequence[str]) -> tuple[str, ...]:
+    names = (given,) if isinstance(given, str) else tuple(given) if isinstance(given, Sequence) else (None,)
+    if not all(isinstance(each, str) for each in names):
+        raise ConfigError(f"{name} must be the name of a topic, or a sequence of names, not {shown(given)}")
+    return names
+
+
 def _patterns(name: str, given: str | Sequence[str]) -> tuple[str, ...]:
     patterns = (given,) if isinstance(given, str) else tuple(given) if isinstance(given, Sequence) else ()
     if not patterns or not all(isinstance(pattern, str) and pattern for pattern in patterns):
         raise ConfigError(f'{name} must be a pattern such as "orders*", or a sequence of them, not {shown(given)}')
     return patterns
-
-
-def _attributes(attributes: Mapping[str, str] | None) -> str:
-    """Returns ``+key=value,...``, the form that AttributeParser reads. Raises ConfigError for a name or value that contains
-    these separators."""
-    if attributes is not None and not isinstance(attributes, Mapping):
-        raise ConfigError(f'attributes must be a mapping such as {{"message.type": "FIFO"}}, not {shown(attributes)}')
-    texts = []
-    for name, value in (attributes or {}).items():
-        if not isinstance(name, str) or not isinstance(value, str):
-            raise ConfigError(f"attribute {shown(name)} = {shown(value)}: both must be texts")
-        if not name or not value or any(c in name + value for c in ",=+"):
-            raise ConfigError(f"attribute {shown(name)} = {shown(value)}: neither may be empty or hold one of , = +")
-        texts.append(f"+{name}={value}")
-    return ",".join(texts)

@@ -6,6 +6,8 @@ for tools.
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Collection
 from functools import partial
 from typing import Final
 
@@ -19,6 +21,7 @@ from rmq_protocol.constants import (
     ResponseCode,
     SysFlag,
 )
+from rmq_protocol.forwarding import original_topic
 from rmq_protocol.headers import PullMessageResponseHeader, SendMessageRequestHeaderV2, from_ext, to_ext
 from rmq_protocol.heartbeat import java_hash
 from rmq_protocol.message import Message, MessageExt, MessageQueue
@@ -27,11 +30,14 @@ from rmq_protocol.pull_codec import pull_header
 from rmq_protocol.stored import decode_pull
 
 from .. import machine
+from .._text import printable
 from ..broker_answers import broker_error
 from ..client import TOOLS_GROUP, ClientInstance, commit_offset, committed_offset, max_offset, min_offset
 from ..errors import RequestTimeoutError, RocketMQError, TopicNotFoundError
 
 __all__ = ["read", "resend"]
+
+logger = logging.getLogger(__name__)
 
 PULL_SIZE: Final = 32
 _ANY_QUEUE: Final = -1
@@ -57,9 +63,9 @@ async def read(instance: ClientInstance, group: str, limit: int, timeout: float)
     return tuple(found)
 
 
-async def resend(instance: ClientInstance, group: str, limit: int | None, timeout: float) -> int:
-    """Implements ``Admin.resend_dead_letters``. ``timeout``: seconds for each message."""
-    sent = 0
+async def resend(instance: ClientInstance, group: str, limit: int | None, skip: Collection[str], timeout: float) -> int:
+    """Implements ``Admin.resend_dead_letters``. ``skip``: topics on the wire. ``timeout``: seconds for each message."""
+    sent = skipped = 0
     for queue in await _queues(instance, group, machine.monotonic() + timeout):
         offset: int | None = await _begin(instance, queue)
         end = await max_offset(instance, queue)  # what fails again meanwhile is left to the next call
@@ -67,14 +73,28 @@ async def resend(instance: ClientInstance, group: str, limit: int | None, timeou
             left = min(end - offset, PULL_SIZE if limit is None else limit - sent)
             messages, offset = await _pull(instance, queue, offset, left, machine.monotonic() + timeout)
             for message in messages:
-                try:
-                    await _send(instance, group, message, machine.monotonic() + timeout)
-                except RocketMQError as error:
-                    error.add_note(f"{sent} dead letters were sent before {message.msg_id}, which the next call begins with")
-                    raise
+                passed = original_topic(message.topic, message.properties) in skip
+                if not passed:
+                    try:
+                        await _send(instance, group, message, machine.monotonic() + timeout)
+                    except RocketMQError as error:
+                        error.add_note(_stuck(instance, sent, message, error))
+                        raise
                 await commit_offset(instance, TOOLS_GROUP, queue, message.queue_offset + 1)
-                sent += 1
+                sent, skipped = sent + (not passed), skipped + passed
+    if skipped:
+        text = "group %s: %d dead letters were passed over, as skip_topics says; they stay in the dead-letter topic"
+        logger.warning(text, printable(instance.names.display_name(group)), skipped)
     return sent
+
+
+def _stuck(instance: ClientInstance, sent: int, message: MessageExt, error: RocketMQError) -> str:
+    """Returns the note of an error that has ended a call."""
+    text = f"{sent} dead letters were sent before {message.msg_id}, which the next call begins with"
+    if not isinstance(error, TopicNotFoundError):
+        return text
+    topic = instance.names.display_name(original_topic(message.topic, message.properties))
+    return f"{text}; to pass over the letters of topic {printable(topic)}, give skip_topics (rmq group resend --skip-topic)"
 
 
 async def _queues(instance: ClientInstance, group: str, deadline: float) -> list[MessageQueue]:

@@ -13,7 +13,7 @@ import msgspec
 from rmq_protocol.bodies import TopicConfigSerializeWrapper
 from rmq_protocol.command import RemotingCommand
 from rmq_protocol.constants import AUTO_CREATE_TOPIC_KEY, RequestCode, ResponseCode
-from rmq_protocol.errors import InvalidMessageError
+from rmq_protocol.errors import InvalidMessageError, shown
 from rmq_protocol.headers import (
     CreateTopicRequestHeader,
     DeleteKVConfigRequestHeader,
@@ -35,7 +35,17 @@ from ..errors import ConfigError, RequestTimeoutError, TopicNotFoundError
 from .requests import ask_at, ask_every_name_server, check, cluster_info, everywhere, masters_of
 from .results import SyncedTopic
 
-__all__ = ["check_new_topic", "create", "creation_header", "delete", "delete_at", "is_wanted", "settings_of", "sync"]
+__all__ = [
+    "attribute_changes",
+    "check_new_topic",
+    "create",
+    "creation_header",
+    "delete",
+    "delete_at",
+    "is_wanted",
+    "settings_of",
+    "sync",
+]
 
 SHOWN_EVERY: Final = 0.05
 """Seconds between two requests for the route of a new topic; a broker registers the topic within milliseconds."""
@@ -48,6 +58,21 @@ AT_ONCE: Final = 8
 _OWN_PREFIXES: Final = ("%RETRY%", "%DLQ%", "rmq_sys_")
 """Prefixes of topics that brokers create when they need them."""
 _REPLY_SUFFIX: Final = "_REPLY_TOPIC"
+
+
+def attribute_changes(attributes: Mapping[str, str] | None) -> str:
+    """Returns ``+key=value,...``, the form that AttributeParser reads. Raises ConfigError for a name or value that contains
+    these separators."""
+    if attributes is not None and not isinstance(attributes, Mapping):
+        raise ConfigError(f'attributes must be a mapping such as {{"message.type": "FIFO"}}, not {shown(attributes)}')
+    texts = []
+    for name, value in (attributes or {}).items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise ConfigError(f"attribute {shown(name)} = {shown(value)}: both must be texts")
+        if not name or not value or any(c in name + value for c in ",=+"):
+            raise ConfigError(f"attribute {shown(name)} = {shown(value)}: neither may be empty or hold one of , = +")
+        texts.append(f"+{name}={value}")
+    return ",".join(texts)
 
 
 def creation_header(config: TopicConfig, attributes: str) -> CreateTopicRequestHeader:

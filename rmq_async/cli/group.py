@@ -229,19 +229,27 @@ def dead_letters(name: str, limit: int, namesrv: str | None, timeout: float, as_
 @group.command(short_help="Send the dead letters of a group to their topics again.")
 @_NAME
 @click.option("--limit", type=click.IntRange(1), metavar="N", help="Messages, at most; default: all.")
+@click.option(
+    "--skip-topic", "skip_topics", multiple=True, metavar="TOPIC",
+    help="Pass over the letters of this topic, for good; may be given more than once.",
+)  # fmt: skip
 @_YES
 @client_options
-def resend(name: str, limit: int | None, yes: bool, namesrv: str | None, timeout: float, as_json: bool) -> int:
+def resend(
+    name: str, limit: int | None, skip_topics: tuple[str, ...], yes: bool, namesrv: str | None, timeout: float, as_json: bool
+) -> int:
     """Send the dead letters of GROUP to the topics that they were first sent to.
 
     All groups that subscribe to these topics get them. The next call continues after the letters that were sent.
+    A letter whose topic was deleted ends it, and the next call begins with that letter, unless its topic is given as
+    --skip-topic. Letters of the last second may be missing; call again.
     """
     output = Output(as_json=as_json)
     _confirm(f"Send the dead letters of group {name} to their topics again?", yes=yes)
 
     async def work(admin: Admin) -> None:
         try:
-            count = await admin.resend_dead_letters(name, limit=limit)
+            count = await admin.resend_dead_letters(name, limit=limit, skip_topics=skip_topics)
         except RocketMQError as error:
             raise click.ClickException("; ".join((str(error), *getattr(error, "__notes__", ())))) from None
         output.record({"group": name, "sent": count})

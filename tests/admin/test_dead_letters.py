@@ -10,6 +10,7 @@ from rmq_async import Admin, Consumer, DeadLetter, Message, MessageExt, MessageQ
 from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_async.errors import (
     ConfigError,
+    InvalidMessageError,
     TopicNotFoundError,
 )
 
@@ -44,25 +45,73 @@ async def test_resend_dead_letters_sends_each_once(server: EmbeddedRocketMQ, adm
     assert len(handled) == 5
 
 
-async def test_resend_dead_letters_of_a_deleted_topic_says_how_many_were_sent(server: EmbeddedRocketMQ, admin: Admin) -> None:
-    for topic in ("BillTopic", "RefundTopic"):
+async def dead_letters_of(server: EmbeddedRocketMQ, admin: Admin, *topics: str) -> list[str]:
+    """Makes a dead letter of each topic, in this order on one broker; returns their ids."""
+    for topic in dict.fromkeys(topics):
         await admin.create_topic(topic, queues=1, broker="broker-a")
-    consumer = Consumer("billing", namesrv=server.namesrv, start_from="earliest")
+    consumer = Consumer("billing", client=admin.config, start_from="earliest")
 
     async def refuse(message: MessageExt) -> None:
         raise DeadLetter
 
-    for topic in ("BillTopic", "RefundTopic"):
+    for topic in dict.fromkeys(topics):
         consumer.subscribe(topic, refuse)
-    async with consumer, Producer("orders", namesrv=server.namesrv) as producer:
-        ids = []
-        for topic in ("BillTopic", "RefundTopic", "BillTopic"):
+    ids = []
+    async with consumer, Producer("orders", client=admin.config) as producer:
+        for topic in topics:
             ids.append((await producer.send(Message(topic, b"bad"))).msg_id)
             await consumer.wait_settled(1)
+    return ids
+
+
+async def test_resend_dead_letters_passes_over_those_of_skipped_topics(
+    server: EmbeddedRocketMQ, admin: Admin, caplog: pytest.LogCaptureFixture
+) -> None:
+    ids = await dead_letters_of(server, admin, "RefundTopic", "BillTopic", "RefundTopic", "BillTopic", "RefundTopic")
+    await admin.delete_topic("RefundTopic")
+    with pytest.raises(TopicNotFoundError, match="RefundTopic"):
+        await admin.resend_dead_letters("billing")
+    assert await admin.resend_dead_letters("billing", limit=1, skip_topics="RefundTopic") == 1
+    assert [message.msg_id for message in await admin.dead_letters("billing")] == ids[2:]
+    assert await admin.resend_dead_letters("billing", skip_topics=["OrderTopic", "RefundTopic"]) == 1
+    assert await admin.dead_letters("billing") == ()
+    assert await admin.resend_dead_letters("billing") == 0
+    assert [message.msg_id for message in server.messages("BillTopic")] == [ids[1], ids[3]] * 2
+    assert len(server.messages("%DLQ%billing")) == 5
+    text = "group billing: {} dead letters were passed over, as skip_topics says; they stay in the dead-letter topic"
+    assert [record.getMessage() for record in caplog.records if "passed over" in record.getMessage()] == [
+        text.format(1), text.format(2)
+    ]  # fmt: skip
+
+
+async def test_resend_dead_letters_in_a_namespace_passes_over_those_of_skipped_topics(server: EmbeddedRocketMQ) -> None:
+    async with Admin(namesrv=server.namesrv, namespace="shop") as admin:
+        ids = await dead_letters_of(server, admin, "RefundTopic", "BillTopic")
+        await admin.delete_topic("RefundTopic")
+        with pytest.raises(TopicNotFoundError) as caught:
+            await admin.resend_dead_letters("billing")
+        assert "the letters of topic RefundTopic (of namespace shop), give skip_topics" in caught.value.__notes__[0]
+        assert await admin.resend_dead_letters("billing", skip_topics="RefundTopic") == 1
+        assert [message.msg_id for message in server.messages("shop%BillTopic")] == [ids[1]] * 2
+
+
+@pytest.mark.parametrize("topics", [None, 7, ["OrderTopic", 7], {"OrderTopic": 1}])
+async def test_resend_dead_letters_with_wrong_topics_to_skip_raises(topics: Any, admin: Admin) -> None:
+    with pytest.raises(ConfigError, match="skip_topics must be the name of a topic, or a sequence of names, not "):
+        await admin.resend_dead_letters("billing", skip_topics=topics)
+    with pytest.raises(InvalidMessageError, match="a b"):
+        await admin.resend_dead_letters("billing", skip_topics=["a b"])
+
+
+async def test_resend_dead_letters_of_a_deleted_topic_says_how_many_were_sent(server: EmbeddedRocketMQ, admin: Admin) -> None:
+    ids = await dead_letters_of(server, admin, "BillTopic", "RefundTopic", "BillTopic")
     await admin.delete_topic("RefundTopic")
     with pytest.raises(TopicNotFoundError, match="RefundTopic") as caught:
         await admin.resend_dead_letters("billing")
-    assert caught.value.__notes__ == [f"1 dead letters were sent before {ids[1]}, which the next call begins with"]
+    assert caught.value.__notes__ == [
+        f"1 dead letters were sent before {ids[1]}, which the next call begins with; to pass over the letters of topic "
+        "RefundTopic, give skip_topics (rmq group resend --skip-topic)"
+    ]
     await admin.create_topic("RefundTopic", queues=1)
     assert await admin.resend_dead_letters("billing") == 2
 

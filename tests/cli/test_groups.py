@@ -66,6 +66,21 @@ def test_a_group_from_creation_to_deletion(server: EmbeddedRocketMQ, rmq_here: R
     assert "billing" not in rmq_here("group", "list").out.splitlines()
 
 
+def test_resend_passes_over_letters_of_a_deleted_topic(server: EmbeddedRocketMQ, rmq_here: Rmq) -> None:
+    served(server, "gone", b"bad")
+    assert rmq_here("topic", "delete", "gone").code == 0
+    ended = rmq_here("group", "resend", "gone", "--yes")
+    assert (ended.code, ended.out) == (1, "")
+    assert one_line(ended.err).endswith(
+        "to pass over the letters of topic gone, give skip_topics (rmq group resend --skip-topic)"
+    )
+    ended = rmq_here("group", "resend", "gone", "--yes", "--skip-topic", "other", "--skip-topic", "gone")
+    assert (ended.code, ended.out) == (0, "0 sent again\n")
+    assert rmq_here("group", "dead-letters", "gone").out == ""
+    ended = rmq_here("group", "resend", "gone", "--yes", "--skip-topic", "a b")
+    assert (ended.code, "a b" in one_line(ended.err)) == (1, True)
+
+
 def test_reset_shows_offsets_before_and_after(server: EmbeddedRocketMQ, rmq_here: Rmq) -> None:
     served(server, "moved", b"1", b"2", b"3")
     arguments = ("group", "reset", "moved", "moved", "--to")

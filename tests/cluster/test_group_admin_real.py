@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from rmq_async import Admin, Consumer, DeadLetter, Message, MessageExt, Producer, PullConsumer, Retry
-from rmq_async.errors import ClientStateError, SubscriptionGroupNotExistError
+from rmq_async.errors import ClientStateError, SubscriptionGroupNotExistError, TopicNotFoundError
 from rmq_async.testing.cluster import OLD_VERSION, RealCluster
 
 from ..consumer.group.support import until
@@ -143,15 +143,18 @@ async def test_reset_offsets_with_and_without_members(each_cluster: RealCluster)
 
 async def test_dead_letters_are_sent_to_their_topic_again(each_cluster: RealCluster) -> None:
     topic = group = f"Dead_{uuid.uuid4().hex}"
+    gone = f"{topic}_gone"
     consumer = Consumer(group, namesrv=each_cluster.namesrv, start_from="earliest")
 
+    @consumer.handler(gone)
     @consumer.handler(topic)
     async def handle(message: MessageExt) -> None:
-        if consumer.stats().dead_lettered < 3:
+        if consumer.stats().dead_lettered < 3 or message.topic == gone:
             raise DeadLetter("not today")
 
     async with Admin(namesrv=each_cluster.namesrv) as admin, Producer("p", namesrv=each_cluster.namesrv) as producer:
-        await admin.create_topic(topic, queues=1)
+        for name in (topic, gone):
+            await admin.create_topic(name, queues=1)
         sent = [await producer.send(Message(topic, b"%d" % number, tags="t", keys=f"k{number}")) for number in range(3)]
         async with consumer:
             await consumer.wait_settled(3, timeout=20.0)
@@ -161,6 +164,16 @@ async def test_dead_letters_are_sent_to_their_topic_again(each_cluster: RealClus
             assert await admin.resend_dead_letters(group) == 2
             assert await admin.dead_letters(group) == ()
             again = await consumer.wait_settled(3, timeout=20.0)
+            await producer.send(Message(gone, b"of a topic that is deleted"))
+            await consumer.wait_settled(1, timeout=20.0)
+        async with asyncio.timeout(10.0):
+            while not await admin.dead_letters(group):
+                await asyncio.sleep(0.05)
+        await admin.delete_topic(gone)
+        with pytest.raises(TopicNotFoundError, match=gone):
+            await admin.resend_dead_letters(group)
+        assert await admin.resend_dead_letters(group, skip_topics=gone) == 0
+        assert await admin.dead_letters(group) == ()
         assert sorted((each.message.unique_id, each.message.tags, each.message.keys) for each in again) == sorted(
             (each.msg_id, "t", (f"k{number}",)) for number, each in enumerate(sent)
         )
