@@ -36,7 +36,8 @@ and has seven threads less that look for something to do 100 times a second: idl
 SHARED: Final[Mapping[str, Callable[[], RealCluster]]] = {
     "two_brokers": lambda: RealCluster(brokers=2, nameservers=2, broker_conf=NO_TIMERS),
     "feature_cluster": lambda: RealCluster(
-        profile=PROFILES["transactions"] | PROFILES["recall"] | PROFILES["trace"], broker_conf={"enablePropertyFilter": "true"}
+        profile=PROFILES["transactions"] | PROFILES["recall"] | PROFILES["trace"],
+        broker_conf={"enablePropertyFilter": "true", "enableLmq": "true", "enableMultiDispatch": "true"},
     ),
     "cluster": lambda: RealCluster(broker_conf=QUICK_TO_CLEAN),
     "old_cluster": lambda: RealCluster(version=OLD_VERSION, broker_conf=QUICK_TO_CLEAN),
@@ -152,7 +153,7 @@ def old_cluster(shared_clusters: SharedClusters) -> RealCluster:
 
 @pytest.fixture
 def feature_cluster(shared_clusters: SharedClusters) -> RealCluster:
-    """One name server, one broker, profiles transactions, recall and trace together, and filters by properties."""
+    """One name server, one broker, profiles transactions, recall and trace together, filters by properties, and lite topics."""
     found: RealCluster = shared_clusters.get("feature_cluster")
     return found
 
