@@ -10,8 +10,7 @@ import pytest
 
 import rmq_async
 from rmq_async import Message, Producer, RocketMQError
-
-SYSTEM_BUSY = 2
+from rmq_protocol.constants import ResponseCode
 
 
 class Shop:
@@ -50,7 +49,7 @@ async def test_a_paid_order_is_announced(rocketmq):
 @pytest.mark.asyncio
 async def test_a_busy_broker_is_asked_again_by_the_client_itself(rocketmq):
     async with Producer("shop", namesrv=rocketmq.namesrv) as producer:
-        rocketmq.fail_next(SYSTEM_BUSY, 2)
+        rocketmq.fail_next(ResponseCode.SYSTEM_BUSY, 2)
         shop = Shop(producer)
         await shop.paid(17)
     assert not shop.waiting

@@ -13,6 +13,7 @@ import rmq_async
 from rmq_async import Admin, Consumer, Message, MessageExt, Producer
 from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_async.otel import OpenTelemetryHook
+from rmq_protocol.constants import ResponseCode
 from rmq_protocol.trace import TRACE_TOPIC, decode_trace
 
 exporter = InMemorySpanExporter()
@@ -29,7 +30,7 @@ async def bill(message: MessageExt) -> None:
 async def main() -> None:
     async with EmbeddedRocketMQ(brokers=2) as server:
         async with Producer("orders", namesrv=server.namesrv, hooks=[OpenTelemetryHook()], trace=True) as producer:
-            server.fail_next(2)  # the first broker is busy
+            server.fail_next(ResponseCode.SYSTEM_BUSY)  # the first broker is busy
             with tracer.start_as_current_span("POST /orders"):
                 result = await producer.send(Message("TracedTopic", b"order 17 paid", keys="order-17"))
 

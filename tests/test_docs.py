@@ -2,7 +2,7 @@
 
 The blocks of a page are parts of one coroutine; ``server`` is an embedded cluster of two brokers. A block that ends in
 ``rmq_async.run(...)`` is a program and runs as one. Those of docs/spark.md and docs/spark-kafka.md need a Spark session: they run
-in tests/spark. Those of docs/simulation.md are one module of tests, and so is the block of docs/testing.md that waits for handlers.
+in tests/spark. Those of docs/simulation.md are one module of tests, and so are two blocks of docs/testing.md.
 """
 
 from __future__ import annotations
@@ -102,13 +102,25 @@ def test_the_blocks_of_the_page_on_simulations_run(tmp_path: Path) -> None:
 
 def test_the_tests_of_handlers_on_the_page_on_testing_run(tmp_path: Path) -> None:
     (source,) = [source for _, source in blocks(ROOT / "docs" / "testing.md", "python") if "wait_settled" in source]
-    module = tmp_path / "test_page.py"
+    assert " 2 passed" in output_of_tests(source, tmp_path)
+
+
+def test_the_tests_of_probes_on_the_page_on_testing_run(tmp_path: Path) -> None:
+    found = BLOCK.finditer((ROOT / "docs" / "testing.md").read_text())
+    (source,) = [block[3] for block in found if 'title="test_service.py"' in block[2]]
+    without_httpx2 = "ignore:Using `httpx` with `starlette.testclient` is deprecated"
+    assert " 2 passed" in output_of_tests(source, tmp_path, "-W", without_httpx2)
+
+
+def output_of_tests(source: str, folder: Path, *options: str) -> str:
+    """Runs a module of tests, and returns what pytest prints."""
+    module = folder / "test_page.py"
     module.write_text(source)
-    options = ["-W", "error", "-p", "no:cacheprovider", "-o", "asyncio_default_fixture_loop_scope=function"]
-    command = [sys.executable, "-m", "pytest", *options, str(module)]
+    given = ["-W", "error", "-p", "no:cacheprovider", "-o", "asyncio_default_fixture_loop_scope=function", *options]
+    command = [sys.executable, "-m", "pytest", *given, str(module)]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert " 2 passed" in ended.stdout
+    return ended.stdout
 
 
 def test_the_readmes_example_has_twenty_lines_and_says_what_it_stored() -> None:
