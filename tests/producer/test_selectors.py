@@ -217,7 +217,7 @@ def test_without_queues_there_is_none_to_choose(selector: Any) -> None:
         selector([], message(), 1)
 
 
-@pytest.mark.parametrize("key", [None, 1.5, b"bytes", (1,), 2**63, -(2**63) - 1])
+@pytest.mark.parametrize("key", [None, 1.5, b"bytes", (1,), 2**63, -(2**63) - 1, pytest.param(10**5000, id="huge")])
 def test_keys_that_java_has_no_hash_for(key: Any) -> None:
     with pytest.raises(errors.SelectorError):
         select_by_hash(QUEUES, message(), key)

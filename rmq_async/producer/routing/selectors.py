@@ -41,7 +41,8 @@ __all__ = [
 ]
 
 Selector = Callable[[Sequence[MessageQueue], Message, Any], MessageQueue | Awaitable[MessageQueue]]
-"""Called as ``selector(queues, message, key)``; returns one of ``queues``, or is a coroutine function. It must not block."""
+"""Function that chooses a queue, called as ``selector(queues, message, key)``: it returns one of ``queues`` or an awaitable of
+one, and must not block."""
 
 Pick = Callable[[Sequence[MessageQueue]], MessageQueue]
 """The function that ``select_best`` calls; returns the next of the queues."""
@@ -133,7 +134,7 @@ def select_by_hash(queues: Sequence[MessageQueue], message: Message, key: Any) -
     """Selects the queue that Java's ``SelectMessageQueueByHash`` selects for the same ``key`` and the same queues.
 
     ``key``: str, bool or int; an int of 32 bits hashes as Java's Integer, a larger one as Long. Raises SelectorError for other
-    types, for an int above 64 bits, and without queues.
+    types, for an int outside the signed 64-bit range, and without queues.
     """
     if not queues:
         raise SelectorError(_NO_QUEUES)
@@ -191,7 +192,8 @@ def ask(
 
 
 async def awaited(selector: Selector, choosing: Awaitable[MessageQueue], deadline: float) -> MessageQueue:
-    """Awaits the queue of a selector. Raises SelectorError if the selector raises, RequestTimeoutError at ``deadline``."""
+    """Awaits the queue of a selector. Raises SelectorError if it raises anything but a RocketMQError, RequestTimeoutError at
+    ``deadline``."""
     scope = asyncio.timeout(max(0.0, deadline - machine.monotonic()))
     try:
         async with scope:
@@ -241,7 +243,7 @@ def _name(selector: Selector) -> str:
 def java_hash(key: str | bool | int) -> int:
     """Returns ``hashCode()`` of the Java String, Boolean, Integer or Long with this value: 32 bits, signed.
 
-    Raises SelectorError for other types, and for an int above 64 bits.
+    Raises SelectorError for other types, and for an int outside the signed 64-bit range.
     """
     if isinstance(key, str):
         return _string_hash(key)
@@ -254,7 +256,9 @@ def java_hash(key: str | bool | int) -> int:
             bits = key & 0xFFFFFFFFFFFFFFFF
             value = (bits ^ bits >> 32) & 0xFFFFFFFF
             return value - (1 << 32) if value & 0x80000000 else value
-        raise SelectorError(f"key {key} does not fit 64 bits; give a smaller number or a str")
+        raise SelectorError(
+            f"key {shown(key)} is outside the signed 64-bit range; give a number from -2^63 to 2^63 - 1, or a str"
+        )
     raise SelectorError(f"the key of select_by_hash must be a str, bool or int, not {type(key).__name__}")
 
 
