@@ -1,7 +1,4 @@
-"""Settings of a producer, immutable and validated on creation.
-
-Settings of Java's producer have the same defaults here, unless a docstring says otherwise.
-"""
+"""Settings of a producer, immutable and validated on creation."""
 
 from __future__ import annotations
 
@@ -51,10 +48,11 @@ broker wait for each other."""
 class Batching:
     """Settings for gathering single messages into batches. ``batching=True`` of a producer means ``Batching()``.
 
-    Messages gather by topic (and ``wait_store``) or, for a send with a queue, selector or key, by queue. A topic may have
-    ``lanes_per_broker`` requests in flight to each broker, a queue has one. While fewer are in flight, a message leaves at the
-    end of the current loop iteration, with all others of that iteration. Otherwise messages gather until one of these requests
-    has ended, and leave together.
+    Messages gather by topic (and ``wait_store``) or, for a send whose queue is chosen (by queue, selector, key or a
+    ``queue_selector``), by queue. A topic may have ``lanes_per_broker`` requests in flight to each broker, a queue has one. While
+    fewer are in flight, a message leaves at the end of the current loop iteration, with all others of that iteration. Otherwise
+    messages gather until one of these requests has ended, and leave together. A message with a delay, a retry topic or a body
+    of ``compress_over`` bytes or more is sent by itself.
 
     ``max_bytes``: maximum encoded size of a batch in bytes; ``max_message_size`` applies if it is smaller. A message that alone
     is larger is sent by itself. ``max_messages``: maximum number of messages in a batch. A full batch leaves without waiting
@@ -88,17 +86,20 @@ class ProducerConfig:
     """Settings of a producer. Times are in seconds, sizes in bytes. Raises ConfigError for an invalid value.
 
     ``timeout``: time of a whole send call, including route look-up, connect and retries. ``retries``: maximum number of
-    attempts of ``send`` after the first, not counting those that surely reached no broker; ``async_retries``: the same for
-    ``send_async`` (messages that ``batching`` gathers have ``retries``). ``attempt_timeout``: maximum time of one attempt while
-    an untried broker is left; default: the remaining time divided by the attempts left, at least 0.2 s. ``retry_codes``: broker
-    response codes after which another attempt is made. ``retry_same_queue``: True repeats a send with an explicit queue,
-    selector or key on that queue, up to ``retries`` times; False repeats it only after attempts that surely reached no broker.
+    attempts of ``send`` after the first, not counting those whose request no broker took (no connection, GO_AWAY, no such
+    queue); ``async_retries``: the same for ``send_async`` and ``send_batch_async`` (messages that ``batching`` gathers have
+    ``retries``). ``attempt_timeout``: maximum time of one attempt while an untried broker is left; default: the remaining time
+    divided by the attempts left, at least 0.2 s. ``retry_codes``: broker response codes after which another attempt is made;
+    refused credentials and missing permissions are never retried, a missing queue always, unless the caller chose it.
+    ``retry_same_queue``: True repeats a send with an explicit queue, selector or key on that queue, up to ``retries`` times;
+    False repeats it only after attempts whose request no broker took.
 
-    ``compress_over``: a body of at least this size is compressed, and sent compressed if that is smaller. ``compress_type``:
-    "zlib", "lz4" or "zstd", the latter two with the extra ``compression``; ``compress_level``: 0 to 9 for zlib, 1 to 22 for
-    zstd, not used by lz4. ``max_message_size``: maximum size of an uncompressed body or of an encoded batch; above 16,646,144
-    the client's ``max_frame_size`` must be larger by at least 131,072 bytes. ``create_topic_key``: the topic whose route is
-    used for a topic that does not exist yet; ``default_topic_queues``: number of queues that such a topic gets on a broker.
+    ``compress_over``: a body of at least this size, except in ``send_batch``, is compressed, and sent compressed if that is
+    smaller. ``compress_type``: "zlib", "lz4" or "zstd", the latter two with the extra ``compression``; ``compress_level``: 0 to
+    9 for zlib, 1 to 22 for zstd, not used by lz4. ``max_message_size``: maximum size of an uncompressed body or of an encoded
+    batch; above 16,646,144 the client's ``max_frame_size`` must be larger by at least 131,072 bytes. ``create_topic_key``: the
+    topic whose route is used for a topic that does not exist yet; ``default_topic_queues``: number of queues that such a topic
+    gets on a broker, at most as many as ``create_topic_key`` has there.
 
     ``oneway_limit``: maximum number of one-way messages accepted and not finished; ``async_limit``: the same for all other
     messages; ``pending_bytes_limit``: maximum size of their bodies, for each of the two kinds; ``broker_window``: maximum
@@ -107,11 +108,11 @@ class ProducerConfig:
     notice. ``stop_timeout``: time that ``stop()`` waits for unanswered sends.
 
     ``retry_another_broker_when_not_store_ok``: if True, and a broker stores a message without confirming its flush or
-    replication, the message is also sent to another broker, and is then stored twice. ``topics``: topics whose routes
-    ``start()`` fetches. ``latency_fault``: "failures" (Java: False) avoids a broker after an attempt that could not connect,
-    timed out or lost its connection, for 1 s, doubled by each failed trial up to 30 s, until a send to it is stored; True also
-    avoids slow brokers, for the times of ``fault_table``; False avoids none. ``detector``: True sends probe requests to brokers
-    that did not respond; it needs ``latency_fault=True``.
+    replication, the message is also sent to another broker, within ``retries``, and is then stored twice. ``topics``: topics
+    whose routes ``start()`` fetches. ``latency_fault``: "failures" (Java: False) avoids a broker after an attempt that could not
+    connect, timed out or lost its connection, for 1 s, doubled by each failed trial up to 30 s, until a send to it is stored;
+    True also avoids slow brokers, for the times of ``fault_table``; False avoids none. ``detector``: True sends probe requests
+    to brokers that did not respond; it needs ``latency_fault=True``.
 
     ``batching``: gathers single messages into batches while requests are in flight, see Batching; True for its defaults.
     ``queue_selector``: chooses the queue of each attempt if the call has neither queue nor selector, and once for a call with a
@@ -284,8 +285,8 @@ def split_options(
     room = max(merged.max_frame_size, MAX_FRAME_SIZE) - BESIDE_BODY
     if sending.max_message_size > room:
         raise ConfigError(
-            f"max_message_size {sending.max_message_size} is above {room}, the maximum for a frame of max_frame_size "
-            f"{merged.max_frame_size}: also set max_frame_size={sending.max_message_size + BESIDE_BODY} or more, and configure "
+            f"max_message_size {sending.max_message_size} is above {room}, the maximum for frames of "
+            f"{room + BESIDE_BODY} bytes: also set max_frame_size={sending.max_message_size + BESIDE_BODY} or more, and configure "
             "the brokers to accept frames of that size"
         )
     return merged, sending

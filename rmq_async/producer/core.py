@@ -180,7 +180,7 @@ class ProducerCore:
 
     @property
     def closed(self) -> bool:
-        """Whether the producer has ended all its calls."""
+        """Whether the producer has begun to end its unfinished calls, and makes no further attempts."""
         return self.dispatch.closed
 
     def _adopt(self, topic: str, topic_queues: TopicQueues) -> None:

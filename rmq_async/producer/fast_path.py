@@ -58,7 +58,7 @@ class SendMethods(ProducerLife):
         ``timeout`` (default: the producer's) is the budget of the whole call. ``queue`` is the queue to send to; without it,
         ``selector(queues, message, key)`` chooses one; without both, the producer's ``queue_selector`` or the hash of ``key``
         (default: the message's sharding key) does. With ``queue``, ``selector`` or a key, the queue is chosen once, and there
-        is one attempt, not counting those that surely reached no broker (``retry_same_queue`` allows more). Such messages for
+        is one attempt, not counting those whose request no broker took (``retry_same_queue`` allows more). Such messages for
         one queue are stored in call order, unless one of their calls ends with ``maybe_stored``.
 
         Before anything is sent, raises TypeError for an object that is not a Message; InvalidMessageError for an invalid
@@ -297,7 +297,7 @@ class SendMethods(ProducerLife):
 
         The arguments are those of ``send``. There is one attempt. The message counts towards ``oneway_limit`` until the last
         byte of its frame is in the kernel. On each connection, at least one of ``oneway_window`` messages is sent as an
-        ordinary request, which counts until it is answered, and whose error is only logged. While two of these are unanswered,
+        ordinary request, which counts until it is answered, and whose error is at most logged. While two of these are unanswered,
         a call that would send a third one waits up to ``timeout`` seconds.
 
         Raises the errors that ``send`` raises before anything is sent; BackpressureError also after that wait; ConnectError or

@@ -74,8 +74,10 @@ class ProducerLife(LifeCycle):
 
         Raises NameServerError when no name server is configured, or none answers within ``request_timeout`` and
         ``start_without_cluster`` is False; ConfigError when the group is already registered with the same client settings, or
-        is too long with its namespace; ClientStateError when ``stop`` is called meanwhile. After an error the producer holds no
-        connection, registration or task.
+        is too long with its namespace, and for an invalid address in ``NAMESRV_ADDR``; RequestTimeoutError when the system's
+        certificate authorities are not read in that time; ClientStateError during ``stop``, and when ``stop`` is called
+        meanwhile; WrongLoopError and ForkedError when the producer runs on another loop or in the parent process. After an
+        error the producer holds no connection, registration or task.
         """
         await super().start()
         self._loop_runs, self._thread = get_running_loop().is_running, get_ident()
@@ -85,8 +87,9 @@ class ProducerLife(LifeCycle):
         """Accepts no more messages, waits up to ``timeout`` seconds (default ``stop_timeout``) for accepted ones, then closes.
 
         Messages that are unanswered by then fail with ClientStateError. Allowed before ``start()``, during it and more than
-        once; a call during another ``stop()`` waits for its end. The producer can be started again. A ``timeout`` of 0 is
-        allowed.
+        once; a call during another ``stop()`` waits for its end. The producer can be started again. Raises
+        TypeError or ValueError for a ``timeout`` that is not a number of seconds, 0 or more, WrongLoopError on another loop,
+        ForkedError in a forked child.
         """
         await super().stop(timeout)
 

@@ -38,8 +38,9 @@ class Producer(SendMethods):
     for an invalid group. The constructor does no I/O; ``start()`` needs a running loop, and the producer belongs to that loop
     until ``stop()``.
 
-    Calls raise ClientStateError while the producer is not running, WrongLoopError on another loop, ForkedError in a forked
-    child process, and TypeError or ValueError for a ``timeout`` that is not a number of seconds above 0.
+    All calls but ``start``, ``stop``, ``aclose`` and ``health`` raise ClientStateError while the producer is not running,
+    WrongLoopError on another loop, ForkedError in a forked child process, and TypeError or ValueError for a ``timeout`` that is
+    not a number of seconds above 0.
 
     Producers, consumers and admins with equal client settings share connections, routes and heartbeats.
     """
@@ -89,7 +90,7 @@ class Producer(SendMethods):
         """Accepts a batch as ``send_batch`` does, and returns a future of its result; callbacks as in ``send_async``.
 
         ``queue``: the queue of the batch; sharding keys have no effect. ``timeout``: seconds for the whole send, by default the
-        producer's. Raises as ``send_async`` does.
+        producer's. Raises InvalidMessageError for a batch as ``send_batch`` does, and as ``send_async`` does.
         """
         sender = self._usable()
         if on_success is not None or on_error is not None:
@@ -163,8 +164,9 @@ class Producer(SendMethods):
     async def flush(self, timeout: float | None = None) -> None:
         """Waits until all messages accepted so far have a result or an error; one-way messages, until they are written.
 
-        Does not wait for messages that are accepted during the wait. Raises RequestTimeoutError, a TimeoutError, after
-        ``timeout`` seconds; None sets no limit, since each send ends by its own deadline.
+        For one-way messages that are sent as ordinary requests (``oneway_window``) it waits until they are answered. Does not
+        wait for messages that are accepted during the wait. Raises RequestTimeoutError, a TimeoutError, after ``timeout``
+        seconds; None sets no limit, since each send ends by its own deadline.
         """
         sender = self._usable()
         deadline = machine.monotonic() + (checked_timeout(timeout) if timeout is not None else FOR_EVER)

@@ -1,9 +1,9 @@
 """Request and reply: a request message, and the reply message that a broker pushes to the client that sent the request.
 
-A broker finds the requesting client by its id, which it knows from heartbeats, among its own connections only. So before the
-first request every broker that may push the reply must have answered a heartbeat: the brokers of the cluster's reply topic, not
-only those of the message's topic. A request holds its credit until the reply arrives; its entry in the reply table ends with
-the call.
+A broker finds the requesting client by its id, which it knows from heartbeats, among its own connections only. So a request
+first waits a moment until every broker that may push the reply has answered a heartbeat: the brokers of the cluster's reply
+topic, not only those of the message's topic. A request holds its credit and its entry in the reply table until its
+call ends.
 """
 
 from __future__ import annotations
@@ -84,7 +84,8 @@ async def request(
 async def reply(
     sender: ProducerCore, asked: MessageExt, body: bytes, properties: Mapping[str, str] | None, timeout: float
 ) -> SendResult:
-    """Sends the reply to a received message, first to the message's broker, which knows the requesting client."""
+    """Sends the reply to a received message, first to the message's broker if it takes replies: the requesting client is most
+    likely connected to it."""
     started = machine.monotonic()
     deadline = started + timeout
     if not isinstance(asked, MessageExt):

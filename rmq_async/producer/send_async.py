@@ -1,4 +1,4 @@
-"""``send_async``: a future and callbacks instead of an awaited result; no Task if the first attempt succeeds at once."""
+"""Sends with a future and callbacks instead of an awaited result (``send_async``); no Task while the first attempt succeeds."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextvars import Context, copy_context
 from typing import Any, Generic, Protocol
 
-from rmq_protocol.errors import RocketMQError
+from rmq_protocol.errors import RocketMQError, shown
 from rmq_protocol.send_codec import LENGTHS
 
 from ..transport import Connection, report
@@ -48,7 +48,7 @@ class SendFuture(asyncio.Future[Result]):
 
 
 class AsyncSend(Generic[Result]):
-    """An accepted send: gives its credits back and calls one of its callbacks, each exactly once.
+    """An accepted send: gives its credits back and, unless ``drop`` ends it, calls one of its callbacks, each exactly once.
 
     ``number`` and ``size``: credits that it holds, in messages and bytes. ``work``: the attempts, notified when the future is
     cancelled; None after the end.
@@ -149,7 +149,7 @@ def check_callback(name: str, callback: object) -> None:
     if not callable(callback):
         raise TypeError(f"{name} must be a function, not {type(callback).__name__}")
     if inspect.iscoroutinefunction(callback) or inspect.iscoroutinefunction(getattr(callback, "__call__", None)):  # noqa: B004
-        raise TypeError(f"{name} must be a plain function, not a coroutine function")
+        raise TypeError(f"{name} must be a plain function, not a coroutine function: {shown(callback)}")
 
 
 async def accept_call(

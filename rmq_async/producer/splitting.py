@@ -24,8 +24,9 @@ def split_batches(messages: Iterable[Message], max_bytes: int = MAX_BODY_SIZE) -
     sent: 32 digits, or 56 while this process has a client with an IPv6 address.
 
     Raises InvalidMessageError, at the position of the message in the iteration, for a message that a batch must not hold
-    (delayed, of a retry topic, or refused by ``send``) and for one that alone is larger than ``max_bytes``: send that one by
-    itself. Raises ValueError for a ``max_bytes`` below 1, and TypeError, in the iteration, for an object that is not a Message.
+    (delayed, of a retry topic, or otherwise invalid) and for one that alone is larger than ``max_bytes``: send that one by
+    itself. Raises ValueError for a ``max_bytes`` that is not a whole number above 0, and TypeError, in the iteration, for an object
+    that is not a Message.
     """
     if isinstance(max_bytes, bool) or not isinstance(max_bytes, int) or max_bytes < 1:
         raise ValueError(f"max_bytes must be a whole number above 0, not {shown(max_bytes)}")

@@ -1,4 +1,4 @@
-"""FIFO lines per topic: calls that choose their queue wait here while an earlier one waits for credits, a route or a selector.
+"""FIFO lines per topic: calls that choose their queue wait here while an earlier one waits for credits or a choice of queue.
 
 A call that cannot go at once joins its topic's line when it is made, and leaves the line when its queue is chosen and batching
 keeps its order. The first call of a line does not wait. Passing the turn on is O(1) amortised; abandoned places are skipped.

@@ -1,4 +1,4 @@
-"""Gathers messages into batches while requests are in flight. Otherwise a message waits for others only if ``linger`` is set."""
+"""Gathers messages into batches: those of one loop iteration, those that wait for earlier requests, and those of ``linger``."""
 
 from __future__ import annotations
 

@@ -121,7 +121,8 @@ class BatchRequest(FirstAttempt["BatchSendResult | SendResult"]):
         self._make_room()
 
     def patience(self) -> float:
-        """Returns the earliest deadline of the members, at least ``MIN_CAP`` from now, at most the producer's timeout from now.
+        """Returns the earliest deadline of the callers that wait, at least ``MIN_CAP`` from now, at most the producer's timeout
+        from now, and never later than the request's own deadline.
 
         So one caller's attempt time is not derived from another caller's long timeout.
         """
@@ -130,7 +131,10 @@ class BatchRequest(FirstAttempt["BatchSendResult | SendResult"]):
         return min(max(earliest, now + MIN_CAP), now + self._batcher.timeout, self.deadline)
 
     def expire(self, now: float) -> float:
-        """Fails the members whose deadline is over although the request's is not; returns the time of the next check."""
+        """Fails the members whose deadline is over although the request's is not, and makes room from ``makes_room_at`` on.
+
+        Returns the time of the next check, infinity for none.
+        """
         last = self.deadline - SAME_END
         late: list[Receiver] = []
         waiting, earliest = 0, inf
@@ -149,7 +153,10 @@ class BatchRequest(FirstAttempt["BatchSendResult | SendResult"]):
         return min(earliest, self.makes_room_at) if self._holds_room else earliest
 
     def _end_late(self, late: list[Receiver], *, alone: bool) -> None:
-        """Fails members whose deadline is over. ``alone``: no other member waits for the request."""
+        """Fails members whose deadline is over, and takes them out of a request that has not been sent, where that is possible.
+
+        ``alone``: no other member waits for the request.
+        """
         sent = self._may_be_sent
         can_leave = not sent and (alone or self.gathering.can_shrink(self._call.outgoing))
         withdrawn = can_leave or (alone and self._withdrawn())
@@ -172,7 +179,8 @@ class BatchRequest(FirstAttempt["BatchSendResult | SendResult"]):
 
     @property
     def _may_be_sent(self) -> bool:
-        """Whether an attempt has begun and was not refused by a broker."""
+        """Whether a request may have reached a broker that has not refused it; the first attempt counts from its entry in the
+        request table."""
         return self._pending is not None if self._further is None else self._further.maybe_sent
 
     def _withdrawn(self) -> bool:

@@ -1,6 +1,6 @@
 """Calls hooks for each message of an ordered batch, as if the message had been sent alone.
 
-A send with a key does not ask for a batch, so ``check_forbidden`` refuses one message and not the batch, ``before_send`` adds
+The callers did not ask for a batch, so ``check_forbidden`` refuses one message and not the batch, ``before_send`` adds
 properties to one message, and ``after_send`` gets its result. Each message carries the Watch and the context of its own call.
 """
 
@@ -57,7 +57,10 @@ class WatchedMember:
 
 
 def begin_watched(entry: Entry, target: Target) -> tuple[Entry, BatchWatch]:
-    """Calls the hooks for the first attempt of each message; fails and removes from the entry the messages that they refuse."""
+    """Calls the hooks for the first attempt of each message, and fails the messages that they refuse.
+
+    Returns the entry of the other messages, and the watch of their batch.
+    """
     members, begun = [], []
     for member in entry.members:
         receiver, message, _ = member
@@ -77,7 +80,7 @@ def begin_watched(entry: Entry, target: Target) -> tuple[Entry, BatchWatch]:
 
 
 class BatchWatch(CallWatch):
-    """The attempts of one batch. ``begun``: the first one, which hooks saw before the batch was encoded."""
+    """The attempts of one batch. ``begun``: the first one, which hooks saw before the batch was encoded; None once it is sent."""
 
     __slots__ = ("_messages", "_newest", "begun")
 

@@ -1,8 +1,8 @@
 """Sends batches: schedules when gathered messages leave, starts their requests, and enforces the callers' deadlines.
 
-This module does no work per message. A batch costs one callback of the loop, one encoding and one request; a Task only without
-an open connection or if an attempt fails. One timer, set for the earliest deadline, serves all callers. It checks every waiting
-caller, which takes some milliseconds for 65,535 of them; with equal timeouts that happens once per timeout.
+Nearly all costs are those of a batch: one callback of the loop, one encoding and one request; a Task only without a known
+route or an open connection, or for further attempts. One timer serves the deadlines of all callers: when it fires, every waiting
+caller is checked, which takes some milliseconds for 65,535 of them.
 """
 
 from __future__ import annotations
@@ -107,14 +107,20 @@ class Batcher:
     # -- where messages gather
 
     def in_turn(self, topic: str, *, wait_store: bool) -> TopicGathering:
-        """Returns the gathering of a topic. ``topic``: as the user writes it, with or without the namespace."""
+        """Returns the gathering of a topic and ``wait_store``, made if there is none.
+
+        ``topic``: as the user writes it, with or without the namespace.
+        """
         gathering = self._in_turn.get((topic, wait_store))
         if gathering is None:
             self._in_turn[topic, wait_store] = gathering = TopicGathering(self, topic)
         return gathering
 
     def in_order(self, topic_queues: TopicQueues, target: Target, *, fixed: bool) -> QueueGathering:
-        """Returns the gathering of a queue. ``fixed``: the caller chose the queue, so no message may go to another one."""
+        """Returns the gathering of a queue, made if there is none; it then sends to ``target`` until the route changes.
+
+        ``fixed``: the caller chose the queue, so no message may go to another one.
+        """
         places = self.fixed if fixed else self._chosen
         gathering = places.get(target.queue)
         if gathering is None:
@@ -134,7 +140,7 @@ class Batcher:
                 self._idle[queue] = gathering
 
     def topic_queues(self, gathering: TopicGathering) -> TopicQueues | None:
-        """Returns the topic's queues; None if the route is not known, and then starts the look-up."""
+        """Returns the topic's queues; None without a known route that has usable ones: then a look-up is in progress."""
         topic_queues = self._router.queues_by_topic.get(gathering.topic) or self._router.topics.now(gathering.topic)
         if topic_queues is None and gathering not in self._finding:
             task = self._finding[gathering] = self._loop.create_task(
@@ -149,7 +155,8 @@ class Batcher:
         await self._router.topics.find(gathering.topic, deadline)
 
     def _found(self, gathering: TopicGathering, task: asyncio.Task[None]) -> None:
-        """Ends the look-up, also one whose Task was cancelled before it began; fails the messages if it failed."""
+        """Removes the ended look-up, also one whose Task was cancelled before it began; lets the messages leave, or fails them if
+        it failed."""
         del self._finding[gathering]
         error = (
             task.exception()
@@ -170,7 +177,7 @@ class Batcher:
         return gathering in self._finding
 
     def by_now(self, topic: str, topic_queues: TopicQueues, target: Target) -> tuple[TopicQueues, Target]:
-        """Returns the topic's current queues and the target in them; the given ones if the current route has no such queue."""
+        """Returns the topic's current queues and the target in them; the given ones if no newer route has the queue's address."""
         newer = self._router.queues_by_topic.get(topic) or self._router.topics.now(topic)
         if newer is None or newer is topic_queues or not newer.knows(target.queue):
             return topic_queues, target
@@ -190,7 +197,8 @@ class Batcher:
     # -- leaving
 
     def soon(self, gathering: Gathering, deadline: float) -> None:
-        """Schedules the departure: at the end of this loop iteration, or after lingering. ``deadline``: the first message's."""
+        """Schedules the departure, at the end of this loop iteration or after lingering, and the check of the first message's
+        ``deadline``."""
         if self.linger and not gathering.in_order:  # messages with the producer's timeout may join without a check
             deadline = min(deadline, machine.monotonic() + self.timeout)
         if deadline < self.alarm:
@@ -208,7 +216,7 @@ class Batcher:
             gathering.timer = self._loop.call_later(left, gathering.leave)
 
     def _time_to_linger(self, deadline: float) -> float:
-        """Returns the seconds to linger, at most half of what remains of the message's time, so that it can still be sent."""
+        """Returns the seconds to linger: at most half of what remains of the message's time, but at least ``SHORTEST_LINGER``."""
         return max(SHORTEST_LINGER, min(self.linger, (deadline - machine.monotonic()) / 2))
 
     def hasten(self, gathering: Gathering) -> None:
@@ -217,7 +225,10 @@ class Batcher:
             self._loop.call_soon(gathering.leave)
 
     def hurry(self, *, for_good: bool = False) -> None:
-        """Sends lingering messages now. ``for_good``: later messages do not linger either."""
+        """Ends the lingering of all messages; they leave as far as the limits on requests in flight allow.
+
+        ``for_good``: later messages do not linger either.
+        """
         if self.linger:
             if for_good:
                 self.linger = 0.0
@@ -225,7 +236,10 @@ class Batcher:
                 gathering.leave()
 
     def go(self, gathering: Gathering, entry: Entry, topic_queues: TopicQueues, target: Target, *, fixed: bool) -> None:
-        """Starts one request with all its attempts. Errors go to the callers of its messages."""
+        """Starts one request with all its attempts; splits a batch that cannot be encoded.
+
+        Errors go to the callers of its messages; one that ends the program, such as KeyboardInterrupt, is raised in the loop too.
+        """
         try:
             entry, made = gathering.request(entry, target)
         except Exception as error:  # noqa: BLE001 - a message was changed after it was checked
@@ -254,13 +268,14 @@ class Batcher:
             raise_soon(error)
 
     def show(self, outgoing: Outgoing, messages: Sequence[Message], read: Any) -> None:
-        """Lets hooks see the attempts of an unordered batch as a whole."""
+        """Lets hooks see the attempts of an unordered request, those of a batch as a whole."""
         if self._watchers.active:
             shown = messages[0] if outgoing.batch_ids is None else tuple(messages)
             self._context.run(self._watchers.watch, outgoing, shown, "sync", read)
 
     def split(self, gathering: Gathering, entry: Entry, ids: tuple[str, ...] | None) -> None:
-        """Sends a refused batch as two halves; repeated splits leave the invalid message alone in its request."""
+        """Sends a batch that was refused or cannot be encoded as two halves; repeated splits leave an invalid message alone in its
+        request."""
         left = alive(msgspec.structs.replace(entry, ids=ids))
         if left is None:
             return
@@ -286,14 +301,14 @@ class Batcher:
     # -- deadlines
 
     def waited(self, deadline: float) -> None:
-        """Adjusts timers for a message that waited for credits: ``add_plain`` assumes that deadlines arrive in order."""
+        """Adjusts timers for a message that waited for credits or a route: ``add_plain`` assumes that deadlines arrive in order."""
         self.look_at(deadline)
         if self.linger:
             for gathering in self._gatherings():
                 self.sooner(gathering, deadline)
 
     def look_at(self, time: float) -> None:
-        """Checks the callers' deadlines at ``time`` (monotonic) or earlier."""
+        """Schedules a check of the callers' deadlines at ``time`` (monotonic), unless an earlier check is scheduled."""
         if time < self.alarm:
             self.watch_until(time)
 
@@ -323,8 +338,7 @@ class Batcher:
     # -- the end
 
     def end(self, error: Callable[[], RocketMQError]) -> None:
-        """Fails all messages that have not left. Requests in flight are not ended here, but by ``Dispatch`` and the
-        connections."""
+        """Fails all messages that have not left, and ends look-ups and timers; ``ProducerCore`` ends the requests in flight."""
         for gathering in self._gatherings():
             for receiver, _, _ in gathering.drop():
                 if not receiver.done():  # the callback of another receiver may have cancelled it

@@ -1,9 +1,9 @@
 """Gatherings: the messages that wait to leave as a batch, for a topic here and for one queue in ``queue_gathering``.
 
-A gathering decides what leaves and when; the batcher sends it. The cost per message is ``add_plain``: a tuple, an append and
-four comparisons. Everything else is per batch.
+A gathering decides what leaves and when; the batcher sends it. Adding a usual message (``add_plain``) costs a tuple, an append
+and four comparisons.
 
-The messages of one loop iteration are divided among the requests that may be in flight, in parts of at least ``SHARE``: the
+What a topic has gathered is divided among the requests that may be in flight, in parts of about ``SHARE`` messages or more: the
 client encodes one part while the broker stores another. With a single part client and broker wait for each other, which lowers
 the throughput of 1024 sends in flight by a fifth.
 """
@@ -82,7 +82,7 @@ class Batches(Protocol):
         """Ends the lingering, because a batch is complete."""
 
     def look_at(self, time: float) -> None:
-        """Checks the deadlines of all callers at ``time`` (monotonic) or earlier."""
+        """Schedules a check of all callers' deadlines at ``time`` (monotonic), unless an earlier check is scheduled."""
 
     def look_after(self, gathering: Gathering) -> None:
         """Schedules the end of requests that no caller waits for."""
@@ -211,7 +211,8 @@ class Gathering(ABC):
             self.timer = None
 
     def left(self) -> None:
-        """Marks that a caller's receiver is done (cancelled or failed); its message is dropped when the batch is built."""
+        """Marks that a caller's receiver is done (cancelled or failed): its message is dropped when the batch is built, and a
+        request that no caller waits for is ended."""
         self.stale = True
         self._batcher.look_after(self)
 
@@ -225,15 +226,15 @@ class Gathering(ABC):
 
     @abstractmethod
     def ended(self, broker: str) -> None:
-        """Records the end of a request to ``broker``."""
+        """Records the end of a request to ``broker``, which makes room for waiting messages."""
 
     @abstractmethod
     def again(self, entries: Sequence[Entry]) -> None:
-        """Sends these entries before all other messages."""
+        """Sends these entries; those of a queue go before all its other messages."""
 
     @abstractmethod
     def request(self, entry: Entry, target: Target) -> tuple[Entry, Request | None]:
-        """Returns the entry without the messages that hooks refuse, and what its first attempt sends; None if none is left."""
+        """Returns the entry without the messages that hooks refuse, and its request, None if no message is left."""
 
     @abstractmethod
     def not_sent(self) -> RequestTimeoutError:
@@ -253,7 +254,7 @@ class Gathering(ABC):
         return [self.members, *[entry.members for entry in self._sealed]]
 
     def drop(self) -> list[Member]:
-        """Removes and returns all members that have not left; they will not be sent."""
+        """Removes all members that have not left, and returns those whose callers still wait; none of them will be sent."""
         members = [member for each in self.waiting() for member in each if not member[0].done()]
         self._sealed.clear()
         self.take()
@@ -264,7 +265,7 @@ class Gathering(ABC):
 class TopicGathering(Gathering):
     """Messages of one topic and ``wait_store``: each request goes to the next queue, with a limit per broker.
 
-    The messages of a request are encoded together, when they leave.
+    Most messages are encoded together with others of their request, when it leaves.
     """
 
     __slots__ = ("__weakref__", "_under_way", "topic")

@@ -68,7 +68,7 @@ class QueueGathering(Gathering):
         self._seal(Entry([(receiver, outgoing, deadline)], read=read), deadline)
 
     def begin_at_once(self) -> bool:
-        """Gives the turn to the caller if no message waits or is in flight; ``ended`` ends the turn."""
+        """Gives the turn to the caller if no message waits or is in flight, and returns whether it did; ``ended`` ends the turn."""
         if self._busy or self.members or self._sealed:
             return False
         self._busy = True

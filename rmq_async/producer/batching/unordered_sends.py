@@ -1,6 +1,6 @@
 """Unordered sends of a producer with batching: from the call to the gathering of its topic.
 
-Calls that need not wait, which are nearly all, take the fast path instead.
+Calls that need nothing special and need not wait take the fast path instead.
 """
 
 from __future__ import annotations

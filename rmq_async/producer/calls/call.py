@@ -17,7 +17,8 @@ __all__ = ["Call", "ReadReply", "Result"]
 
 Result = TypeVar("Result")
 ReadReply = Callable[[SendReply, Outgoing, Target, int], Result | None]
-"""Called as ``read(reply, outgoing, target, attempts)``; returns None unless the response says that the message is stored."""
+"""Function that makes the result from a response, called as ``read(reply, outgoing, target, attempts)``; it returns None unless
+the response says that the message is stored."""
 
 
 class Call(msgspec.Struct, Generic[Result]):

@@ -41,7 +41,7 @@ __all__ = [
 MIN_CAP: Final = 0.2
 """Seconds that a capped attempt gets at least, without ``attempt_timeout``."""
 CONNECT_CAP: Final = 1.0
-"""Maximum seconds that an attempt waits for a connection; the call then waits in ``Recovery`` for it or for a newer route."""
+"""Maximum of ``connect_cap`` in seconds; after it the call waits in ``Recovery`` for the connection or for a newer route."""
 SHORTEST: Final = 0.002
 """Minimum remaining seconds for an attempt: a loop's timer may fire a millisecond before the deadline."""
 SHORTEST_REPEATED: Final = 0.02

@@ -1,7 +1,7 @@
 """Builds send requests as commands where no header template covers them.
 
-These are requests with RPC hooks, with ``namespace_v2`` or in the long header form (V1), messages to retry topics, and reply
-messages.
+These are requests with users' RPC hooks, with ``namespace_v2`` or in the long header form (V1), messages to retry topics, and
+reply messages.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def send_command(
 ) -> RemotingCommand:
     """Returns the send request for ``target``. ``properties``: encoded. ``born_ms``: milliseconds since the epoch.
 
-    Raises InvalidMessageError for a message to a retry topic whose counters are not numbers.
+    Raises InvalidMessageError for a message to a retry topic whose counters are not numbers from 0 to 2^31 - 1.
     """
     batch = outgoing.batch_ids is not None
     code = outgoing.code or (RequestCode.SEND_BATCH_MESSAGE if batch else RequestCode.SEND_MESSAGE_V2)
@@ -89,5 +89,7 @@ def _number(name: str, text: str | None) -> int | None:
     if text is None:
         return None
     if not text.isascii() or not text.isdigit() or len(text) > 10 or int(text) > _LARGEST:
-        raise InvalidMessageError(f"property {name} must be a number from 0 to {_LARGEST}, not {text[:40]!r}")
+        raise InvalidMessageError(
+            f"property {name} must be a number from 0 to {_LARGEST}, of at most 10 digits, not {text[:40]!r}"
+        )
     return int(text)

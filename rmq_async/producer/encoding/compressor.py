@@ -35,7 +35,8 @@ class Compressor:
     async def compress(self, outgoing: Outgoing, deadline: float) -> Outgoing:
         """Returns the message with its body compressed, or unchanged if that is not smaller.
 
-        Raises RequestTimeoutError at ``deadline`` (``time.monotonic``), with ``maybe_stored=False``.
+        A body of 64 KiB or more is compressed in a thread: raises RequestTimeoutError, with ``maybe_stored=False``, if that has
+        not ended at ``deadline`` (``time.monotonic``), and ClientStateError when the producer stops.
         """
         if len(outgoing.body) < IN_THREAD:
             return self._encoder.compressed(outgoing)

@@ -73,7 +73,7 @@ class CallWatch(ABC):
 
 
 class AttemptWatch(ABC):
-    """One attempt whose begin the hooks have seen; its methods call them for its end, once."""
+    """One attempt whose start the hooks have seen; its methods call them for its end, once."""
 
     __slots__ = ()
 
@@ -176,9 +176,8 @@ class Encoder:
         ids = self.ids.take(len(batch))
         body = encode_batch(batch, ids, self.max_size)
         if len(body) > self.max_size:
-            raise InvalidMessageError(
-                f"the batch has {len(body)} bytes encoded, the limit is {self.max_size}; send it in parts (split_batches)"
-            )
+            advice = "send it in parts (split_batches)" if len(batch) > 1 else "send its only message by send()"
+            raise InvalidMessageError(f"the batch has {len(body)} bytes encoded, the limit is {self.max_size}; {advice}")
         size = sum([len(message.body) for message in batch])
         properties = WAIT if batch[0].wait_store else NO_WAIT
         outgoing = self.outgoing(batch[0].topic, ids[0], properties + self._instance_text, body, 0, 0, tuple(ids))

@@ -6,8 +6,8 @@ processed the window; until that response the window is open. At most two window
 waits. So up to three windows are in the broker's queue, which drops requests after 200 ms, and a broker that shares its cores
 pauses for 50 to 100 ms at times. The size of the windows, adjusted by the response times, keeps the queue short: it starts at
 two messages, since a cold broker needs 50 to 200 ms for the first one; it doubles up to ``STEADY`` while responses take less
-than ``GOOD`` seconds, and up to the configured size while they take less than ``FAST``; a response slower than ``SLOW`` halves
-it.
+than ``GOOD`` seconds, and up to the configured size while they take less than ``FAST``; a slower response cuts it to ``STEADY``,
+one slower than ``SLOW`` halves it.
 """
 
 from __future__ import annotations
@@ -100,7 +100,9 @@ class OnewayPacing:
 
 
 class WindowReceiver:
-    """Receiver of the response to a window's ordinary request. Errors are counted and logged, never raised or retried.
+    """Receiver of the response to a window's ordinary request. Errors are counted, neither raised nor retried.
+
+    The first one is logged, and each one that doubles the count.
 
     ``learn``: called with the response or the error, and the seconds that it took, so that later messages can avoid the broker.
     """

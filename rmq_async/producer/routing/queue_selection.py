@@ -4,8 +4,8 @@
 
 With ``latency_fault="failures"`` a topic's round robin runs unchanged until one of its brokers is suspected;
 ``FailureRotation`` replaces it until none is. With ``latency_fault=True`` ``LatencyRotation`` replaces it all the time: while
-no broker is suspected it only reads the clock, and every few milliseconds it looks for attempts that have been in flight for
-too long.
+no broker is suspected it only reads the clock, and at intervals (``Overdue.interval``) it looks for attempts that have been in
+flight for too long.
 """
 
 from __future__ import annotations

@@ -65,7 +65,8 @@ class Router:
         return topic_queues is not None and not topic_queues.knows(queue)
 
     def target_now(self, topic_queues: TopicQueues, message: Message | None, choice: QueueChoice) -> Target | None:
-        """Returns the target of a key by hash, None if a selector must choose. Raises SelectorError for an invalid key."""
+        """Returns the target of a key by hash; None for a batch, and if a selector must choose. Raises SelectorError for an invalid
+        key."""
         if message is None or choice.selector is not None or self.asks:
             return None
         queue = select_by_hash(topic_queues.queues, message, choice.key)

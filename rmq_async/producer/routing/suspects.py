@@ -1,6 +1,6 @@
 """Avoidance of brokers that do not respond, judged by failed attempts (``latency_fault="failures"``, the default).
 
-A successful attempt on a broker that is not suspected costs nothing: no clock is read and no function called.
+While no broker is suspected, successful attempts read no clock for it and call no function.
 """
 
 from __future__ import annotations

@@ -273,5 +273,5 @@ def _nowhere(topic: str, route: TopicRoute) -> str:
     text = f"topic {topic} has no writable queue on a broker with a master's address"
     closed = sorted({data.broker_name for data in route.data.queue_datas if not data.perm & Perm.WRITE})
     if not closed:
-        return f"{text}; start one of its masters"
+        return f"{text}; start one of its masters, or give the topic write queues"
     return f"{text}: {printable(', '.join(closed))} may not be written to; allow writes there, or start another master"

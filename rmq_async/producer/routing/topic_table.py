@@ -224,7 +224,7 @@ class TopicTable:
         return await self._waits.run(self._instance.routes.refresh(wire_topic, max(deadline - machine.monotonic(), 0.0)))
 
     def now(self, topic: str) -> TopicQueues | None:
-        """Returns the topic's queues by the route known at this moment, without waiting; None if it has no usable queue."""
+        """Returns the topic's queues by the route known at this moment, without waiting; None without a route or a usable queue."""
         route = self._instance.routes.cached(self._settings.wire_topic(topic))
         topic_queues = self._known(topic)
         if route is None or (topic_queues is not None and topic_queues.route is route):

@@ -109,7 +109,7 @@ class Dispatch:
 
 
 class _Which(NamedTuple):
-    """Identity of a message, equal for its copies, and different for messages to which callers gave the same unique id."""
+    """Identity of a message: equal for its copies, and nearly always different for messages with the same unique id."""
 
     msg_id: str
     born_time_ms: int
@@ -205,7 +205,7 @@ class Checks:
 
     @contextmanager
     def ending(self, address: str, end: End, chosen: tuple[bytes, int] | None) -> Iterator[None]:
-        """Marks a transaction as running: checks of it do not call ``check``, but update the offsets in ``end``.
+        """Returns a context manager that marks a transaction as running: checks of it do not call ``check``, but update ``end``.
 
         ``address``: broker address from which its checks come. ``chosen``: see ``_Running``.
         """
@@ -221,7 +221,7 @@ class Checks:
                 del self._under_way[key]
 
     def ended(self, connection: Connection | None, end: End, log_offset: int, *, known: bool) -> None:
-        """Records that the broker has confirmed the end of the copy at ``log_offset``.
+        """Records that the broker has confirmed the end of the copy at ``log_offset``; rolls back a newer copy.
 
         ``connection``: the connection on which its checks come, opened before the confirmation; None if there is none.
         ``known``: this client made the message's id.
@@ -351,7 +351,7 @@ class Checks:
             return False
         if response.code != ResponseCode.SUCCESS:
             logger.warning(
-                "%s refused %s of transaction %s: %d %s; it will check the transaction again",
+                "%s refused %s of transaction %s: %d %s; unless the transaction has ended, it will check it again",
                 connection.address, status.value, printable(end.msg_id), response.code, printable(response.remark),
             )  # fmt: skip
             return False

@@ -99,7 +99,7 @@ def trace_end(
     address: str,
     region: str | None = None,
 ) -> None:
-    """Traces the end that was sent to the broker at ``address``, if tracing is on."""
+    """Traces the end of a transaction, which goes to the broker at ``address``, if tracing is on."""
     if tracer is not None:
         tracer.end_transaction(
             message,

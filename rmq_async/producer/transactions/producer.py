@@ -56,11 +56,11 @@ class TransactionProducer(Producer):
     another process of the group, perhaps one that has exited, may have started it. Both return a TransactionStatus and may be
     coroutine functions. An error that they raise means UNKNOWN; brokers receive only its type, for their logs.
 
-    At most ``max_concurrent_checks`` checks run at a time; up to 2000 more wait, all together with at most 64 MiB of messages.
-    Checks beyond these limits are dropped, and the broker repeats them.
+    At most ``max_concurrent_checks`` checks run at a time; up to 2000 more wait, all together with at most 64 MiB of messages
+    (a single larger one is taken alone). Checks beyond these limits are dropped, and the broker repeats them.
 
-    Brokers send checks only to producers that they know. A producer that has not sent a message yet must name its ``topics`` to
-    be known.
+    A broker sends checks only to producers that it knows by their heartbeats. A producer that has not sent a message yet
+    names its ``topics`` so that their brokers know it.
 
     Raises TypeError if ``execute`` or ``check`` is not callable, ConfigError if ``max_concurrent_checks`` is not an integer
     above 0, and as ``Producer`` does.
@@ -105,10 +105,10 @@ class TransactionProducer(Producer):
         An error of ``execute`` is reported to the loop's exception handler and is ``local_error`` of the result, with UNKNOWN.
 
         Before ``execute`` is called, raises InvalidMessageError for a message with a delay, and as ``send`` does. Raises
-        TransactionError when COMMIT or ROLLBACK was refused or not confirmed; the broker will check. When the producer stops
-        before ``execute`` has ended, cancels ``execute`` and raises ClientStateError, whose ``maybe_stored`` is True if the
-        half message is stored, so that the broker will check. Cancelling the call during ``execute`` leaves its transaction
-        UNKNOWN; after a later cancellation COMMIT or ROLLBACK may have taken effect.
+        TransactionError when COMMIT or ROLLBACK was refused or not confirmed; unless it took effect, the broker will check.
+        When the producer stops before ``execute`` has ended, cancels ``execute`` and raises ClientStateError, whose
+        ``maybe_stored`` is True if the half message is stored, so that the broker will check. Cancelling the call during
+        ``execute`` leaves its transaction UNKNOWN; after a later cancellation COMMIT or ROLLBACK may have taken effect.
         """
         sender, checks = self._usable(), self._checks
         assert checks is not None
@@ -203,7 +203,7 @@ class TransactionProducer(Producer):
             outcome = f"was refused: {why}"
         raise TransactionError(
             f"{status.value} of transaction {half.msg_id} {outcome}; "
-            f"broker {half.queue.broker_name} will check with group {end.group}",
+            f"unless it took effect, broker {half.queue.broker_name} will check with group {end.group}",
             result=result,
             maybe_ended=maybe_ended,
             maybe_stored=status is TransactionStatus.COMMIT,
@@ -296,7 +296,10 @@ def _newest_address(sender: ProducerCore, half: Half) -> str:
 
 
 def _stopped_during_execute(half: Half) -> ClientStateError:
-    error = ClientStateError(f"the producer was stopped during execute of transaction {half.msg_id}; the broker will check it")
+    error = ClientStateError(
+        f"the producer was stopped during execute of transaction {half.msg_id}; the broker will check it; a longer stop_timeout "
+        "gives execute time"
+    )
     error.maybe_stored = True
     return error
 

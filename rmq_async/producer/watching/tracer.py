@@ -1,7 +1,7 @@
 """Message traces: the outcome of each attempt, sent to a topic in which mqadmin and consoles find it by id and key.
 
-A record is made when an attempt ends, and sent over the producer's connections but without its credits, hooks and selectors: a
-trace never delays a send, and is not traced itself.
+A record is made when an attempt ends, and sent over the producer's connections but without its credits, send hooks and selectors:
+no send waits for a trace, and a trace is not traced itself.
 """
 
 from __future__ import annotations
@@ -46,7 +46,11 @@ class Tracer(TraceRecords):
     # -- records
 
     def after_send(self, context: SendContext) -> None:
-        """Appends a record for each message of the attempt; none for a one-way send, whose outcome is unknown."""
+        """Appends a record for each message of the attempt.
+
+        There is none for a one-way send that was queued, since its outcome is unknown, for a message to the trace topic, and for
+        a broker that turns tracing off.
+        """
         result = context.result
         if (result is None and context.error is None) or context.queue.topic == self.topic:
             return
@@ -120,7 +124,7 @@ class Tracer(TraceRecords):
     ) -> None:
         """Appends a record of a transaction's end.
 
-        ``state``: COMMIT_MESSAGE, ROLLBACK_MESSAGE or UNKNOW. ``address``: that of the broker to which the end was sent.
+        ``state``: COMMIT_MESSAGE, ROLLBACK_MESSAGE or UNKNOW. ``address``: that of the broker to which the end is sent.
         """
         bean = TraceBean(
             topic=message.topic,

@@ -1,9 +1,9 @@
-"""Calls hooks around the attempts of sends. Only calls of a producer with hooks carry a ``Watch``; others have no cost.
+"""Calls hooks around the attempts of sends. Only calls of a producer with hooks or message traces carry a ``Watch``.
 
 Hooks see each attempt before it begins and after it ends, for every kind of end. The receiver of a watched attempt is wrapped,
 so that hooks see the response before the caller does; code that ends an attempt without a response reports the end to the
 Watch. Each hook runs in a copy of the context (of ``contextvars``) of the call, also if an attempt begins or ends in another
-Task.
+Task; for messages that were gathered without order, in a copy of an empty one.
 """
 
 from __future__ import annotations
@@ -246,7 +246,7 @@ class WatchedAttempt(AttemptWatch):
 
 
 def message_type(message: Message, sys_flag: int) -> MessageType:
-    """Returns the message type that Java's hooks and traces report."""
+    """Returns the type of a message for ``SendContext``: half, delayed, ordered (with a sharding key) or normal."""
     if sys_flag & _PREPARED:
         return MessageType.TRANSACTION_HALF
     if message.delay_level or message.delay is not None or message.deliver_at is not None:
