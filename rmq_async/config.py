@@ -1,5 +1,4 @@
-"""The settings of a client instance, and the checks of settings. ``ClientConfig`` is immutable, checked when made, and has Java's
-defaults where Java has the setting, unless its docstring says otherwise."""
+"""The settings of a client instance, and the checks of settings. ``ClientConfig`` is immutable, and checked when made."""
 
 from __future__ import annotations
 
@@ -70,8 +69,8 @@ if hasattr(os, "register_at_fork"):
 @suggests_keywords
 @dataclass(frozen=True, kw_only=True)
 class ClientConfig:
-    """Settings by which a client instance reaches a cluster. Producers, consumers and admins with equal settings share one
-    instance.
+    """Settings by which a client instance reaches a cluster. Producers, consumers and admins on one event loop with equal settings
+    share one instance.
 
     ``namesrv``: "host:port;host:port" or a sequence of them; default: the environment's NAMESRV_ADDR. ``instance_name``: part
     of the client's id; default: one per process. Clients with different names share nothing. ``client_ip``: the address under
@@ -169,7 +168,7 @@ class ClientConfig:
             if value is None:
                 continue
             if not isinstance(value, str) or _NAMESPACE.fullmatch(value) is None or len(value) > LONGEST_NAMESPACE:
-                limits = f"1 to {LONGEST_NAMESPACE} letters, digits, - and _"
+                limits = f"1 to {LONGEST_NAMESPACE} characters out of a-z, A-Z, 0-9, - and _"
                 raise ConfigError(f"{name} must be {limits}, not {shown(value)}")
             if value.startswith(_SYSTEM_PREFIXES):
                 reserved = " and ".join(_SYSTEM_PREFIXES)
@@ -180,7 +179,7 @@ class ClientConfig:
     def resolved(self) -> ClientConfig:
         """Returns a copy of the settings with the name servers as a sorted tuple, from the environment if none are given.
 
-        Settings that were made before a fork get this process's own ``instance_name``: servers distinguish clients by it.
+        A default ``instance_name`` from before a fork is replaced by this process's own: servers distinguish clients by it.
         Raises ConfigError for an invalid address in the environment.
         """
         given = self.namesrv if self.namesrv else os.environ.get(NAMESRV_ENVIRONMENT)
@@ -246,8 +245,8 @@ def client_options(
 
 
 def name_servers(given: str | Sequence[str] | None) -> list[str]:
-    """Returns the addresses in "a:1;b:2" (or with commas) or in a sequence of such texts. Raises ConfigError for one that is
-    not host:port."""
+    """Returns the addresses in "a:1;b:2" (or with commas) or in a sequence of such texts; none for None. Raises ConfigError for
+    another object, and for an address that is not host:port."""
     if given is None:
         return []
     if not isinstance(given, Sequence):
@@ -320,7 +319,7 @@ def check_group(group: str) -> None:
 def check_seconds(name: str, value: float, *, zero: bool = False) -> None:
     if not isinstance(value, int | float) or isinstance(value, bool):
         raise ConfigError(f"{name} must be a number of seconds, not {shown(value)}")
-    if not abs(value) < LONGEST:  # NaN is not below it either
+    if not value < LONGEST:  # NaN is not below it either
         raise ConfigError(f"{name} must be a number of seconds below {LONGEST:.0f}, not {shown(value)}")
     if value < 0 or (value == 0 and not zero):
         raise ConfigError(f"{name} must be {'0 or ' if zero else ''}above 0 seconds, not {shown(value)}")

@@ -91,7 +91,7 @@ class Hook:
         """Runs before each attempt (``SendMessageHook.sendMessageBefore``).
 
         Properties that it puts into ``context.properties`` are sent with this attempt, and replace the message's own of the same
-        name.
+        name. Invalid ones are left out and go to the loop's exception handler as an error.
         """
 
     def after_send(self, context: SendContext) -> None:
@@ -128,17 +128,19 @@ class Hook:
 
 def checked_hooks(hooks: object) -> tuple[Any, ...]:
     """Returns ``hooks`` as a tuple. Raises ConfigError unless it is an iterable of objects that each have a method of a hook,
-    and for a method that is a coroutine function."""
+    and for a class and a method that is a coroutine function."""
     if isinstance(hooks, Hook) or not isinstance(hooks, Iterable):
         raise ConfigError(f"hooks must be a sequence of Hook objects, not {shown(hooks)}")
     found = tuple(hooks)
     for hook in found:
-        methods = [getattr(hook, name) for name in METHODS if callable(getattr(hook, name, None))]
-        if not methods or isinstance(hook, type):
+        if isinstance(hook, type):
+            raise ConfigError(f"{shown(hook)} is a class; give an object of it as a hook")
+        methods = {name: method for name in METHODS if callable(method := getattr(hook, name, None))}
+        if not methods:
             raise ConfigError(f"{shown(hook)} is not a Hook object: it must have at least one of {', '.join(METHODS)}")
-        for method in methods:
+        for name, method in methods.items():
             if inspect.iscoroutinefunction(method):
-                raise ConfigError(f"{method.__qualname__} must be a plain function, not a coroutine function")
+                raise ConfigError(f"{name}() of hook {shown(hook)} must be a plain function, not a coroutine function")
     return found
 
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from rmq_async import ClientConfig, ConfigError, Producer, ProducerConfig
+from rmq_async import ClientConfig, ConfigError, Hook, Producer, ProducerConfig
 from rmq_protocol import compression
 
 
@@ -30,6 +33,7 @@ from rmq_protocol import compression
         ({"client_ip": 5}, "client_ip"),
         ({"namesrv": 5}, "namesrv"),
         ({"request_timeout": 10**400}, "request_timeout"),
+        ({"request_timeout": -(2**70)}, r"must be above 0 seconds, not -1180591620717411303424"),
         ({"request_timeout": -(10**5000)}, "request_timeout"),
         ({"namesrv": "h:" + "1" * 5000}, "host:port"),
         ({"namesrv": "[]:80"}, "host:port"),
@@ -43,7 +47,7 @@ from rmq_protocol import compression
         ({"unit_mode": "yes"}, "unit_mode"),
         ({"unit_name": ""}, "unit_name"),
         ({"unit_name": 7}, "unit_name"),
-        ({"namespace": ""}, "namespace must be 1 to 100 letters"),
+        ({"namespace": ""}, "namespace must be 1 to 100 characters"),
         ({"namespace": "a%b"}, "namespace"),
         ({"namespace": "a b"}, "namespace"),
         ({"namespace": "n" * 101}, "namespace"),
@@ -91,6 +95,11 @@ def test_a_wrong_client_setting_is_named(options: dict[str, Any], named: str) ->
         ({"topics": 7}, "topics"),
         ({"hooks": 7}, "hooks must be a sequence"),
         ({"hooks": [object()]}, "is not a Hook object"),
+        ({"hooks": [Hook]}, "Hook'> is a class; give an object"),
+        (
+            {"hooks": [SimpleNamespace(after_send=partial(asyncio.sleep, 0))]},
+            r"after_send\(\) of hook .* must be a plain function",
+        ),
         ({"queue_selector": 7}, "queue_selector must be a function"),
         ({"queue_selector": dict}, "queue_selector"),
         ({"latency_fault": "on"}, "latency_fault"),
