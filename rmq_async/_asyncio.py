@@ -32,7 +32,7 @@ SCAN_GRAIN: Final = 0.005
 """Seconds between two looks at the deadlines: those that fall in between end together."""
 RESOLVED_PER_TURN: Final = 256
 MIN_COMPACTED: Final = 64
-"""Compact the heap only above this number of entries (compaction is O(n))."""
+"""Number of entries of ended waits that the heap may keep, beside two for each running one; compaction is O(n)."""
 
 K = TypeVar("K")
 T = TypeVar("T")
@@ -251,7 +251,7 @@ class SingleFlight(Generic[T]):
         return await self.start(key, make).wait(deadline)
 
     def close(self) -> list[asyncio.Task[T]]:
-        """Cancels all work and fails its callers; returns the tasks, which need an iteration of the loop to end."""
+        """Cancels all work and fails its callers; returns the tasks, which end later."""
         self._closed = True
         flights = list(self._flights.values())
         for flight in flights:
@@ -371,7 +371,8 @@ class Startable(ABC):
 
 
 async def for_each(items: Iterable[K], function: Callable[[K], Awaitable[V]], *, at_once: int = 16) -> dict[K, V]:
-    """Awaits ``function(item)`` for every item, ``at_once`` at a time; the first failure cancels the rest and is raised."""
+    """Awaits ``function(item)`` for every item, ``at_once`` at a time; returns the results by item. The first failure cancels the
+    rest and is raised."""
     results: dict[K, V] = {}
     listed = list(items)
     left = iter(listed)

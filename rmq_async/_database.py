@@ -35,7 +35,8 @@ _LONGEST_NAME: Final = 40
 
 
 def split_table_name(name: str) -> tuple[str | None, str]:
-    """Returns the schema and the table of "schema.name" or "name". Raises ConfigError for another name."""
+    """Returns the schema, None without one, and the table of "schema.name" or "name". Raises ConfigError for another text, and
+    for a table above 40 bytes in UTF-8."""
     if not isinstance(name, str) or not name or not name.isprintable():
         raise ConfigError(f'table must be the name of a table, "name" or "schema.name", not {shown(name)}')
     schema, _, table = name.rpartition(".")

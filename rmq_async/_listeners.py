@@ -1,4 +1,4 @@
-"""The end of servers that listen with asyncio."""
+"""Closes servers that listen with asyncio."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ __all__ = ["close_servers"]
 
 
 async def close_servers(servers: Collection[asyncio.Server]) -> None:
-    """Closes listening sockets, one turn of the event loop after it stops accepting connections.
+    """Closes listening sockets. On a ``SelectorEventLoop`` it stops accepting connections one turn of the loop before.
 
-    asyncio loses a connection that was accepted in the turn in which its server is closed: the socket stays open
-    until garbage is collected (CPython issue 109564).
+    That loop loses a connection that was accepted in the turn in which its server is closed: the socket stays open until garbage
+    is collected (CPython issue 109564).
     """
     loop = asyncio.get_running_loop()
     try:

@@ -23,10 +23,10 @@ _NO_QUEUE_CODES = (ResponseCode.INVALID_PARAMETER, ResponseCode.SYSTEM_ERROR)
 _NO_QUEUE_REMARK = "request queueId["
 _AUTHENTICATION_REMARKS = ("check signature failed", "is not found.", "is disabled.", "username cannot be null")
 _ACL_EXCEPTION = "AclException"
-"""In the remark of a 4.x broker, which responds with code 1 where one of 5.x responds with 16."""
+"""Part of the remark of a 4.x broker, which responds with code 1 where one of 5.x responds with 16."""
 _UNREPLICATED_REMARKS = ("in-sync replicas not enough", "[PC_SYNCHRONIZED]", "OS page cache busy")
-"""Begin the remarks for WAIT_QUORUM_ACK_TIMEOUT of brokers that replicate by DLedger (``DLedgerCommitLog``): of 5.x; of 4.9 to a
-send; of 4.9 to a commit. Brokers without DLedger respond so before they store."""
+"""Beginnings of the remarks for WAIT_QUORUM_ACK_TIMEOUT of brokers that replicate by DLedger (``DLedgerCommitLog``): of 5.x; of 4.9
+to a send; of 4.9 to a commit. Brokers without DLedger respond so before they store."""
 _ACL_RIGHTS = ("No default permission", "Need admin permission")
 
 

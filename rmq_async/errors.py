@@ -77,15 +77,15 @@ _NO_QUEUE = re.compile(
 
 
 class ConfigError(RocketMQError, ValueError):
-    """A setting is wrong, or contradicts another one; nothing was started."""
+    """A setting or an argument is wrong, or contradicts another one."""
 
 
 class SubscriptionConflictError(ConfigError):
-    """Members of one consumer group have different subscriptions, so that each member loses messages to others."""
+    """Members of one consumer group differ in subscriptions, message model or mode: they miss messages or get them twice."""
 
 
 class InvalidGroupError(ConfigError, InvalidMessageError):
-    """The name of a group is blank, too long, or has a character that is not allowed (-1, as in Java's ``Validators``)."""
+    """The name of a group is no str, blank, too long, or has a character that is not allowed (-1, as in Java's ``Validators``)."""
 
     code = -1
 
@@ -99,8 +99,8 @@ class ForbiddenError(RocketMQError):
 
 
 class ClientStateError(RocketMQError):
-    """The call is not possible in the present state: of the client, such as not started yet, stopped or running already; of a
-    group that still has members; of a consumer or topic that is paused as a whole. The message says which."""
+    """The call is not possible in the present state, or a stop or a cancellation ended it. Such states: the client is not started
+    or runs already, the group has members, the topic is paused as a whole, the delivery is over. The message says which."""
 
 
 class ForkedError(RocketMQError):
@@ -118,20 +118,20 @@ class BackpressureError(RocketMQError):
 
 class NameServerError(RocketMQError):
     """No name server is configured, or none gave a usable answer in time (10004). For calls that all name servers must answer:
-    at least one did not. The message names the name servers, and what is known of why they failed."""
+    at least one did not. The message gives what is known of the failures."""
 
     code = 10004
 
 
 class TopicNotFoundError(RocketMQError):
-    """The topic has no route, or no queue for the call: 10005 from the look-up of the route, 17 from a broker."""
+    """The topic has no route or no queue for the call (10005, or 17 from a broker), or no topic matches a pattern (10005)."""
 
     code = 10005
 
 
 class BrokerNotFoundError(RocketMQError):
-    """There is no broker to ask (10003): the address of the broker or of its master is not known, the cluster has no such broker,
-    or the topic is not on that broker or has no queue there that the call may use."""
+    """There is no broker to ask (10003): the cluster has none of that name, its address or its master's is not known, the topic has
+    no queue there that the call may use, or only a replica is there, which may lack messages."""
 
     code = 10003
     retriable = True
@@ -174,20 +174,20 @@ class ConnectionLostError(_UnansweredError):
 
 
 class RequestTimeoutError(_UnansweredError, TimeoutError):
-    """No answer came in time, or the time was over before the request (10002). ``maybe_stored``: the broker may have handled it."""
+    """The time was over before the answer came or the work was done (10002). ``maybe_stored``: the broker may have handled it."""
 
     code = 10002
 
 
 class BrokerError(RocketMQError):
-    """A server answered with an error. ``code`` is its ResponseCode, ``remark`` its message."""
+    """A server answered with an error. ``code``: its ResponseCode; ``remark``: its message; ``request``: the request, by name."""
 
     response_code: ClassVar[int | None] = None
     never_retried: ClassVar[bool] = False
     always_retried: ClassVar[bool] = False
-    """Without regard to ``retry_codes``, where the call may go to another queue."""
+    """Makes a send retry without regard to ``retry_codes``, where the call may go to another queue."""
     backs_off: ClassVar[bool] = False
-    """A retry waits a little first: the broker said that it has too much to do."""
+    """Makes a retry wait a little first: the broker said that it has too much to do."""
 
     def __init__(self, remark: str = "", *, code: int | None = None, request: str = "", **details: Any) -> None:
         number = code if code is not None else self.response_code
@@ -199,7 +199,7 @@ class BrokerError(RocketMQError):
 
 
 class BrokerSystemError(BrokerError):
-    """SYSTEM_ERROR (1): the broker failed; its remark gives the reason."""
+    """The server failed (1); its remark gives the reason."""
 
     response_code = ResponseCode.SYSTEM_ERROR
     retriable = True
@@ -239,7 +239,7 @@ class VersionNotSupportedError(BrokerError):
 
 
 class NoPermissionError(BrokerError):
-    """The broker or the topic's queue is not writable or readable (16)."""
+    """The broker does not permit the request (16), for example because the broker or the topic is not writable or readable."""
 
     response_code = ResponseCode.NO_PERMISSION
     retriable = True
@@ -311,14 +311,14 @@ class QueueNotExistError(InvalidParameterError):
 
 
 class NoBuyerIdError(BrokerError):
-    """Unit mode: the broker misses a buyer's id (204)."""
+    """The broker, in unit mode, misses a buyer's id (204)."""
 
     response_code = ResponseCode.NO_BUYER_ID
     retriable = True
 
 
 class NotInCurrentUnitError(BrokerError):
-    """Unit mode: the message belongs to another unit than the broker's (205)."""
+    """The message belongs to another unit than the broker's, in unit mode (205)."""
 
     response_code = ResponseCode.NOT_IN_CURRENT_UNIT
     retriable = True
@@ -344,7 +344,7 @@ class NotLeaderForQueueError(BrokerError):
 
 
 class IllegalOperationError(BrokerError):
-    """The broker refuses the operation for this message: a recall, or the end of a transaction, came too late (604)."""
+    """The broker refuses the operation for this message, as for a recall or the end of a transaction that comes too late (604)."""
 
     response_code = ResponseCode.ILLEGAL_OPERATION
 

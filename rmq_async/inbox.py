@@ -120,8 +120,8 @@ class Inbox:
         otherwise (``fileReservedTime``), and a copy that waits for a retry for another 72 hours: choose more than the sum, 144
         hours.
 
-        Raises ConfigError for a negative time, one that is not a number of seconds, and a session of another database than
-        PostgreSQL or SQLite; TypeError for another object than a session or a connection.
+        Raises ConfigError for a time that is negative, not a number of seconds or 10^9 s (31 years) and more, and for a session
+        of another database than PostgreSQL or SQLite; TypeError for another object than a session or a connection.
         """
         check_seconds("older_than", older_than, zero=True)
         target, dialect = _target(session)

@@ -3,7 +3,7 @@ share.
 
 The library takes each of them from this module when it needs it (``machine.monotonic()``), never through a copy of the function, so
 that a simulation can give another machine to each of its processes by setting these attributes. Nothing else sets them, except
-that a process keeps the instance name that it has drawn.
+``instance_name``, which each process draws, also one that was forked.
 """
 
 from __future__ import annotations

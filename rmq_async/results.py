@@ -63,8 +63,7 @@ class TransactionSendResult(SendResult, frozen=True, gc=True):
     """One half message and its local transaction.
 
     Status, ids, queue and offset are those of the half message; the message that consumers read after a commit has another
-    offset.
-    ``local_status``: ROLLBACK also if the half message was stored without confirmation; ``execute`` was not called then.
+    offset. ``local_status``: ROLLBACK also if the half message was stored without confirmation; ``execute`` was not called then.
     ``local_error``: the error of ``execute``, None without one; with an error ``local_status`` is UNKNOWN.
     """
 

@@ -91,7 +91,7 @@ def allocate_nearby_rooms(
     (``AllocateMachineRoomNearby``).
 
     Queues of rooms without a member are shared by all members, room by room. ``allocate``: the strategy for the queues of one
-    room, such as ``allocate_averagely``. Raises ValueError for a queue or a member whose room is an empty text.
+    room, such as ``allocate_averagely``. Raises ValueError for a queue or a member whose room is empty or None.
     """
     if client_id not in client_ids:
         return ()
@@ -110,7 +110,7 @@ def allocate_nearby_rooms(
 
 def _known(room: str, owner: object) -> str:
     if not room:
-        raise ValueError(f"the room of {owner} is empty; room_of_queue and room_of_client must return a name")
+        raise ValueError(f"the room of {owner} is {room!r}; room_of_queue and room_of_client must return a name")
     return room
 
 

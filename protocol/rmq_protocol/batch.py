@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
 from .constants import MAX_PROPERTIES_SIZE, RETRY_TOPIC_PREFIX, ResponseCode
-from .errors import InvalidMessageError, RemoteProtocolError
+from .errors import InvalidMessageError, RemoteProtocolError, shown
 from .message import NO_KEYS, Message
 from .properties import AFTER_ID, AFTER_ID_NO_WAIT, BEFORE_ID, message_properties
 from .validation import check_message
@@ -56,8 +56,8 @@ class BatchRecord(NamedTuple):
 def encode_batch_message(body: bytes, flag: int, properties: bytes) -> bytes:
     """Returns one encoded message of a batch body; joined messages are a batch body.
 
-    Raises ``InvalidMessageError`` (code 13) for properties above 32767 bytes, for a body that is not ``bytes``, and for a flag that
-    is no signed 32-bit integer.
+    Raises ``InvalidMessageError`` (code 13) for properties above 32767 bytes, for a body that is not ``bytes``, for a flag that is
+    no signed 32-bit integer, and for a message of 2 GiB or more.
     """
     if len(properties) > MAX_PROPERTIES_SIZE:
         raise InvalidMessageError(
@@ -70,7 +70,8 @@ def encode_batch_message(body: bytes, flag: int, properties: bytes) -> bytes:
         head = _HEAD.pack(BATCH_OVERHEAD + size + len(properties), 0, 0, flag, size)
     except struct.error:
         raise InvalidMessageError(
-            f"flag {flag!r} and the size of the body, {size} bytes, must be signed 32-bit integers"
+            f"the flag, {shown(flag)}, must be a 32-bit integer, and the message, {BATCH_OVERHEAD + size + len(properties)} "
+            "bytes, must be smaller than 2 GiB"
         ) from None
     return b"".join((head, body, _LENGTH.pack(len(properties)), properties))
 
@@ -194,7 +195,7 @@ def encode_batch_records(records: Iterable[tuple[int, bytes, bytes]]) -> bytes:
 def encode_batch_texts(items: Iterable[tuple[Message, str]], unique_ids: Iterable[str]) -> bytes:
     """Returns the body of a batch of messages, each with the text that follows the id in its properties. Nothing is checked.
 
-    Raises ValueError unless there are as many ids as messages.
+    Raises ValueError unless there are as many ids as messages, and ``struct.error`` for properties above 65535 bytes.
     """
     parts: list[bytes] = []
     head = tail = b""

@@ -32,6 +32,6 @@ def crc32(data: bytes | bytearray | memoryview) -> int:
 
 
 def crc_property(checksum: int) -> bytes:
-    """Returns the ``__CRC32#`` entry that a broker appends to the properties: ten decimal digits, the least significant
-    first."""
+    """Returns the ``__CRC32#`` entry that a broker with ``enabledAppendPropCRC`` appends to the properties: ten decimal digits,
+    the least significant first (``MessageDecoder.createCrc32``)."""
     return f"{PropertyName.CRC32.value}\x01{str(checksum).rjust(10, '0')[::-1]}\x02".encode()

@@ -17,6 +17,6 @@ def build_client_id(ip: str, instance_name: str, unit_name: str | None = None, *
 
 
 def build_instance_name(pid: int, nanos: int) -> str:
-    """Returns the replacement for the instance name DEFAULT: the process id, and ``nanos``, a number that distinguishes the
-    clients of a process."""
+    """Returns the replacement for the instance name DEFAULT, ``pid#nanos`` (``ClientConfig.changeInstanceNameToPID``).
+    ``nanos``: a number that distinguishes the clients of a process."""
     return f"{pid}#{nanos}"

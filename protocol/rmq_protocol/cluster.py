@@ -30,5 +30,6 @@ def decode_cluster_info(body: bytes) -> ClusterInfo:
 
 
 def encode_cluster_info(info: ClusterInfo, *, standard: bool = True) -> bytes:
-    """Returns a ClusterInfo as standard JSON, or with ``standard=False`` in the form that name servers write."""
+    """Returns a ClusterInfo as standard JSON, or with ``standard=False`` in the form that name servers write. Raises
+    LocalProtocolError for a text without a UTF-8 form."""
     return encode_body(info, standard=standard)

@@ -53,7 +53,7 @@ BORN_HOST: Final = 48
 STORE_TIME: Final = 56
 STORE_HOST: Final = 64
 RECONSUME_TIMES: Final = 72
-"""FLAG to RECONSUME_TIMES: positions in a row's head, in bytes. Flags and counts take 4 bytes, times (epoch ms) and offsets 8,
+"""Positions in a row's head in bytes, FLAG to RECONSUME_TIMES. Flags and counts take 4 bytes, times (epoch ms) and offsets 8,
 a host has an IPv4 address of 4 bytes and a port of 4."""
 
 _SIZE: Final = FIXED_V4.size
@@ -292,7 +292,7 @@ class _ColumnBlock(RecordBlock):
         return True
 
     def _fit(self, words: array[int], queue_id: int) -> bool:
-        """Returns whether all records are ordinary and wanted according to ``words``, their heads."""
+        """Returns whether, by ``words`` (their heads), all records are ordinary and wanted, with offsets that have no gap."""
         count = len(words) // _STEP
         if words[_MAGIC_AT // 4 :: _STEP].tobytes() != _MAGIC * count:
             return False

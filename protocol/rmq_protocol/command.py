@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from .constants import MAX_FRAME_SIZE, ONEWAY_FLAG, RESPONSE_FLAG, VERSION, LanguageCode, SerializeType
-from .errors import LocalProtocolError, RemoteProtocolError
+from .errors import LocalProtocolError, RemoteProtocolError, shown
 from .frame import Frame, encode_frame
 from .signing import shown_fields
 
@@ -99,9 +99,9 @@ def encode_command(
 ) -> list[bytes]:
     """Returns the frame of ``command`` in parts (see ``encode_frame``); fields of extFields that are None are left out.
 
-    ``max_frame_size``: maximum in bytes, by default that of servers. Raises LocalProtocolError for a larger frame, for integers
-    outside 32 bits, in the binary form also for a code or a version outside 16 bits and keys above 32767 bytes, and for texts
-    without a UTF-8 form.
+    ``max_frame_size``: maximum in bytes, by default that of servers. Raises LocalProtocolError for a larger frame, for a header
+    above 16777215 bytes, for integers outside 32 bits, in the binary form also for a code or a version outside 16 bits and keys
+    above 32767 bytes, and for texts without a UTF-8 form.
     """
     _check_ints(command)
     if serialize_type == SerializeType.JSON:
@@ -145,8 +145,8 @@ def _from_json(header: bytes, body: bytes) -> RemotingCommand:
 
 
 def _texts(fields: dict[str, Any]) -> ExtFields:
-    """Returns extFields, which are texts by the protocol. Integers and booleans become the text that Java would write; other
-    values raise RemoteProtocolError."""
+    """Returns extFields, which are texts by the protocol. Integers and booleans become the text that Java would write, nulls
+    stay None; other values raise RemoteProtocolError."""
     for name, value in fields.items():
         if value.__class__ is str or value is None:
             continue
@@ -189,7 +189,7 @@ def _from_binary(header: bytes, body: bytes) -> RemotingCommand:
 
 def _binary_fields(header: bytes, at: int, end: int) -> ExtFields:
     """Returns the entries, each of 2-byte key length, key, 4-byte value length, value; an empty value is read as None, as Java
-    reads it as null."""
+    reads it as null, and entries with an empty key are left out."""
     fields: ExtFields = {}
     while at < end:
         if end - at < 2:
@@ -266,7 +266,7 @@ def _check_ints(command: RemotingCommand) -> None:
     for name in ("code", "opaque", "flag", "version"):
         value = getattr(command, name)
         if not -0x80000000 <= value <= 0x7FFFFFFF:
-            raise LocalProtocolError(f"{name} must fit 32 bits, {value} does not")
+            raise LocalProtocolError(f"{name} must be a signed 32-bit integer, not {shown(value)}")
 
 
 def _utf8(data: bytes, field: str) -> str:

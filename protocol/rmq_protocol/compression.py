@@ -1,6 +1,6 @@
 """Body compression: zlib (always), lz4 and zstd where the extra ``compression`` is installed; isal replaces zlib there.
 
-Decompression is bounded for any input, and takes little more memory than its result. Output is read in steps of 1 MiB; one is
+Decompression is bounded for any input (see ``decompress``). Output is read in steps of 1 MiB; one is
 enough for nearly every body. A larger body is read twice: the first time its size is counted and no output kept; the second
 time, only if it fits, it is read into one buffer of that size. So a bomb costs 2 MiB and 7-11 ms (zlib, limit 16 MiB); if the
 output were kept, it would cost 32 MiB and 33 ms. Sizes declared in a frame are not used.
@@ -18,7 +18,7 @@ from io import BytesIO
 from typing import Any, Final, Protocol
 
 from .constants import COMPRESSION_TYPE_MASK, MAX_DECOMPRESSED_SIZE
-from .errors import CorruptMessageError, LocalProtocolError
+from .errors import CorruptMessageError, LocalProtocolError, shown
 
 __all__ = ["CompressionType", "compress", "compression_type", "decompress"]
 
@@ -60,7 +60,7 @@ _ZLIB_LEVELS_ISAL_SERVES: Final = range(1, 7)
 
 
 class CompressionType(IntEnum):
-    """Algorithm of a compressed body; the values are its bits in ``sysFlag``."""
+    """Algorithm of a compressed body; the values are its bits in ``sysFlag`` (``MessageSysFlag``)."""
 
     LZ4 = 0x100
     ZSTD = 0x200
@@ -80,7 +80,8 @@ _BY_BITS: Final = {0: CompressionType.ZLIB, **{kind.value: kind for kind in Comp
 
 
 def compression_type(sys_flag: int) -> CompressionType:
-    """Returns the algorithm in the type bits of ``sysFlag``. No type bits mean zlib, because older senders leave them out.
+    """Returns the algorithm in the type bits of ``sysFlag``. No type bits mean zlib, because older senders leave them out
+    (``CompressionType.findByValue``).
 
     Raises ``CorruptMessageError`` for the types 4 to 7, which are not defined.
     """
@@ -111,7 +112,7 @@ def compress(data: bytes, kind: CompressionType, level: int = 5) -> bytes:
 
     ``level``: 0 to 9 for zlib, up to 22 for zstd, ignored by lz4. With isal, zlib levels 1 to 6 give isal's level 2: five
     times faster, with a ratio of 3.1 instead of 3.3. Raises ``LocalProtocolError`` for a level or type that does not exist, for
-    ``data`` that is not bytes, and if the library for ``kind`` is not installed.
+    ``data`` that is not bytes-like, and if the library for ``kind`` is not installed.
     """
     try:
         if kind == CompressionType.ZLIB:
@@ -134,7 +135,7 @@ def compress(data: bytes, kind: CompressionType, level: int = 5) -> bytes:
             raise LocalProtocolError(f"unknown compression type {kind!r}; give a CompressionType")
     except _refused() as error:
         levels = "levels: 0 to 9 for zlib, 1 to 22 for zstd"
-        raise LocalProtocolError(f"cannot compress with {kind!r} at level {level!r} ({levels}): {error}") from error
+        raise LocalProtocolError(f"cannot compress with {shown(kind)} at level {shown(level)} ({levels}): {error}") from error
     return packed
 
 
@@ -146,7 +147,7 @@ def _zstd_compressor(level: int) -> Any:
 
 
 def _missing(kind: str, package: str) -> str:
-    return f"{kind} needs the package {package}: pip install 'rmq-async[compression]'"
+    return f"compression {kind} needs the package {package}, which is not installed: pip install 'rmq-async[compression]'"
 
 
 # ------------------------------------------------------------------------------------------------------------- decompress
@@ -156,8 +157,9 @@ def decompress(data: bytes, kind: CompressionType, max_size: int = MAX_DECOMPRES
     """Returns the body that ``data`` was compressed from, at most ``max_size`` bytes.
 
     It needs memory for the result and 2 MiB more, and for zstd also for its window (at most the larger of ``max_size`` and 8
-    MiB). Raises ``CorruptMessageError`` if the body would be larger, if ``data`` is damaged or cut short, and if the library for
-    ``kind`` is not installed; ``LocalProtocolError`` for an unknown ``kind``.
+    MiB). Raises ``CorruptMessageError`` if the body would be larger, if ``data`` is damaged or cut short, has a larger window
+    (zstd) or more than 64 frames (lz4), and if the library for ``kind`` is not installed; ``LocalProtocolError`` for an unknown
+    ``kind``.
     """
     size = 0
     try:
@@ -188,7 +190,7 @@ def decompress(data: bytes, kind: CompressionType, max_size: int = MAX_DECOMPRES
 class UnreadableBodyError(CorruptMessageError):
     """The error of a body that cannot be decompressed.
 
-    ``produced``: upper bound of the bytes decompressed before the error. ``too_large``: True if the only error is the size.
+    ``produced``: upper bound of the bytes decompressed before the error. ``too_large``: True if the body exceeds the limit.
     """
 
     def __init__(self, message: str, produced: int, *, too_large: bool = False) -> None:
@@ -208,8 +210,8 @@ def _read_exactly(reader: _Reader, size: int) -> bytes:
 
 
 class _Reader(Protocol):
-    """A reader of a compressed body. ``read(n)`` returns n bytes, fewer at the end of the body, none after it; it raises
-    ``_Truncated`` if the compressed data end too early."""
+    """A reader of a compressed body. ``read(n)`` returns n bytes, fewer at the end of the body, none after it; it raises one of
+    the exceptions of ``_damaged`` if the compressed data are damaged or end too early."""
 
     def read(self, size: int, /) -> bytes: ...
 

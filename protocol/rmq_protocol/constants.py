@@ -1,8 +1,8 @@
 """Numbers and names of the remoting protocol of Apache RocketMQ 5.5.0.
 
 Sources: ``RequestCode``, ``ResponseCode``, ``LanguageCode``, ``SerializeType``, ``MessageSysFlag``, ``PullSysFlag``,
-``PermName``, ``MessageConst``, ``MQVersion``, ``MixAll`` and ``TopicValidator``. Codes of controllers (1001-1006, 1009-1013) and
-those of the flow control of cold data (2001-2004) are left out.
+``PermName``, ``MessageConst``, ``MQVersion``, ``MixAll`` and ``TopicValidator``. Left out are the requests of controllers (1001 to
+1006, 1009 to 1013), of the flow control of cold data (2001 to 2004) and 5001, and responses below 0 and from 2000 to 2018.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from enum import IntEnum, IntFlag, StrEnum
 from typing import Final
 
 VERSION: Final = 513
-"""``MQVersion.V5_5_0``, the version that every request of this library names."""
+"""Ordinal of ``MQVersion.V5_5_0``, the version that every request of this library names."""
 
 MAX_FRAME_SIZE: Final = 16 * 1024 * 1024
 """Maximum bytes of a whole frame, its 4-byte length prefix included (``NettyDecoder``); the largest prefix is 16777212."""
@@ -314,7 +314,8 @@ class Perm(IntFlag):
 
 
 class PropertyName(StrEnum):
-    """Names of properties to which the protocol gives a meaning (``MessageConst``); values are the names on the wire."""
+    """Names of properties to which clients and brokers give a meaning (``MessageConst``; START_DELIVER_TIME:
+    ``BrokerMetricsManager``); values are the names on the wire."""
 
     KEYS = "KEYS"
     TAGS = "TAGS"

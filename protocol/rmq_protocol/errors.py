@@ -2,7 +2,7 @@
 ``RemoteProtocolError`` and ``CorruptMessageError`` the peer's.
 
 Retry policy is kept here as class attributes, so that the sender has no lists of codes or classes: ``retriable``,
-``maybe_stored``, ``uses_retry``. Functions of this package raise other exceptions only where their docstrings name them.
+``maybe_stored``, ``uses_retry``.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ _BREAKS: Final = re.compile(r"[ ]*[\t-\r\x1c-\x1e\x85\u2028\u2029][\s\x1c-\x1e\x
 class RocketMQError(Exception):
     """Base class of the library's own errors.
 
-    ``code``: RocketMQ's number where there is one (a broker's response code, or Java's ``ClientErrorCode`` 10001-10007).
-    ``broker`` and ``address``: name and address of the server of the request, where they are known. ``retriable``: True if
-    another attempt may succeed. ``maybe_stored``: True if the message of a failed send may be stored all the same.
+    ``code``: RocketMQ's number where there is one: a response code, a number of Java's ``ClientErrorCode`` (10001 to 10007), or
+    -1 for an invalid name, as in Java's ``Validators``. ``broker`` and ``address``: name and address of the server of the
+    request, where they are known. ``retriable``: True if another attempt may succeed. ``maybe_stored``: True if the message of a
+    failed send may be stored all the same.
     """
 
     code: int | None = None
@@ -47,15 +48,15 @@ class RocketMQError(Exception):
 
     @property
     def uses_retry(self) -> bool:
-        """Returns whether an attempt of a send that ended with this error counts as one of ``retries``. Attempts that reached
-        no broker do not, unless each later one must fail too."""
+        """Returns whether an attempt of a send that ended with this error counts as one of ``retries``: True, unless the
+        error's class overrides it."""
         return True
 
     def __reduce__(
         self,
     ) -> tuple[Callable[..., RocketMQError], tuple[type[RocketMQError], tuple[object, ...], dict[str, object]]]:
-        """Returns the parts of a copy, also for pickling: the error's attributes, because constructors have different
-        arguments."""
+        """Returns the parts from which ``copy`` and ``pickle`` make the error again: class, ``args`` and attributes, because
+        constructors have different arguments."""
         return _copy, (type(self), self.args, self.__dict__)
 
 
@@ -69,9 +70,10 @@ def shown(value: object) -> str:
 
 
 def printable(text: object, limit: int = 200) -> str:
-    """Returns ``text`` on one line and at most about ``limit`` characters, for logs and errors that contain texts of peers.
+    """Returns the first ``limit`` characters of ``text`` on one line, for logs and errors that contain texts of peers; "..."
+    marks a cut.
 
-    Line breaks and tabs become blanks, other characters that are not printable are escaped.
+    Line breaks and tabs become blanks. Other characters that are not printable are escaped, which takes more characters.
     """
     shown = str(text)
     if len(shown) > limit:
@@ -93,27 +95,27 @@ class ProtocolError(RocketMQError):
 
 
 class LocalProtocolError(ProtocolError):
-    """The caller gave a value that the protocol cannot encode; nothing was sent."""
+    """The caller gave a value that the protocol does not allow or cannot encode; nothing was sent."""
 
 
 class RemoteProtocolError(ProtocolError):
-    """The peer sent bytes that cannot be decoded; the message names the field and the value."""
+    """The peer sent bytes or a text that cannot be decoded, or a value that the protocol does not allow; the message says which."""
 
 
 class InvalidMessageError(RocketMQError, ValueError):
-    """The message exceeds a limit or breaks a rule, and was not sent.
+    """A message, or the name of a topic or group, exceeds a limit or breaks a rule; nothing was sent.
 
-    ``code`` is 13 (MESSAGE_ILLEGAL) for bodies and properties and -1 for topic and group names, as in Java's ``Validators``.
+    ``code``: -1 for names of topics and groups, else 13 (MESSAGE_ILLEGAL), as in Java's ``Validators``.
     """
 
     code = 13
 
 
 class CorruptMessageError(RocketMQError):
-    """One stored record is damaged or cannot be decoded; the records around it are not affected.
+    """A stored record or a compressed body is damaged or cannot be decoded.
 
-    ``position``: byte offset of the record in its block. ``msg_id``: unique or offset id if readable. ``queue_offset``: offset
-    of the record in its queue if readable.
+    ``position``: byte offset of the record in its block. ``msg_id``: unique or offset id of the record. ``queue_offset``: its
+    offset in its queue. Each is None if it is not known.
     """
 
     def __init__(

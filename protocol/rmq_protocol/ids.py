@@ -13,7 +13,7 @@ from datetime import UTC, datetime, tzinfo
 from functools import lru_cache
 from typing import Final, NamedTuple
 
-from .errors import LocalProtocolError
+from .errors import LocalProtocolError, shown
 
 __all__ = [
     "OffsetId",
@@ -71,8 +71,8 @@ def format_host(ip: bytes, port: int) -> str:
 
 @lru_cache(maxsize=4096)
 def pack_host(host: str) -> tuple[bytes, int]:
-    """Returns address bytes and port of "1.2.3.4:10911" or "[::1]:10911"; 4 bytes for an IPv4-mapped address. Raises
-    ``LocalProtocolError`` for other texts."""
+    """Returns address bytes and port of "1.2.3.4:10911" or "[::1]:10911" (the brackets may be missing); 4 bytes for an
+    IPv4-mapped address. Raises ``LocalProtocolError`` for other texts."""
     ip, _, port = host.rpartition(":")
     if not (port.isascii() and port.isdecimal() and len(port) <= 5 and int(port) <= 0xFFFF):
         raise LocalProtocolError(f"a host must be ip:port with a port from 0 to 65535, not {host!r}")
@@ -92,11 +92,11 @@ def _pack_ip(ip: str) -> bytes:
 def pack_offset_id(host: str, offset: int) -> str:
     """Returns the offset id of a record at commit log ``offset`` of the broker at ``host`` ("ip:port").
 
-    Raises ``LocalProtocolError`` for an invalid host and for an offset beyond 64 bits.
+    Raises ``LocalProtocolError`` for an invalid host and for an offset outside the signed 64 bits.
     """
     ip, port = pack_host(host)
     if not -(2**63) <= offset < 2**63:
-        raise LocalProtocolError(f"a commit log offset must fit 64 bits, {offset} does not")
+        raise LocalProtocolError(f"a commit log offset must be from -2^63 to 2^63 - 1, not {shown(offset)}")
     return (ip + _PORT_AND_OFFSET.pack(port, offset)).hex().upper()
 
 
@@ -117,7 +117,7 @@ def _from_hex(text: str, what: str) -> bytes:
             return bytes.fromhex(text)
         except ValueError:
             pass
-    raise LocalProtocolError(f"{text!r} is no {what}; give 32 or 56 hexadecimal digits")
+    raise LocalProtocolError(f"{shown(text)} is no {what}; give 32 or 56 hexadecimal digits")
 
 
 def unique_id_prefix(ip: bytes, pid: int, salt: int) -> str:

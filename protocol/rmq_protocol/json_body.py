@@ -44,7 +44,7 @@ class _Queue(msgspec.Struct, rename="camel"):
 def decode_body(cls: type[T], body: bytes) -> T:
     """Returns the ``cls`` in a JSON body.
 
-    Raises RemoteProtocolError, with the class and the position, for a body that is not a ``cls``, and for one above
+    Raises RemoteProtocolError, with the name of ``cls`` and the reason, for a body that is not a ``cls``, and for one above
     MAX_JSON_BODY_SIZE.
     """
     if len(body) > MAX_JSON_BODY_SIZE:
@@ -67,8 +67,8 @@ def encode_body(value: msgspec.Struct, *, standard: bool = True) -> bytes:
     """Returns the JSON of ``value``; members that are None are left out.
 
     ``standard=False`` writes integer keys without quotes, as servers do. A value with maps keyed by queues has no standard form
-    and is always written as servers do. Raises LocalProtocolError for values that JSON cannot express, such as texts without a
-    UTF-8 form.
+    and is always written as servers do. NaN and infinity become null. Raises LocalProtocolError for other values that JSON
+    cannot express, such as texts without a UTF-8 form.
     """
     cls = value.__class__
     _, find_queues = _readers.get(cls) or _reader(cls)
@@ -78,7 +78,7 @@ def encode_body(value: msgspec.Struct, *, standard: bool = True) -> bytes:
             return dumps(plain)
         return msgspec.json.encode(plain, enc_hook=plain_text)
     except (ValueError, TypeError, msgspec.MsgspecError) as error:
-        raise LocalProtocolError(f"{cls.__name__} cannot be encoded: {error}") from None
+        raise LocalProtocolError(f"{cls.__name__} cannot be encoded: {error}; give values of its fields' types") from None
 
 
 def _reader(cls: type[Any]) -> tuple[msgspec.json.Decoder[Any], Change | None]:

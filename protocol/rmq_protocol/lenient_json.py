@@ -67,7 +67,8 @@ def loads(data: bytes | str) -> Any:
 def dumps(value: Any) -> bytes:
     """Returns the text that servers write for ``value``: integer and object keys (as ``loads`` returns them) without quotes.
 
-    Raises LocalProtocolError for values that JSON cannot express, and for values nested deeper than ``MAX_DEPTH``.
+    NaN and infinity become null. Raises LocalProtocolError for other values that JSON cannot express, and for values nested
+    deeper than ``MAX_DEPTH``.
     """
     parts: list[bytes] = []
     try:

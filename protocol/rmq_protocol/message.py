@@ -106,9 +106,10 @@ class Message(_Addressed, frozen=True, gc=False, kw_only=True):
     ``delay``: seconds. ``deliver_at``: epoch seconds or an aware datetime. ``wait_store``: False lets the broker answer before
     the message is flushed or replicated. ``unique_id``: None makes a new one for each send call.
 
-    Raises ``InvalidMessageError`` for a body that is a str, for reserved property names, blank property names and values, texts
-    with the control characters 0 to 2 or without a UTF-8 form, more than one kind of delay, and values of a wrong type or out
-    of range. Topic and body are checked further when the message is sent.
+    Raises ``InvalidMessageError`` for a body that is a str, for reserved property names, a blank ``unique_id``, blank property
+    names and values, texts with the control characters 0 to 2 or without a UTF-8 form, more than one kind of delay, and values
+    of the other fields, ``wait_store`` excepted, that have a wrong type or are out of range. Topic and body are checked further
+    when the message is sent.
     """
 
     tags: str | None = None
@@ -222,7 +223,7 @@ class MessageExt(Struct, frozen=True, gc=False):
 
     @property
     def unique_id(self) -> str | None:
-        """The id that the sending client gave (property UNIQ_KEY)."""
+        """The id that the sending client gave (property UNIQ_KEY); None without one."""
         return self.properties.get("UNIQ_KEY")
 
     @property
@@ -246,7 +247,7 @@ class MessageExt(Struct, frozen=True, gc=False):
 
     @property
     def delay_level(self) -> int:
-        """Number in property DELAY; 0 if it is missing or no number."""
+        """Number in property DELAY; 0 if it is missing or not one of 1 to 10 digits."""
         value = self.properties.get("DELAY", "")
         return int(value) if value.isascii() and value.isdecimal() and len(value) < 11 else 0
 
@@ -340,7 +341,7 @@ def check_properties(properties: Mapping[str, str]) -> dict[str, str]:
     """Returns a copy of user properties after the checks of Java's ``Message.putUserProperty``; they also must have none of the
     control characters 0 to 2, and a UTF-8 form.
 
-    Raises ``InvalidMessageError`` (code 13), with the name of the property.
+    Raises ``InvalidMessageError`` (code 13) for the first invalid property, and for an object that is no mapping.
     """
     given: Any = properties
     if _is_usual(given):
@@ -376,13 +377,13 @@ def _checked_text(what: str, text: object) -> str:
         raise InvalidMessageError(f"{what} must be a str, not {type(text).__name__}")
     if "\x01" in text or "\x02" in text or "\x00" in text:
         raise InvalidMessageError(
-            f"{what} {text!r} holds a control character 0, 1 or 2: they separate properties on the wire; remove it"
+            f"{what} {shown(text)} holds a control character 0, 1 or 2, which no property may have on the wire; remove it"
         )
     if not text.isascii():
         try:
             text.encode()
         except UnicodeEncodeError:
-            raise InvalidMessageError(f"{what} {text!r} holds a lone surrogate and has no UTF-8 form; remove it") from None
+            raise InvalidMessageError(f"{what} {shown(text)} holds a lone surrogate and has no UTF-8 form; remove it") from None
     return str.__str__(text)
 
 

@@ -1,7 +1,7 @@
 """Namespaces of the first kind (``NamespaceUtil``): a prefix ``namespace%`` of topics and groups.
 
-The prefix comes after ``%RETRY%`` and ``%DLQ%``; the brokers' own topics and groups have none. (Namespaces of the second kind
-change no name: requests have them in the extFields ``ns`` and ``nsd``.)
+The prefix comes after ``%RETRY%`` and ``%DLQ%``. System topics, and groups whose names begin with CID_RMQ_SYS_, have none.
+(Namespaces of the second kind change no name: requests have them in the extFields ``ns`` and ``nsd``.)
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _SYSTEM_GROUP_PREFIX: Final = "CID_RMQ_SYS_"
 
 def with_namespace(namespace: str, resource: str) -> str:
     """Returns the name of topic or group ``resource`` in ``namespace``. It is unchanged if one of the two is empty, if the name is
-    in the namespace already, and if it belongs to the brokers."""
+    in the namespace already, if it is a system topic, and if it begins with CID_RMQ_SYS_."""
     if not namespace or not resource or _is_system(resource) or has_namespace(resource, namespace):
         return resource
     prefix, name = _split(resource)

@@ -38,7 +38,7 @@ _RETRY_FLAGS: Final = frozenset({"0", "1", "2"})
 
 def find_handles(answer: PopMessageResponseHeader, messages: Sequence[MessageExt], broker_name: str) -> list[ExtraInfo | None]:
     """Returns the handle of each message of a pop, from its property POP_CK or else from the infos. A handle is None if neither has
-    one of this pop, if its numbers are out of range, and if an earlier message of the response has the same.
+    one of this pop, if a part of it is invalid, and if an earlier message of the response has the same.
 
     ``messages``: as decoded, with the topics on the wire. ``broker_name``: name of the broker of the pop. Raises
     RemoteProtocolError for infos that are malformed.
@@ -74,7 +74,7 @@ def find_handles(answer: PopMessageResponseHeader, messages: Sequence[MessageExt
 
 
 def left_handles(answer: PopMessageResponseHeader, found: Iterable[ExtraInfo | None], broker_name: str) -> list[ExtraInfo]:
-    """Returns the handles in the infos of a pop's response that no message has, such as those of records that cannot be read.
+    """Returns the valid handles in the infos of a pop's response that no message has, such as those of records that cannot be read.
 
     ``found``: the handles of its messages. Raises RemoteProtocolError for infos that are malformed.
     """
@@ -118,7 +118,7 @@ def _own_handle(answer: PopMessageResponseHeader, message: MessageExt, broker_na
 def changed_handle(handle: ExtraInfo, answer: ChangeInvisibleTimeResponseHeader) -> ExtraInfo:
     """Returns the handle that is valid after a change of the invisible time; its ``ck_queue_offset`` is the message's own offset.
 
-    Raises RemoteProtocolError for numbers out of range.
+    Raises RemoteProtocolError if the new handle is invalid.
     """
     offset = handle.msg_queue_offset
     new = handle._replace(
@@ -128,7 +128,7 @@ def changed_handle(handle: ExtraInfo, answer: ChangeInvisibleTimeResponseHeader)
         revive_qid=answer.reviveQid,
     )
     if not _is_valid(new):
-        raise RemoteProtocolError(f"response to a change of the invisible time has numbers out of range: {answer}")
+        raise RemoteProtocolError(f"the handle after a change of the invisible time is invalid: {new}")
     return new
 
 
@@ -136,8 +136,8 @@ def gather_acks(group: str, handles: Iterable[tuple[str, ExtraInfo]]) -> tuple[B
     """Returns the acks of one BATCH_ACK_MESSAGE, one for each queue and pop, in the order of their first messages.
 
     ``handles``: pairs of the topic of the pop, as on the wire, and the handle, all of one broker. Raises LocalProtocolError for a
-    handle without a message's offset, and for a message more than MAX_ACK_SPAN offsets after the start of its pop, which must be
-    acknowledged alone (``can_be_gathered``).
+    handle without a message's offset, and for a message before the start of its pop or more than MAX_ACK_SPAN offsets after it,
+    which must be acknowledged alone (``can_be_gathered``).
     """
     bits: dict[tuple[str, str, int, int, int, int, int], list[int]] = {}
     for topic, handle in handles:

@@ -30,7 +30,7 @@ def encode_recall_handle(handle: RecallHandle) -> str:
     UTF-8 form."""
     for name, value in zip(handle._fields, handle, strict=True):
         if not value or " " in value:
-            raise LocalProtocolError(f"recall handle: {name} {value[:80]!r} must not be empty and must have no space")
+            raise LocalProtocolError(f"recall handle: {name} {shown(value)} must not be empty and must have no space")
     try:
         return base64.urlsafe_b64encode(" ".join((_VERSION, *handle)).encode()).decode()
     except UnicodeEncodeError as error:

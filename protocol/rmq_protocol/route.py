@@ -112,7 +112,8 @@ def decode_route(body: bytes) -> TopicRouteData:
 def encode_route(route: TopicRouteData, *, standard: bool = True) -> bytes:
     """Returns the JSON of a route.
 
-    ``standard=False``: broker ids without quotes, as in answers to clients of a version below 401 (4.9.4).
+    ``standard=False``: broker ids without quotes, as in answers to clients of a version below 401 (4.9.4). Raises
+    LocalProtocolError for a text without a UTF-8 form.
     """
     return encode_body(route, standard=standard)
 
@@ -121,8 +122,8 @@ def publish_queues(topic: str, route: TopicRouteData) -> tuple[MessageQueue, ...
     """Returns the queues to send to, in the order of a round robin: by broker name, then queue id; those of a static topic by
     queue id.
 
-    Only queues with write permission on brokers with a master are returned. An ``order_topic_conf`` overrides both: the queues
-    that it names are returned in its order. Raises RemoteProtocolError for an ``order_topic_conf`` that cannot be read, and for
+    Only queues with write permission on brokers with a master are returned, but all queues of a static topic, and all that an
+    ``order_topic_conf`` names, in its order. Raises RemoteProtocolError for an ``order_topic_conf`` that cannot be read, and for
     more than ``MAX_ROUTE_QUEUES`` queues of it or of a static topic.
     """
     if route.order_topic_conf:
@@ -228,8 +229,8 @@ def is_address(text: str) -> bool:
 
 
 def route_fingerprint(route: TopicRouteData) -> bytes:
-    """Returns a text that is equal for routes with the same entries in any order, apart from ``filter_server_table``
-    (``TopicRouteData.topicRouteDataChanged``)."""
+    """Returns bytes that are equal for routes with the same queues and brokers in any order, and with the same other members
+    except ``filter_server_table`` (``TopicRouteData.topicRouteDataChanged``)."""
     plain = msgspec.to_builtins(route, str_keys=True)
     del plain["filterServerTable"]
     for name in ("queueDatas", "brokerDatas"):

@@ -80,7 +80,7 @@ class SendReply(msgspec.Struct, gc=False):
 
 
 decode_send_reply = msgspec.json.Decoder(SendReply, strict=False).decode
-"""``decode_send_reply(json_header) -> SendReply``; raises msgspec.MsgspecError or ValueError for other input.
+"""Decodes the JSON header of a reply into a SendReply; raises msgspec.MsgspecError, ValueError or RecursionError for other input.
 
 Callers try it first on every JSON reply without a body, since only the opaque in it says whether it is the reply to a send.
 """
@@ -126,12 +126,12 @@ class SendTemplate:
     )
 
     plain_frame: bytes
-    """The template of ``plain``, for frame length, born time, id, opaque and body. Empty where ``plain`` calls ``parts``: in the
-    binary form and in signed frames."""
+    """The template of ``plain``, for frame length, born time, id, opaque and body. Empty where ``plain`` always calls ``parts``:
+    in the binary form and in signed frames."""
     plain_base: int
     """The length word of a frame with an empty body."""
     plain_below: int
-    """``plain_frame`` is used for bodies of fewer bytes, so that the length word is in LENGTHS."""
+    """Bytes of the smallest body for which ``plain`` calls ``parts``; below it the length word is in LENGTHS."""
 
     def __init__(
         self,

@@ -1,7 +1,8 @@
 """Signatures of requests (``AclUtils``, ``AclSigner``): the same for ACL 1.0 and 2.0.
 
-A server computes the HMAC-SHA1 of the values of all extFields it received, in the order of their names, and of the body, and
-compares it with the signature. So a request is signed after all other steps that add extFields, and again if one of them changes.
+A server computes the HMAC-SHA1 of the values of all extFields it received but the signature, in the order of their names, and of
+the body, and compares it with the signature. So a request is signed after all other steps that add extFields, and again if one of
+them changes.
 """
 
 from __future__ import annotations

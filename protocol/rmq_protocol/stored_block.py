@@ -285,7 +285,8 @@ class RecordBlock(ABC):
         return position == self._end or self._data[position + 4 : position + 8] in _MAGIC_BYTES
 
     def _disagreement(self, position: int, following: int, fields: Fields, body_at: int, body_end: int) -> int:
-        """Reports a record whose TOTALSIZE and fields lead to different positions; returns the one where a record begins.
+        """Reports a record whose TOTALSIZE and fields lead to different positions; returns the one where a record begins, or the
+        end if none does.
 
         If a record begins at both, the fields are right, unless the CRC contradicts the body that they delimit, or TOTALSIZE leads
         into their topic or properties: no text has a magic code in it.

@@ -1,4 +1,4 @@
-"""Message traces (``TraceDataEncoder``): reports of clients about sends and consumption, in trace messages.
+"""Message traces (``TraceDataEncoder``): reports of clients about sends, recalls, ends of transactions and consumption.
 
 The body of a trace message is a sequence of records. The fields of a record are joined by \\x01, the first one is its kind, and
 \\x02 ends it. A field that is null is the text ``null``. Nothing is escaped, so texts with one of these characters are refused.
@@ -199,7 +199,8 @@ def trace_keys(contexts: Iterable[TraceContext]) -> frozenset[str]:
 def decode_trace(data: str) -> list[TraceContext]:
     """Returns the records in a trace message's body, each as a context with one message; records of unknown kinds are left out.
 
-    Raises RemoteProtocolError, with kind and field, for a record that is too short or has no number where one is expected.
+    Raises RemoteProtocolError, with the kind of the record, for one that is too short or has no number, or one outside the range,
+    where a number is expected.
     """
     return [_context(record.split(_FIELD)) for record in data.split(_RECORD) if record.partition(_FIELD)[0] in _KINDS]
 

@@ -37,7 +37,7 @@ __all__ = [
 ]
 
 _LEGAL_NAME: Final = re.compile(r"[%|a-zA-Z0-9_-]+")
-_ALLOWED: Final = "only letters, digits and % | _ - are allowed"
+_ALLOWED: Final = "only a-z, A-Z, 0-9 and % | _ - are allowed"
 _PATH_SEPARATOR: Final = "/"
 
 NOT_ALLOWED_SEND_TOPICS: Final = frozenset(

@@ -81,7 +81,7 @@ def test_codes_above_16_bits_are_refused_on_the_binary_form_only(code: int) -> N
 
 @pytest.mark.parametrize("field", ["code", "opaque", "flag", "version"])
 def test_integers_outside_32_bits_are_refused(field: str) -> None:
-    with pytest.raises(LocalProtocolError, match=f"{field} must fit 32 bits, 2147483648 does not"):
+    with pytest.raises(LocalProtocolError, match=f"{field} must be a signed 32-bit integer, not 2147483648"):
         encode_command(RemotingCommand(**{"code": 0, field: 2**31}))
 
 

@@ -133,7 +133,7 @@ def test_a_changed_handle_begins_at_the_messages_offset() -> None:
     assert build_extra_info(changed) == "4 1795367583964 9000 1 0 broker-a 3 4"
     assert unpack_bits(gather_acks("g", [("T", changed)])[0].bit_set) == (0,)
     for broken in ({"popTime": -1}, {"reviveQid": -1}):
-        with pytest.raises(RemoteProtocolError, match="out of range"):
+        with pytest.raises(RemoteProtocolError, match="after a change of the invisible time is invalid"):
             changed_handle(handle, ChangeInvisibleTimeResponseHeader(**broken))
 
 

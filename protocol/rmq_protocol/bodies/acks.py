@@ -1,5 +1,5 @@
-"""The body that acknowledges many popped messages at once (BATCH_ACK_MESSAGE): its members have names of one or two letters, and
-offsets are bits."""
+"""The body that acknowledges many popped messages at once (BATCH_ACK_MESSAGE): members of an ack have names of one or two
+letters, and offsets are bits."""
 
 from __future__ import annotations
 

@@ -21,8 +21,8 @@ class DataVersion(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class TopicList(msgspec.Struct, frozen=True, rename="camel"):
-    """Response of GET_ALL_TOPIC_LIST_FROM_NAMESERVER, GET_TOPICS_BY_CLUSTER, QUERY_TOPICS_BY_CONSUMER and
-    GET_SYSTEM_TOPIC_LIST_FROM_NS."""
+    """Response to requests for lists of topics, such as GET_ALL_TOPIC_LIST_FROM_NAMESERVER, GET_TOPICS_BY_CLUSTER and
+    QUERY_TOPICS_BY_CONSUMER."""
 
     topic_list: tuple[str, ...] = ()
     broker_addr: str | None = None

@@ -141,6 +141,7 @@ class PollingInfoRequestHeader(TopicRequestHeader, kw_only=True):
 
 
 class PollingInfoResponseHeader(Header, kw_only=True):
-    """Header of the response to POLLING_INFO. ``pollingNum``: number of requests that the broker holds for the queue."""
+    """Header of the response to POLLING_INFO. ``pollingNum``: number of requests that the broker holds for the group and
+    the queue."""
 
     pollingNum: Int = 0

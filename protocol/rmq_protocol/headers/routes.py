@@ -1,5 +1,5 @@
-"""Headers of requests to name servers: routes, topics of a cluster, permissions of a broker, and its table of keys and
-values."""
+"""Headers of requests to name servers: routes, topics of a cluster, permissions of a broker, and the name servers' table of keys
+and values."""
 
 from __future__ import annotations
 
