@@ -1,4 +1,4 @@
-"""Checks of the arguments that a test gives to an embedded server. A wrong type is a TypeError, a wrong value a ValueError."""
+"""Checks of the arguments that a test gives to an embedded server, which raise TypeError or ValueError."""
 
 from __future__ import annotations
 
@@ -40,7 +40,10 @@ def check_queue(queue: object) -> None:
 
 
 def check_clock(clock: object) -> Clock:
-    """Returns ``clock``. Raises TypeError if it lacks a method of a ``Clock``."""
-    if not all(callable(getattr(clock, name, None)) for name in ("now_ms", "call_at")):
-        raise TypeError(f"clock must have the methods of a Clock, now_ms and call_at; {shown(clock)} lacks one of them")
+    """Returns ``clock``. Raises TypeError if it is a class, or lacks a method of a ``Clock``."""
+    if isinstance(clock, type):
+        raise TypeError(f"clock must be an object with the methods of a Clock; {shown(clock)} is a class, give an object of it")
+    lacking = [name for name in ("now_ms", "call_at") if not callable(getattr(clock, name, None))]
+    if lacking:
+        raise TypeError(f"clock must have the methods of a Clock; {shown(clock)} lacks {' and '.join(lacking)}")
     return clock  # type: ignore[return-value]
