@@ -3,9 +3,9 @@
     async with EmbeddedRocketMQ() as server:
         ...  # any client at server.namesrv
 
-Speaks the remoting protocol on real sockets, so every client that speaks it can connect. Messages live as long as the object does.
+Speaks the remoting protocol on real sockets, so every client that speaks it can connect. Messages are lost with the object.
 
-The docstring of ``Broker`` shows how to build one broker and one name server separately, each with its own disk.
+The docstring of ``Broker`` shows how to build one broker, with a disk, and one name server separately.
 """
 
 from __future__ import annotations
@@ -61,10 +61,11 @@ MAX_DELAY: Final = 10 * 365 * 24 * 3600
 class ServerStatistics(NamedTuple):
     """The counters of one server.
 
-    ``requests``: number of received requests by request code. ``connections``: number of connections that are open now.
-    ``accepted``: number of accepted connections, refused ones included. ``refused``: number of connections that the server has
-    closed because of invalid bytes, or because a limit was exceeded: of connections, of bytes of unfinished frames, of bytes of
-    answers that the peer did not read. All but ``connections`` count since the ``EmbeddedRocketMQ`` was made.
+    ``requests``: number of received requests by request code; unknown codes are counted only while there are fewer than 1024
+    codes. ``connections``: number of connections that are open now. ``accepted``: number of accepted connections, refused ones
+    included. ``refused``: number of connections that the server has closed because of invalid bytes, because it was stopping,
+    or because a limit was exceeded: of connections, of bytes of unfinished frames, of bytes of answers that the peer did not
+    read. All but ``connections`` count since the ``EmbeddedRocketMQ`` was made.
     """
 
     requests: Counter[int]
@@ -82,22 +83,23 @@ def _letters(index: int) -> str:
 class EmbeddedRocketMQ(PopSwitches):
     """A name server and brokers in memory, on real sockets. ``host``: address or name to listen on. ``port``: the name
     server's, 0 for a free one. ``brokers``: 1 to 64; they take free ports and are called "broker-a", "broker-b", ...
-    ``auto_create_topics``: whether the first send to a topic creates it. ``max_memory``: bytes of messages kept; above it the
-    oldest messages are deleted, and minimum offsets increase.
+    ``auto_create_topics``: whether the first send to a topic creates it. ``max_memory``: bytes of messages, with their
+    overhead; above it the oldest messages are deleted (the newest one never is), and minimum offsets increase.
 
     ``clock``: the clock of store times, delays, timers, transaction checks and pops; a ``ManualClock`` moves only when a test
     advances it. ``delay_levels``: seconds of the delay levels from 1 on, 1 to 256 of them. ``transaction_timeout``: seconds
-    after which the broker asks the producer about an unfinished transaction, ``transaction_check_interval``: seconds between
-    two rounds of such questions; after ``transaction_check_max`` times the message goes to TRANS_CHECK_MAX_TIME_TOPIC.
+    after which the broker asks the producer about an unfinished transaction, unless its message has a time of its own
+    (CHECK_IMMUNITY_TIME_IN_SECONDS); ``transaction_check_interval``: seconds between two rounds of such questions; after
+    ``transaction_check_max`` of them the message goes to TRANS_CHECK_MAX_TIME_TOPIC.
     The defaults of the last four are those of a 5.5.0 broker.
 
-    ``server_side_reset``: whether a broker keeps a reset of a group's offsets (222) for the next pulls, as 5.x does; False: it
-    sends the offsets to the members (220), as 4.9 does. ``property_filter``: whether brokers filter by SQL92 conditions; a real
-    broker does with ``enablePropertyFilter=true``, which is not its default.
+    ``server_side_reset``: whether a broker keeps a reset of a group's offsets (222) for the next pull or pop of each queue, as
+    5.x does; False: it sends the offsets to the members (220), as 4.9 does. ``property_filter``: whether brokers filter by
+    SQL92 conditions; a real broker does with ``enablePropertyFilter=true``, which is not its default.
 
     ``version``: "5.5.0" or "4.9.7"; as 4.9.7, brokers answer pops and other requests of 5.x with code 3, and send resets of
-    offsets to the members. ``pop_store``: "log" or "kv", the store in which brokers keep popped messages
-    (``popConsumerKVServiceEnable``). ``pop_retry_v2``: whether retry topics of pops have their newer name
+    offsets to the members. ``pop_store``: the store of popped messages that brokers imitate: "log", the revive log, or "kv", the
+    key-value store (``popConsumerKVServiceEnable``). ``pop_retry_v2``: whether retry topics of pops have their newer name
     (``enableRetryTopicV2``). ``pop_revive_delay``: seconds from the end of an invisible time to the redelivery; None: as on a
     real broker, about 2 with "log" and 0.5 with "kv".
 
@@ -196,13 +198,14 @@ class EmbeddedRocketMQ(PopSwitches):
         self._ports[0] = self._name_server.listener.port
         if not ipaddress.ip_address(self._name_server.listener.host).is_loopback:
             logger.warning(
-                "listening on %s without access control: every client that can reach this address can read and write everything",
+                "listening on %s without access control: every client that can reach this address can read and write everything; "
+                "listen on 127.0.0.1 to prevent that",
                 self._name_server.listener.host,
             )
 
     async def stop(self) -> None:
-        """Closes every socket and connection, and ends ``delay``, ``slice``, ``stall``, ``shuffle`` and ``throttle``. Does
-        nothing if the server does not run."""
+        """Closes every socket and connection, and ends ``delay``, ``slice``, ``stall``, ``shuffle`` and ``throttle``. To
+        stop a server that does not run is no error."""
         async with self._turns.here():
             await self._close()
 
@@ -220,14 +223,16 @@ class EmbeddedRocketMQ(PopSwitches):
 
     @property
     def namesrv(self) -> str:
-        """Address ("ip:port") of the name server. Raises RuntimeError before the first start."""
+        """Address ("ip:port") of the name server; loopback if it listens on every address. Raises RuntimeError before the first
+        start."""
         if not self._name_server.listener.port:
             raise RuntimeError("this server was not started; await start() first")
         return self._name_server.listener.address()
 
     @property
     def brokers(self) -> dict[str, str]:
-        """Addresses ("ip:port") of the brokers by name; empty before the first start."""
+        """Addresses ("ip:port") of the brokers by name; loopback if they listen on every address; empty before the first
+        start."""
         return {broker.name: broker.listener.address() for broker in self._brokers if broker.listener.port}
 
     def messages(self, topic: str) -> list[MessageExt]:
@@ -281,10 +286,10 @@ class EmbeddedRocketMQ(PopSwitches):
         """Deletes the messages of ``queue`` below offset ``before``, as a broker does whose oldest files are removed.
 
         As at a real broker, the queue's minimum offset stays unchanged until it is corrected (here: until a call with
-        ``corrected``, or until ``max_memory`` deletes another message of the queue). Until then a pull from below ``before``
-        passes over the deleted messages: it returns messages from ``before`` on, or only a later ``next_offset`` if these are
-        800 offsets away or more. Raises ValueError for an unknown queue, for one that was never used, and for an offset that is
-        negative or beyond the end of the queue.
+        ``corrected``, until ``clear``, or until ``max_memory`` deletes another message of the queue). Until then a pull from
+        below ``before`` passes over the deleted messages: it returns messages from ``before`` on, or only a later
+        ``next_offset`` if these are 800 offsets away or more, with a long SQL92 condition 32 or more. Raises ValueError for an
+        unknown queue, for one that was never used, and for an offset that is negative or beyond the end of the queue.
         """
         check_queue(queue)
         broker = next((each for each in self._brokers if each.name == queue.broker_name), None)
@@ -312,7 +317,8 @@ class EmbeddedRocketMQ(PopSwitches):
             raise TypeError(f"topic must be a string, not {shown(topic)}")
         having = [each for each in self._chosen(broker) if each.state.topics.get(topic) is not None]
         if not having:
-            raise ValueError(f"no broker has the topic {topic!r}; create it, or send to it first")
+            who = "no broker has the" if broker is None else f"{broker} has no"
+            raise ValueError(f"{who} topic {topic!r}; create it, or send to it first")
         for each in having:
             each.resize(topic, queues)
 
@@ -337,21 +343,21 @@ class EmbeddedRocketMQ(PopSwitches):
         self._failures.add(code, n, request)
 
     def lose_answers(self, n: int = 1, *, request: int) -> None:
-        """Makes the servers serve the next ``n`` requests of this RequestCode without answering them. ``n`` = 0 ends it. A send
-        that ``throttle`` refuses is answered, and counts as none of them."""
+        """Makes the servers serve the next ``n`` requests of this RequestCode without answering them. Calls add up; ``n`` = 0
+        ends it. A send that ``throttle`` refuses is answered, and counts as none of them."""
         self._failures.lose(n, request)
 
     def delay(self, seconds: float, *, broker: str | None = None, jitter: float = 0.0, seed: int = 0) -> None:
         """Delays each frame that the broker (None: each broker) sends by ``seconds``; 0 ends it.
 
-        ``jitter``: maximum of a random delay in seconds that each frame gets in addition, so that later frames overtake
+        ``jitter``: maximum of a random delay in seconds that each frame gets in addition, so that later frames can overtake
         earlier ones; ``seed`` makes these delays repeatable.
         """
         for service in self._named(broker):
             service.delay(seconds, jitter, seed)
 
     def slice(self, seed: int | None, *, broker: str | None = None) -> None:
-        """Makes the broker (None: all brokers) send its answers in slices of random size, a millisecond apart; ``seed`` None
+        """Makes the broker (None: all brokers) send its frames in slices of random size, a millisecond apart; ``seed`` None
         ends it.
 
         The same ``seed`` draws the same sizes again.

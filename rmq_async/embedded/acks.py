@@ -1,6 +1,6 @@
 """Requests after a pop: acks, one (200051) or many (200151), and changes of the invisible time (200053).
 
-Nearly every request is answered with success: an ack for a removed message, or with a void handle, has no effect. A change
+Most requests are answered with success: a second ack for a message, or one with a void handle, has no effect. A change
 makes the message visible at another time even if it was acknowledged, unless it was popped in order.
 """
 
@@ -165,7 +165,7 @@ class AckProcessor:
         now = max(self._clock.now_ms(), info.pop_time + 1)  # another pop time than before, which makes the old handle void
         self._state.check_points.ack(_handle(header, info), header.offset)
         if points.messages >= MAX_IN_FLIGHT:
-            remark = f"{MAX_IN_FLIGHT} popped messages of this broker have no ack, it takes no more changes"
+            remark = f"{MAX_IN_FLIGHT} popped messages of this broker have no ack, it takes no more changes; acknowledge some"
             raise Refused(ResponseCode.SYSTEM_ERROR, remark)
         if self._state.groups.get(header.consumerGroup) is not None:
             new = Handle(header.consumerGroup, header.topic, header.queueId, header.offset, now, header.invisibleTime)
@@ -175,7 +175,7 @@ class AckProcessor:
 
     def _change_ordered(self, header: ChangeInvisibleTimeRequestHeader, info: ExtraInfo) -> ChangeInvisibleTimeResponseHeader:
         """Changes the invisible time of an ordered message. The handle stays valid; the answer has the invisible time
-        counted from the pop."""
+        counted from the pop, or no values if the offset was committed before."""
         queue = OrderedQueue(header.consumerGroup, header.topic, header.queueId)
         if header.offset < self._state.offsets.find(*queue):
             return ChangeInvisibleTimeResponseHeader()

@@ -83,7 +83,7 @@ def allocate_for_pops(
 
     If ``share`` is 0 or less, or not less than the number of other clients, it pops from any queue of each broker
     (``ANY_QUEUE``). Otherwise it pops from its own queues and those of the next ``share`` clients, or from one queue if there
-    are more clients than queues.
+    are more clients than queues; a client that is not one of ``clients`` from none.
     """
     if strategy not in _STRATEGIES:
         return None

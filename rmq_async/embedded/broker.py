@@ -13,7 +13,7 @@ from rmq_protocol.frame import Frame
 from rmq_protocol.message import MessageExt, MessageQueue
 from rmq_protocol.stored import decode_messages
 
-from .arguments import check_queue, check_whole
+from .arguments import check_queue, check_whole, check_within
 from .assignments import AssignmentProcessor
 from .calls import ClientCalls
 from .clock import Clock, SystemClock
@@ -36,12 +36,13 @@ from .schedule import DELAY_LEVELS, Schedule
 from .send_back import SendBackProcessor
 from .sends import SendMessageProcessor
 from .server import Connection, Parts
-from .service import BaseService, Refused, not_supported
+from .service import BaseService, not_supported
 from .state import BrokerState
 from .stats import StatisticsProcessor
 from .store import CommitLog
 from .throttle import LONGEST_WAIT, THROTTLED, SendQueue
 from .topic_admin import TopicProcessor
+from .topics import MAX_QUEUES
 from .transactions import CheckSettings, Transactions
 from .writer import MessageWriter
 
@@ -99,7 +100,7 @@ class BrokerSettings(NamedTuple):
     pops: PopSettings = PopSettings()
 
     def as_config(self) -> dict[str, bool]:
-        """Returns the settings that a real broker also has, by their names there."""
+        """Returns the settings that are on or off, by their names on a real broker."""
         return {
             "useServerSideResetOffset": self.server_side_reset,
             "enablePropertyFilter": self.property_filter,
@@ -233,16 +234,15 @@ class Broker(BaseService):
 
     def resize(self, topic: str, queues: int) -> None:
         """Implements ``EmbeddedRocketMQ.resize``."""
-        check_whole("queues", queues)
+        check_within("queues", queues, 0, MAX_QUEUES)
         found = self.state.topics.get(topic)
         if found is None:
             raise ValueError(f"{self.name} has no topic {topic!r}; create it, or send to it first")
-        try:
-            self.state.topics.put(
-                msgspec.structs.replace(found.config, read_queue_nums=queues, write_queue_nums=queues, attributes={}), ""
-            )
-        except Refused as refusal:
-            raise ValueError(refusal.remark) from None
+        if self.state.topics.is_own(topic):
+            raise ValueError(f"the topic {topic!r} belongs to the broker and cannot be resized; give a topic of your own")
+        self.state.topics.put(
+            msgspec.structs.replace(found.config, read_queue_nums=queues, write_queue_nums=queues, attributes={}), ""
+        )
 
     def truncate(self, count: int) -> int:
         """Implements ``EmbeddedRocketMQ.truncate``."""
@@ -280,8 +280,8 @@ class Broker(BaseService):
         self.popping.start()
 
     async def stop(self) -> None:
-        """Stops gracefully: all data are on the disk afterwards. Does nothing if the broker does not run, for example after
-        ``crash``."""
+        """Stops gracefully: all data are on the disk afterwards. A broker that does not run, for example after ``crash``, saves
+        nothing."""
         running = self.listener.running
         self._end()
         await super().stop()
@@ -373,7 +373,8 @@ class Broker(BaseService):
         self._save(offsets=self._ticks >= _FIRST_OFFSETS, levels=self._ticks % _LEVELS_EVERY == 0)
 
     def _reply(self, connection: Connection, command: RemotingCommand, response: RemotingCommand) -> None:
-        """Sends the response to a request that was not answered at once; drops it if the peer does not read its answers."""
+        """Sends the response to a request that was not answered at once; drops it for a one-way request, if the peer does not
+        read its answers, and if ``lose_answers`` takes it."""
         if self.failures.pending and self.failures.takes_answer(command.code):
             return
         if not command.is_oneway and not connection.congested:

@@ -27,7 +27,7 @@ MAX_CALLS_PER_CONNECTION: Final = 1024
 class Failure(Enum):
     """The reason why a call has no answer."""
 
-    NOT_SENT = "the connection is closed, does not read, or has too many requests under way"
+    NOT_SENT = "the connection is closed or its peer does not read, or too many requests are pending"
     TIMEOUT = "no answer in time"
     DISCONNECTED = "the connection was closed before the answer"
 

@@ -2,8 +2,8 @@
 end of their invisible time.
 
 A real broker writes check points and acks to a log, and matches them when they are due; or it keeps a record per message in a
-key-value store (``popConsumerKVServiceEnable``). For clients the two differ in how an ack finds its check point;
-``CheckPoints`` supports both ways.
+key-value store (``popConsumerKVServiceEnable``). The two differ in how an ack finds its check point; ``CheckPoints`` supports
+both ways.
 """
 
 from __future__ import annotations
@@ -106,7 +106,8 @@ class CheckPoints:
         return self._ends[0][0] if self._ends else None
 
     def of_group(self, group: str) -> list[tuple[Handle, int]]:
-        """Returns each message that the group has, with its handle and queue offset, in the order in which they were popped."""
+        """Returns handle and queue offset of each message that the group has not acknowledged, in the order in which its pops
+        and changes were added."""
         points = sorted(self._ends, key=lambda entry: entry[1])
         return [(point.handle, offset) for _, _, point in points if point.handle.group == group for offset in point.left]
 

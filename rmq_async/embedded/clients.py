@@ -20,13 +20,14 @@ from .service import Refused
 __all__ = ["EXPIRY", "Client", "ClientTable", "ConsumerGroup"]
 
 EXPIRY: Final = 120.0
-"""Seconds without a heartbeat after which a client is removed and its connection closed (``channelExpiredTimeout``)."""
+"""Seconds without a heartbeat after which a client is removed (``channelExpiredTimeout``)."""
 MAX_GROUPS_PER_CONNECTION: Final = 4096
 MAX_MEMBERS: Final = 200_000
 """Clients of all groups together; one that is in three groups counts three times."""
 MAX_NAME_LENGTH: Final = 512
 """Characters of the name of a group or the id of a client; the id of a real client has some 30."""
 MAX_SUBSCRIPTION_BYTES: Final = 32 * 1024 * 1024
+_LIMIT: Final = f"the limit is {MAX_NAME_LENGTH}; shorten it"
 _WORD: Final = 64
 """Characters that are kept of a setting which is one of a few words."""
 _SUBSCRIPTION_OVERHEAD: Final = 400
@@ -116,8 +117,8 @@ class ClientTable:
             self._reachable[client.client_id] = client
 
     def add_consumer(self, data: ConsumerData, client: Client, *, without_subscriptions: bool) -> None:
-        """Adds a consumer, or renews its entry, and changes its group's subscriptions. Raises Refused (1) beyond a limit of the
-        table, and for a closed connection."""
+        """Adds a consumer, or renews its entry, and changes its group's subscriptions unless the heartbeat came
+        ``without_subscriptions``. Raises Refused (1) beyond a limit of the table, and for a closed connection."""
         name = data.group_name
         group = self.consumers.get(name) or ConsumerGroup()
         subscriptions = group.subscriptions if without_subscriptions else group.merged(data)
@@ -125,7 +126,7 @@ class ClientTable:
         if size > group.size and self._size + size - group.size > MAX_SUBSCRIPTION_BYTES:
             raise Refused(
                 ResponseCode.SYSTEM_ERROR,
-                f"subscriptions take more than the {MAX_SUBSCRIPTION_BYTES} bytes this broker keeps",
+                f"subscriptions take more than the {MAX_SUBSCRIPTION_BYTES} bytes this broker keeps; subscribe to less",
             )
         key = (client.client_id, client.connection)
         old = group.members.get(key)
@@ -237,19 +238,20 @@ class ClientTable:
         connection = client.connection
         for name in (group, client.client_id):
             if len(name) > MAX_NAME_LENGTH:
-                raise Refused(ResponseCode.SYSTEM_ERROR, f"a name of {len(name)} characters, the limit is {MAX_NAME_LENGTH}")
+                raise Refused(ResponseCode.SYSTEM_ERROR, f"the name {name[:80]!r} has {len(name)} characters, {_LIMIT}")
         if connection.closed:
-            raise Refused(ResponseCode.SYSTEM_ERROR, "the connection is closed")
+            raise Refused(ResponseCode.SYSTEM_ERROR, f"the connection of {connection.remote} is closed; connect again")
         groups = self._groups_of.get(connection, {})
         key = (group, client.client_id)
         if key not in groups and len(groups) >= MAX_GROUPS_PER_CONNECTION:
             raise Refused(
                 ResponseCode.SYSTEM_ERROR,
-                f"this connection has {MAX_GROUPS_PER_CONNECTION} groups, it takes no more",
+                f"this connection has {MAX_GROUPS_PER_CONNECTION} groups, it takes no more; use another connection",
             )
         if old is None:
             if self._members >= MAX_MEMBERS:
-                raise Refused(ResponseCode.SYSTEM_ERROR, f"this broker has {MAX_MEMBERS} group members, it takes no more")
+                remark = f"this broker has {MAX_MEMBERS} group members, it takes no more; stop some"
+                raise Refused(ResponseCode.SYSTEM_ERROR, remark)
             self._members += 1
         groups[key] = None
         self._groups_of[connection] = groups

@@ -138,7 +138,7 @@ class Alarm:
         self._on = True
 
     def by(self, when_ms: int) -> None:
-        """Rings at ``when_ms`` at the latest."""
+        """Makes the enabled alarm ring at ``when_ms`` at the latest."""
         if not self._on or (self._timer is not None and self._when <= when_ms):
             return
         if self._timer is not None:

@@ -39,8 +39,8 @@ __all__ = ["ClientProcessor"]
 
 
 class ClientProcessor:
-    """Serves what clients say and ask about groups. A group's members are notified once per loop iteration, after any number of
-    changes."""
+    """Serves the requests of clients about groups. After any number of changes in one loop iteration, a group's members are
+    notified once, unless the group's settings disable that or it consumes by broadcast."""
 
     def __init__(self, state: BrokerState, calls: ClientCalls, *, property_filter: bool) -> None:
         self._state = state
@@ -63,7 +63,7 @@ class ClientProcessor:
         }
 
     def close(self) -> None:
-        """Stops the sending of notices."""
+        """Drops the notices that wait to be sent."""
         self._changed.clear()
         if self._notify_handle is not None:
             self._notify_handle.cancel()
@@ -88,8 +88,8 @@ class ClientProcessor:
     def _add_consumer(
         self, consumer: ConsumerData, data: HeartbeatData, connection: Connection, command: RemotingCommand
     ) -> bool:
-        """Adds a consumer; returns whether its fingerprint has changed. A group with an invalid name is ignored, as on real
-        brokers; so is a new group for which there is no room."""
+        """Adds a consumer; returns whether the group's previous heartbeat had another fingerprint. A group with an invalid name
+        is ignored, as on real brokers; so is a new group for which there is no room."""
         state, name, fingerprint = self._state, consumer.group_name, data.heartbeat_fingerprint
         config = state.groups.find(name)
         if config is None:

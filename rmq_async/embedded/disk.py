@@ -51,8 +51,8 @@ class DiskLog(CommitLog):
     """The commit log of one broker. An appended record survives a crash of the process, and after its flush also one of the
     machine.
 
-    ``flush_interval``: seconds from a message to its flush (ASYNC_FLUSH), longer for a slow disk; 0 flushes each message
-    before it is acknowledged (SYNC_FLUSH). It may be set at any time. Appending needs a running event loop.
+    ``flush_interval``: most seconds from a message to its flush (ASYNC_FLUSH), longer for a slow disk; 0 flushes each message
+    before it is acknowledged (SYNC_FLUSH). It may be set at any time. Unless it is 0, appending needs a running event loop.
     """
 
     def __init__(self, max_memory: int, clock: Callable[[], int], *, flush_interval: float = 0.5) -> None:
@@ -88,9 +88,10 @@ class DiskLog(CommitLog):
 
 
 class BrokerDisk:
-    """The disk of broker ``name``. It survives the ``Broker``: after ``crash()`` or ``stop()``, a new one is made with it.
+    """The disk of broker ``name``. It survives the ``Broker``: after ``crash()`` or ``stop()``, a new ``Broker`` is made with it.
 
-    ``log``: its own ``DiskLog``; or a ``CommitLog`` that several brokers share, which loses no records.
+    ``log``: its own ``DiskLog``; or a ``CommitLog`` that several brokers share, which loses no records. ``auto_create_topics``: as
+    for ``EmbeddedRocketMQ``.
     """
 
     def __init__(self, name: str, log: CommitLog, *, auto_create_topics: bool = True) -> None:

@@ -1,10 +1,11 @@
-"""The fault switches of the embedded servers, by which a test causes faults that a client must survive.
+"""Fault switches of the embedded servers for requests of any kind, by which a test causes faults that a client must survive.
 
 There are two kinds. ``FailureScript`` lists the next requests that are answered with a code instead of being served, or served
-without an answer; it belongs to the whole cluster, so "the next three sends fail" holds at any broker. A ``Gate`` stands between
-one server and its sockets: it holds answers back for a time (``delay``) or until the test resumes the server (``stalled``). A
-stalled server reads nothing either, as a stopped process would, so the peer sees full buffers and not only silence. The gate
-also determines the order in which requests are served (``chance``), and the parts in which answers are sent (``slices``).
+without an answer; all servers of an ``EmbeddedRocketMQ`` share one, so "the next three sends fail" holds at any broker. A
+``Gate`` stands between one server and its sockets: it holds answers back for a time (``delay``) or until the test resumes the
+server (``stalled``). A stalled server reads nothing either, as a stopped process would, so the peer sees full buffers and not
+only silence. The gate also determines the order in which requests are served (``chance``), and the parts in which answers are
+sent (``slices``).
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _NEVER_BY_DEFAULT = frozenset({int(RequestCode.HEART_BEAT), int(RequestCode.UNRE
 
 class Failure:
     """One entry of a script: the next ``left`` requests are answered with ``code``. ``request``: only those of this
-    RequestCode; None for any."""
+    RequestCode; None for those that ``FailureScript.add`` describes."""
 
     __slots__ = ("code", "left", "request")
 
@@ -169,7 +170,7 @@ class Gate:
             self._arm()
 
     def hold(self, write: Write, parts: Sequence[bytes], seconds: float = 0.0) -> None:
-        """Calls ``write(parts)`` after the delay plus ``seconds``, but not while the server is stalled."""
+        """Calls ``write(parts)`` after the delay, its jitter and ``seconds``, but not while the server is stalled."""
         when = asyncio.get_running_loop().time() + self._delay + seconds
         if self._jitter:
             when += self._jitters.random() * self._jitter
@@ -221,4 +222,4 @@ def drawn(waiting: deque[T], chance: random.Random) -> deque[T]:
 
 def _check_code(name: str, code: object, example: str) -> None:
     if isinstance(code, bool) or not isinstance(code, int):
-        raise TypeError(f"{name} must be a number, such as {example} (of rmq_protocol.constants), not {shown(code)}")
+        raise TypeError(f"{name} must be a whole number, such as {example} (of rmq_protocol.constants), not {shown(code)}")

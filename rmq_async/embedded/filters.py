@@ -37,7 +37,7 @@ class Filter(NamedTuple):
         return max(_LEAST_SCAN, min(MIN_SCAN, _PARTS_PER_PULL // self.condition.size))
 
     def accepts(self, record: bytes) -> bool:
-        """Returns whether the condition is true for a record whose tags are wanted."""
+        """Returns whether a record whose tags are wanted is wanted by the condition too, if there is one."""
         return self.condition is None or self.condition.matches(properties_of(record))
 
 
@@ -83,7 +83,7 @@ def check_condition(expression: str, kind: str, *, property_filter: bool) -> Non
 
 def _compiled(expression: str, kind: str) -> Condition:
     if kind != SQL92:
-        raise ConditionError(f"there are no conditions of type {kind[:60]}")
+        raise ConditionError(f"there are no conditions of type {kind[:60]}; use {SQL92}")
     return compile_condition(expression)
 
 

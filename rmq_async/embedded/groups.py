@@ -62,7 +62,8 @@ class SubscriptionGroups:
         """Finds a group as ``find`` does; raises Refused (26) instead of returning None."""
         config = self.find(name)
         if config is None:
-            why = f"this broker has {MAX_GROUPS} groups, it takes no more" if self._is_full() else f"\n{FAQ}"
+            full = group_refusal(name) is None
+            why = f"this broker has {MAX_GROUPS} groups, it takes no more; delete some first" if full else f"\n{FAQ}"
             raise Refused(
                 ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group [{name[:160]}] does not exist, {why}", {}
             )
@@ -81,7 +82,7 @@ class SubscriptionGroups:
             raise Refused(ResponseCode.SYSTEM_ERROR, remark)
         grown = sum(size - self._sizes.get(config.group_name, 0) for config, size in checked)
         if grown > 0 and self._size + grown > MAX_GROUP_BYTES:
-            remark = f"settings of groups take more than the {MAX_GROUP_BYTES} bytes this broker keeps"
+            remark = f"settings of groups take more than the {MAX_GROUP_BYTES} bytes this broker keeps; delete some"
             raise Refused(ResponseCode.SYSTEM_ERROR, remark)
         for config, size in checked:
             self._put(config, size)

@@ -36,8 +36,8 @@ class PopKey(NamedTuple):
 
 
 class Pop:
-    """A request for messages. ``count``: of messages at most. ``deadline``: epoch ms until which it may be held; 0 if it may not
-    be held. ``invisible_time`` and ``poll_time`` are in ms."""
+    """A POP_MESSAGE or NOTIFICATION request. ``count``: of messages at most. ``deadline``: epoch ms until which it may be held;
+    0 if it may not be held. ``invisible_time`` and ``poll_time`` are in ms."""
 
     __slots__ = (
         "attempt", "command", "connection", "count", "deadline", "filter", "from_oldest", "invisible_time", "key", "notified",
@@ -85,12 +85,13 @@ class HeldPops:
         return len(self._by_key.get(key, ()))
 
     def has_room(self, key: PopKey) -> bool:
-        """Returns whether one more pop of this kind can be held."""
+        """Returns whether one more pop with this key can be held."""
         return self._count < MAX_HELD and self.number_of(key) <= MAX_HELD_PER_KEY
 
     def hold(self, pop: Pop) -> None:
-        """Holds a pop until its deadline by the broker's clock. With a manual clock, which may stand still, it is held for
-        ``poll_time`` by the event loop's clock at most."""
+        """Holds a pop until its deadline by the broker's clock, but an hour at most; drops it if its connection is closed. With
+        another clock than ``SystemClock``, which may stand still, it is held for ``poll_time`` by the event loop's clock at most.
+        """
         if pop.connection.closed:
             return
         self._enter(pop)
@@ -116,7 +117,7 @@ class HeldPops:
             self._leave(pop)
 
     def resumed(self, connection: Connection) -> None:
-        """Wakes the pops of a connection that accepts answers again: messages may have arrived in the meantime."""
+        """Wakes as many pops as wait on a connection that accepts answers again: messages may have arrived in the meantime."""
         for pop in self._by_connection.get(connection, ()):
             self.notify(pop.key)
 

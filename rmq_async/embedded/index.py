@@ -1,11 +1,11 @@
-"""The index of keys for QUERY_MESSAGE. It adds no cost to a send.
+"""The index of keys for QUERY_MESSAGE. Queries, not sends, add its entries.
 
 A query updates the index (``CommitLog.index``); a real broker's index lags behind its log, too. An entry is two 8-byte numbers: a
 hash over broker, topic and key, and the message's physical offset. Entries are appended in store order and never sorted; a
 look-up searches the column of hashes as bytes, from its end, at the speed of memory (a millisecond or two for a million
-entries). Python's hashes of texts are keyed, so no client can make them collide; a look-up also compares the message itself.
+entries). Python's hashes of texts are keyed, so no client can choose keys that collide; a look-up also compares the message itself.
 
-Entries are removed with the log: ``forget`` drops those below its oldest record.
+Entries are removed with the log: ``forget`` drops those below its oldest record, ``truncate`` those beyond its end.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Locks of queues for orderly consumption (41, 42): one client of a group holds a queue, for ``LOCK_LIFE`` unless renewed."""
+"""Locks of queues for orderly consumption (41, 42): one client of a group holds a queue, until it unlocks it, or
+``LOCK_LIFE`` after the last renewal."""
 
 from __future__ import annotations
 
@@ -38,7 +39,8 @@ class QueueLocks:
         return self._count
 
     def lock(self, group: str, queues: Iterable[MessageQueue], client_id: str) -> list[MessageQueue]:
-        """Locks or renews queues; returns those that the client holds now. Raises Refused (1) if the table is full."""
+        """Locks or renews queues; returns those of them that the client holds now. Raises Refused (1) if a queue needs a new
+        lock and the table is full; the locks of the queues before it stay."""
         now = machine.monotonic()
         taken: list[MessageQueue] = []
         for queue in queues:
@@ -47,7 +49,8 @@ class QueueLocks:
                 continue
             if not until:
                 if self._count >= MAX_LOCKS and (now < self._next_search or not self._expire(now)):
-                    raise Refused(ResponseCode.SYSTEM_ERROR, f"this broker keeps {MAX_LOCKS} locks of queues, it takes no more")
+                    remark = f"this broker keeps {MAX_LOCKS} locks of queues, it takes no more; unlock some first"
+                    raise Refused(ResponseCode.SYSTEM_ERROR, remark)
                 self._count += 1
             self._groups.setdefault(group, {})[queue] = (client_id, now + LOCK_LIFE)
             taken.append(queue)
@@ -110,7 +113,8 @@ class LockProcessor:
 
 def _checked(body: LockBatchRequestBody) -> LockBatchRequestBody:
     if len(body.mq_set) > MAX_LOCKS_AT_ONCE:
-        raise Refused(ResponseCode.SYSTEM_ERROR, f"{len(body.mq_set)} queues in one request, the limit is {MAX_LOCKS_AT_ONCE}")
+        remark = f"{len(body.mq_set)} queues in one request, the limit is {MAX_LOCKS_AT_ONCE}; send several requests"
+        raise Refused(ResponseCode.SYSTEM_ERROR, remark)
     names = {body.consumer_group, body.client_id}
     for queue in body.mq_set:
         names |= {queue.topic, queue.broker_name}

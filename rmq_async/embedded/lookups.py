@@ -1,4 +1,4 @@
-"""QUERY_MESSAGE (12): messages of a topic by key or unique id, within a range of store times (``QueryMessageProcessor``)."""
+"""Serves QUERY_MESSAGE (12): messages of a topic by key or unique id, within a range of store times (``QueryMessageProcessor``)."""
 
 from __future__ import annotations
 
@@ -49,8 +49,9 @@ class _Query(NamedTuple):
 
 
 class LookupProcessor:
-    """Answers one query per iteration of the event loop, because one takes milliseconds with a million messages. Further
-    queries wait, and each waits until the index contains the messages stored before it. ``reply``: sends their answers."""
+    """Answers queries. Concurrent ones wait for each other, so that many do not hold up the event loop: one takes milliseconds
+    with a million messages. Each also waits until the index contains the messages stored before it. ``reply``: sends the
+    answers of those that have waited."""
 
     def __init__(self, state: BrokerState, reply: Reply) -> None:
         self._state = state
@@ -90,7 +91,7 @@ class LookupProcessor:
             self._go_on()
             return self._response(query, self._find(query))
         if len(self._waiting) >= MAX_WAITING:
-            raise Refused(ResponseCode.SYSTEM_BUSY, f"{MAX_WAITING} queries wait for the index, it takes no more")
+            raise Refused(ResponseCode.SYSTEM_BUSY, f"{MAX_WAITING} queries wait for the index, it takes no more; ask later")
         self._waiting.append(query)
         self._go_on()
         return None
@@ -122,7 +123,7 @@ class LookupProcessor:
         return make_response(query.command, ResponseCode.SUCCESS, None, {**to_ext(reply)}, b"".join(reversed(found)))
 
     def _find(self, query: _Query) -> list[bytes]:
-        """Returns the records that match, newest first."""
+        """Returns the newest records that match, newest first: at most ``query.most``, of ``MAX_BYTES`` together."""
         log, name = self._state.log, self._state.name
         low, high = log.between(query.begin_ms, query.end_ms)
         found: list[bytes] = []

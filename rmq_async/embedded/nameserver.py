@@ -1,9 +1,9 @@
 """The embedded name server: routes (105), the cluster (106) and topics (206, 216, 224, 304), from its directory of brokers,
 and key-value settings (100-102, 219).
 
-With ``LiveBrokers``, the directory of an ``EmbeddedRocketMQ``, brokers need not register: a topic has a route while a broker
-has the topic, and a deletion only at the name server has no effect. With ``Registrations`` a name server knows only registered
-brokers.
+With ``LiveBrokers``, the directory of an ``EmbeddedRocketMQ``, brokers need not register: a topic has a route while a running
+broker has the topic, and a deletion only at the name server has no effect. With ``Registrations`` a name server knows only
+registered brokers.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ _STANDARD_JSON_FROM: Final = 401
 
 
 class NameServer(BaseService):
-    """A name server. ``directory``: the brokers that it knows. ``failures``: the script of requests that fail; by default a
-    new one. The docstring of ``Broker`` shows the use without an ``EmbeddedRocketMQ``. After a crash, make a new object with a
-    new directory; its key-value settings are lost, as in a name server without a file of them."""
+    """A name server. ``directory``: the brokers that it knows. ``failures``: the script of requests that fail; by default a new
+    one. ``name``: for log records. The docstring of ``Broker`` shows the use without an ``EmbeddedRocketMQ``. After a crash,
+    make a new object with a new directory; its key-value settings are lost, as in a name server without a file of them."""
 
     named_failures_only = True
 
@@ -125,7 +125,8 @@ class NameServer(BaseService):
         size = self._size + _length(key, value) - _length(key, old) + (len(namespace) if new else 0)
         if value is not None and (count > MAX_SETTINGS or size > MAX_SETTINGS_SIZE):
             remark = (
-                f"no room for the setting: at most {MAX_SETTINGS} settings of {MAX_SETTINGS_SIZE} characters in all are kept"
+                f"no room for the setting: at most {MAX_SETTINGS} namespaces and keys, of {MAX_SETTINGS_SIZE} characters with "
+                "their values, are kept; delete some keys first"
             )
             raise Refused(ResponseCode.SYSTEM_ERROR, remark)
         if value is not None:

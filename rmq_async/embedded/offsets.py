@@ -1,7 +1,8 @@
 """Progress of groups by topic and queue (``OffsetTable``): committed offsets, pulled offsets, and resets.
 
 A reset changes the committed offset, and is pending until the group's next pull of that queue, whose response contains the new
-offset, or until its next pop, which reads from there. While it is pending, commits of the group are ignored.
+offset, or until its next pop, which reads from there. While it is pending, commits of the group in that queue
+are ignored.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ class OffsetTable:
         if self.is_reset(group, topic, queue_id):
             return False
         if not self._set(self._committed, group, topic, queue_id, offset):
-            raise Refused(ResponseCode.SYSTEM_ERROR, f"this broker keeps {MAX_OFFSETS} offsets, it takes no more")
+            raise _full()
         self._unsaved[group, topic] = None
         return True
 
@@ -83,7 +84,7 @@ class OffsetTable:
         self._unsaved[group, topic] = None
         for table in (self._committed, self._reset):
             if not self._set(table, group, topic, queue_id, offset):
-                raise Refused(ResponseCode.SYSTEM_ERROR, f"this broker keeps {MAX_OFFSETS} offsets, it takes no more")
+                raise _full()
 
     def take_reset(self, group: str, topic: str, queue_id: int) -> int | None:
         """Removes and returns the offset of a pending reset; None if there is none."""
@@ -140,3 +141,8 @@ class OffsetTable:
                 offsets = table[group, topic] = {}
         offsets[queue_id] = offset
         return True
+
+
+def _full() -> Refused:
+    remark = f"this broker keeps {MAX_OFFSETS} offsets, it takes no more; delete topics, or groups with their offsets"
+    return Refused(ResponseCode.SYSTEM_ERROR, remark)

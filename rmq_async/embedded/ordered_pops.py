@@ -89,8 +89,8 @@ class OrderedQueues:
         return batch.counts
 
     def ack(self, queue: OrderedQueue, offset: int, pop_time: int) -> int | None:
-        """Counts an ack; returns the offset to commit, or None for the ack of an earlier pop, which does not count. Raises
-        LookupError for a message that this pop did not take."""
+        """Counts an ack; returns the offset to commit, or None for the ack of another pop than the last, which does not count.
+        Raises LookupError for a message that the last pop did not take."""
         batch = self._batches.get(queue)
         if batch is None:
             return offset + 1
@@ -103,7 +103,7 @@ class OrderedQueues:
         return batch.next_offset()
 
     def change(self, queue: OrderedQueue, offset: int, pop_time: int, visible_at: int) -> None:
-        """Makes the message of this pop visible at another time."""
+        """Makes a message of the queue's last pop visible at another time; does nothing for other pops and messages."""
         batch = self._batches.get(queue)
         if batch is not None and batch.pop_time == pop_time and offset in batch.offsets:
             batch.visible[offset] = visible_at

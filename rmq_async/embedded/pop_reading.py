@@ -32,8 +32,8 @@ RETRIES_FIRST: Final = 5
 
 
 class Taken:
-    """The messages of one pop, and the fields of its answer. ``rest``: number of messages left in the queues that were
-    read."""
+    """The messages of one pop, and the fields of its answer. ``rest``: number of messages left in the queues that it
+    looked at."""
 
     def __init__(self, pop_time: int, revive_queue: int) -> None:
         self.pop_time = pop_time
@@ -128,8 +128,8 @@ class PopReader:
                     self._take_queue(pop, topic, queue_id, taken, retries=True)
 
     def _retry_topics(self, topic: str, group: str, number: int) -> list[str]:
-        """Returns the retry topics to read. With the revive log an answer has room for one of the two names; the older one
-        is read every second time."""
+        """Returns the retry topics to read: that with the older name and, with ``retry_v2``, that with the newer one. With the
+        revive log an answer has room for one of the two, and they take turns."""
         old, new = pop_retry_topic_v1(topic, group), pop_retry_topic(topic, group)
         if not self._settings.retry_v2:
             return [old]
@@ -164,7 +164,8 @@ class PopReader:
         taken.rest += queue.max_offset - end
 
     def _start(self, pop: Pop, queue: Queue) -> int:
-        """Returns the offset to read from: that of a reset, the one after the last pop, or the first one of a new group."""
+        """Returns the offset to read from: that of a reset, the one after the last pop, or the first one of a new group; not
+        below the queue's minimum, nor above its maximum."""
         group, name, queue_id = pop.key.group, queue.topic, queue.queue_id
         offsets = self._pop_offsets(pop)
         reset = self._state.offsets.take_reset(group, name, queue_id)
@@ -179,16 +180,16 @@ class PopReader:
 
     @staticmethod
     def _first(pop: Pop, queue: Queue) -> int:
-        """Returns the first offset of a new group. A group that begins at the end reads a queue without deleted messages from
-        its first message, any other queue from its newest."""
+        """Returns the first offset of a new group. A group that begins at the end reads a retry topic, and a queue without
+        deleted messages, from the first message, any other queue from its newest."""
         low = queue.min_offset
         if pop.from_oldest or queue.topic.startswith(RETRY_TOPIC_PREFIX):
             return low
         return 0 if low == 0 else queue.max_offset - 1
 
     def _commit(self, pop: Pop, queue: Queue, start: int, end: int) -> None:
-        """Commits the progress of a pop. With the key-value store the committed offset is the start of the last pop, and
-        ``pop_offsets`` has the start of the next one."""
+        """Commits the progress of a pop. With the key-value store, unless pops are ordered, the committed offset is the start of
+        the last pop, and ``pop_offsets`` has the start of the next one."""
         group, name, queue_id = pop.key.group, queue.topic, queue.queue_id
         if self._in_store and not pop.ordered:
             self._state.pop_offsets.commit(group, name, queue_id, end)

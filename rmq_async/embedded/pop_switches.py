@@ -21,7 +21,7 @@ class PopSwitches(ABC):
 
     @abstractmethod
     def _chosen(self, name: str | None) -> list[Broker]:
-        """Returns the broker of a name, or all of them. Raises ValueError for another name."""
+        """Returns the broker called ``name``, or for None all brokers. Raises ValueError for an unknown name."""
 
     def in_flight(self, group: str) -> list[MessageExt]:
         """Returns the messages that the group has popped and not acknowledged, and that were not stored for redelivery yet; one

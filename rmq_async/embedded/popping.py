@@ -84,7 +84,7 @@ class Popping:
             self._revival.arm()
 
     def deleted(self, topic: str) -> None:
-        """Removes the offsets, check points and ordered batches of a deleted topic."""
+        """Removes the start offsets of pops, the check points and the ordered batches of a deleted topic."""
         self._state.pop_offsets.forget_topic(topic)
         self._state.check_points.forget(lambda handle, offset: handle.topic == topic)
         self._ordered.forget(lambda queue: queue.topic == topic)
@@ -115,7 +115,8 @@ class Popping:
             self.held.notify(PopKey(queue.topic, queue.group, asked))
 
     def _revived(self, group: str, topic: str) -> None:
-        """Wakes one waiting pop of the topic, preferably one for any queue, because that also reads the retry topic."""
+        """Counts a copy, and wakes one waiting pop of the topic, preferably one for any queue, because that also reads the
+        retry topic."""
         self.revived += 1
         for asked in (ANY_QUEUE, *range(self._queues(topic))):
             if self.held.number_of(PopKey(topic, group, asked)):

@@ -1,4 +1,4 @@
-"""POP_MESSAGE (200050), and the two requests that take no messages: NOTIFICATION (200054) and POLLING_INFO (200055)."""
+"""Serves POP_MESSAGE (200050), and the two requests that take no messages: NOTIFICATION (200054) and POLLING_INFO (200055)."""
 
 from __future__ import annotations
 
@@ -155,9 +155,8 @@ class PopProcessor:
         if self._faults.take_empty():
             return self._answer(pop, ResponseCode.POLLING_TIMEOUT, self._reader.nothing(pop, now))
         if self._state.check_points.messages > MAX_IN_FLIGHT - MAX_POP_SIZE:
-            raise Refused(
-                ResponseCode.SYSTEM_BUSY, f"this broker keeps {MAX_IN_FLIGHT} popped messages without an ack, it gives no more"
-            )
+            remark = f"this broker keeps at most {MAX_IN_FLIGHT} popped messages without an ack; acknowledge some first"
+            raise Refused(ResponseCode.SYSTEM_BUSY, remark)
         taken = self._reader.take(pop, topic, now)
         if taken.records:
             self.popped()

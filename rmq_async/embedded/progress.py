@@ -51,8 +51,8 @@ class ProgressProcessor:
         }
 
     def query(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
-        """Returns the committed offset. For a group without one it is 0 if the queue still has its first message and the request
-        does not exclude that (``setZeroIfNotFound`` false), else the answer is code 22."""
+        """Returns the committed offset. For a group without one it is 0 if the queue was used, its minimum offset is 0 and the
+        request does not exclude that (``setZeroIfNotFound`` false), else the answer is code 22."""
         header = header_of(QueryConsumerOffsetRequestHeader, command)
         offset = self._state.offsets.find(header.consumerGroup, header.topic, header.queueId)
         if offset < 0:
@@ -95,8 +95,8 @@ class ProgressProcessor:
         return make_response(command, ResponseCode.SUCCESS, body=body)
 
     def reset(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
-        """Resets the group's offsets: its next pull of each queue continues from there. A ``queueId`` below 0 means all queues;
-        if the members reset the offsets, every ``queueId`` means all queues."""
+        """Resets the group's offsets to a time or an offset: its next pull or pop of each queue begins there. A ``queueId``
+        below 0 means all queues; if the members reset the offsets, every ``queueId`` means all queues."""
         header = header_of(ResetOffsetRequestHeader, command)
         topic = self._state.topics.get(header.topic)
         if topic is None:

@@ -120,17 +120,18 @@ class HeldPulls:
         return self._count
 
     def hold(self, pull: _Pull, timeout_ms: int) -> None:
-        """Holds a pull for ``timeout_ms``. Raises Refused (2) if the connection or the broker has its maximum of held pulls, or
-        if the pull has too many tags."""
+        """Holds a pull for ``timeout_ms``, an hour at most; drops it if its connection is closed. Raises Refused (2) if the
+        connection or the broker has its maximum of held pulls, or if the pull has too many tags."""
         own = self._by_connection.get(pull.connection, {})
         if len(own) >= MAX_HELD_PER_CONNECTION or self._count >= MAX_HELD:
             whose, limit = (
                 ("this connection has", MAX_HELD_PER_CONNECTION) if self._count < MAX_HELD else ("this broker holds", MAX_HELD)
             )
-            raise Refused(ResponseCode.SYSTEM_BUSY, f"{whose} {limit} pulls that wait for messages, it takes no more", {})
+            remark = f"{whose} {limit} pulls that wait for messages, it takes no more; pull without waiting"
+            raise Refused(ResponseCode.SYSTEM_BUSY, remark, {})
         codes = pull.filter.codes
         if codes is not None and len(codes) > MAX_HELD_TAGS:
-            remark = f"a pull of {len(codes)} tags does not wait for messages, the limit is {MAX_HELD_TAGS}"
+            remark = f"a pull of {len(codes)} tags cannot wait for messages, the limit is {MAX_HELD_TAGS}; name fewer tags"
             raise Refused(ResponseCode.SYSTEM_BUSY, remark, {})
         if pull.connection.closed:
             return

@@ -89,7 +89,8 @@ class Schedule:
         self.truncated()
 
     def progress(self) -> ScheduleProgress:
-        """Returns the progress of deliveries, for the disk. Timers of the current second are delivered again after a crash."""
+        """Returns the progress of deliveries, for the disk. If some timers of a second were delivered, and others not yet, all
+        of them are delivered after a crash."""
         over = not self._heap or self._heap[0] >> _DUE_SHIFT > self._second
         return ScheduleProgress(tuple(self._next), self._second + over, self._timers.max_offset)
 
@@ -173,8 +174,8 @@ class Schedule:
             heapq.heapify(self._heap)
 
     def _timer_out(self, properties: dict[str, str]) -> int | None:
-        """Returns the second, in epoch ms, after which the message is delivered; None if it has no timer, or one that has
-        passed. Raises Refused (13) for an invalid timer."""
+        """Returns the second, in epoch ms, after which the message is delivered; None if it has no timer, one that has
+        passed, or TIMER_OUT_MS already. Raises Refused (13) for an invalid timer."""
         name = next((name for name in _TIMERS if name in properties), None)
         if name is None or "TIMER_OUT_MS" in properties:
             return None

@@ -70,7 +70,8 @@ class SendBackProcessor:
 
     def bury(self, draft: Draft, max_times: int | None) -> None:
         """Changes a send to a retry topic into one to the dead-letter topic if the message was consumed too often, or if the
-        group holds a lock: a group that consumes in order sends a message there only after its last attempt. Raises Refused (26).
+        group holds a lock: a group that consumes in order sends a message there only after its last attempt. Raises Refused
+        (26, 1).
 
         ``max_times``: the maximum that the client sent; None for that of the group's settings.
         """

@@ -1,12 +1,12 @@
 """The network side of an embedded server: its listening sockets, its connections, and its limits against faulty peers.
 
 It must serve all other clients while some send garbage, half a frame, one byte a second, or never read their answers. So it
-allocates no memory for a length that was only announced (FrameDecoder), the bytes of unfinished frames are limited over all
-connections together (the connection with most of them is closed), a connection whose write buffer is full is neither read nor
-served until the buffer drains, and a connection without traffic for ``IDLE_TIMEOUT`` is closed.
+allocates no memory for a length that was only announced (FrameDecoder), the bytes of unfinished frames and of unread answers
+are limited over all connections together (the connection with most of them is closed), a connection whose write buffer is full
+is neither read nor served until the buffer drains, and one without traffic for ``IDLE_TIMEOUT`` is closed.
 
-The answers of one read leave in one write, cut at ``FLUSH_SIZE``: measured on this protocol, a write per answer costs as
-much as serving the request.
+The answers of one read, up to ``FLUSH_SIZE`` bytes, leave in one write, except with a random delay (``Gate.apart``): measured on
+this protocol, a write per answer costs as much as serving the request.
 """
 
 from __future__ import annotations
@@ -60,10 +60,10 @@ class Service(Protocol):
         """Serves a frame; returns the answer's parts, None for no answer (yet). A ProtocolError closes the connection."""
 
     def disconnected(self, connection: Connection) -> None:
-        """Runs once for each connection when it is closed."""
+        """Drops the state of a connection; called once when it is closed, but not by ``Listener.crash``."""
 
     def resumed(self, connection: Connection) -> None:
-        """Runs when a connection is no longer congested."""
+        """Serves what has waited for a connection; called when it is no longer congested, unless the listener is stalled."""
 
     def tick(self) -> None:
         """Runs periodic work; called every few seconds while the listener runs and is not stalled."""
@@ -109,12 +109,12 @@ class Connection(asyncio.Protocol):
 
     @property
     def congested(self) -> bool:
-        """Whether the peer does not read its answers."""
+        """Whether the write buffer is full, because the peer does not read its answers."""
         return self._paused
 
     @property
     def unread(self) -> int:
-        """Bytes of answers that were not written to the socket yet."""
+        """Bytes of answers in the write buffer, and in slices that wait."""
         sliced = 0 if self._sliced is None else len(self._sliced)
         return 0 if self._transport is None else self._transport.get_write_buffer_size() + sliced
 
@@ -180,7 +180,7 @@ class Connection(asyncio.Protocol):
             self.work()
 
     def work(self) -> None:
-        """Serves the frames that have arrived, as far as the peer takes the answers."""
+        """Serves the frames that have arrived, as far as the peer takes the answers; with ``shuffle`` some at a time, at random."""
         gate = self._listener.gate
         if gate.chance is None:
             self._serve(self._frames)
@@ -221,7 +221,7 @@ class Connection(asyncio.Protocol):
             self._listener.gate.hold(self._write, parts)
 
     def send_later(self, parts: Parts, seconds: float) -> None:
-        """Writes the parts of a whole frame after that many seconds."""
+        """Writes the parts of a whole frame after that many seconds and the delay of the listener's gate."""
         self._listener.gate.hold(self._write, parts, seconds)
 
     def _write(self, parts: Parts) -> None:
@@ -287,7 +287,7 @@ class Listener:
         self.service = service
         self.gate = Gate()
         self.connections: dict[Connection, None] = {}
-        """In the order of arrival, like all tables that are iterated over, so that simulations with one seed are equal."""
+        """In the order of arrival, so that simulations with one seed are equal."""
         self.congested: dict[Connection, None] = {}
         self.accepted = 0
         self.refused = 0
@@ -313,7 +313,7 @@ class Listener:
         return self._loop.time() if self._loop is not None else 0.0
 
     def address(self, connection: Connection | None = None) -> str:
-        """Returns the "ip:port" of this server; if it is bound to every address, with the local address of ``connection``."""
+        """Returns the "ip:port" of this server; if bound to every address, with the local one of ``connection``, else loopback."""
         host = self.host
         if self.any_host:
             own = "127.0.0.1" if ipaddress.ip_address(host).version == 4 else "::1"
@@ -397,13 +397,13 @@ class Listener:
                 self._gone.set_result(None)
 
     def count_unfinished(self, connection: Connection, size: int) -> None:
-        """Counts bytes of unfinished frames: ``connection`` now holds ``size`` bytes of a frame that is not complete."""
+        """Counts the bytes of a connection's unfinished frame; drops the connection with most of them above ``MAX_UNFINISHED``."""
         self._unfinished += size - connection.unfinished
         connection.unfinished = size
         if self._unfinished > MAX_UNFINISHED:
             largest = max(self.connections, key=lambda each: each.unfinished)
-            why = f"unfinished frames take more than {MAX_UNFINISHED} bytes, its own {largest.unfinished}"
-            logger.warning("%s: connection of %s closed: %s", self.name, largest.remote, why)
+            why = f"unfinished frames of all connections take more than {MAX_UNFINISHED} bytes, its own {largest.unfinished}"
+            logger.warning("%s: connection of %s closed: %s; its client must send whole frames", self.name, largest.remote, why)
             self.refused += 1
             self._unfinished -= largest.unfinished
             largest.unfinished = 0  # before the event loop calls connection_lost, which must not subtract it again
@@ -416,8 +416,8 @@ class Listener:
         for connection in sorted(sizes, key=sizes.__getitem__, reverse=True):
             if total <= MAX_UNREAD:
                 break
-            why = f"unread answers take more than {MAX_UNREAD} bytes, its own {sizes[connection]}"
-            logger.warning("%s: connection of %s closed: %s", self.name, connection.remote, why)
+            why = f"unread answers of all connections take more than {MAX_UNREAD} bytes, its own {sizes[connection]}"
+            logger.warning("%s: connection of %s closed: %s; its client must read them", self.name, connection.remote, why)
             total -= sizes[connection]
             self.refused += 1
             connection.abort()
@@ -428,7 +428,7 @@ class Listener:
             connection.stall(stalled)
 
     def shuffle(self, chance: random.Random | None) -> None:
-        """Serves requests in the order that ``chance`` draws; None for the order of arrival."""
+        """Makes the listener serve requests in the order that ``chance`` draws; None for the order of arrival."""
         self.gate.chance = chance
         for connection in list(self.connections):
             connection.work()

@@ -79,7 +79,7 @@ def without_content(command: RemotingCommand) -> RemotingCommand:
 
 
 def not_supported(command: RemotingCommand) -> RemotingCommand:
-    """Returns the answer to a request without a handler."""
+    """Returns the answer (3) to a request that is not served."""
     return make_response(command, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, f" request type {command.code} not supported")
 
 
@@ -109,7 +109,7 @@ class BaseService:
         await self.listener.stop()
 
     def crash(self) -> None:
-        """Ends the service as a kill of its process does. It cannot be started again: a new object replaces it."""
+        """Ends the service as a kill of its process does. Do not start it again: a new object replaces it."""
         self.listener.crash()
 
     def delay(self, seconds: float, jitter: float = 0.0, seed: int = 0) -> None:

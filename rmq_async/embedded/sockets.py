@@ -1,4 +1,4 @@
-"""Listening sockets and the addresses of their ends."""
+"""Listening sockets, and the addresses of both ends of a connection."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ async def listen(ip: str, port: int, first: Factory, second: Factory | None) -> 
 
 
 async def _serving(loop: asyncio.AbstractEventLoop, factory: Factory, ip: str, port: int) -> asyncio.Server:
-    """Returns a listening server, in two steps: if a caller is cancelled in the last iteration of a ``create_server`` that also
-    begins to listen, the socket stays open."""
+    """Creates a server and then makes it listen: a ``create_server`` that does both leaves the socket open if its caller is
+    cancelled in its last iteration of the event loop."""
     server = await loop.create_server(factory, ip, port, start_serving=False)
     try:
         await server.start_serving()
@@ -64,7 +64,7 @@ async def _serving(loop: asyncio.AbstractEventLoop, factory: Factory, ip: str, p
 
 
 def descriptor_limit() -> int:
-    """Returns the largest number of descriptors that this process may have."""
+    """Returns the largest number of descriptors that this process may have; ``sys.maxsize`` without a limit."""
     try:
         import resource
     except ImportError:  # no such limit there

@@ -88,7 +88,8 @@ class StatisticsProcessor:
 
     def _topics_to_show(self, header: GetConsumeStatsRequestHeader) -> list[str]:
         """Returns the topics of ``topicList``. Without one: the requested topic, or all topics in which the group has committed
-        offsets; if the group has members, only those topics to which it subscribes."""
+        offsets; if the group has subscriptions, only those of these topics that it subscribes to, or that are retry topics of
+        its pops."""
         listed = list(dict.fromkeys(name for name in (header.topicList or "").split(";") if name))
         if listed:
             return listed
@@ -129,13 +130,13 @@ class StatisticsProcessor:
         return make_response(command, ResponseCode.SUCCESS, body=encode_body(body))
 
     def broker_config(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
-        """Returns the settings in the form of a properties file, as Java writes it."""
+        """Returns the broker's name and ``config`` in the form of a properties file, as Java writes it."""
         lines = [f"brokerName={self._state.name}", *(f"{name}={str(value).lower()}" for name, value in self._config.items())]
         return make_response(command, ResponseCode.SUCCESS, None, {"version": "{}"}, ("\n".join(lines) + "\n").encode())
 
     def runtime_info(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
-        """Returns the figures that admin tools read; 0 for parts that do not exist here (queues of thread pools, disks,
-        timers)."""
+        """Returns the figures that admin tools read; 0 for those that are not measured here (rates, queues of thread pools,
+        disks, lags of timers)."""
         log = self._state.log
         running = int(machine.time() - self._started)
         hours, seconds = divmod(running, 3600)

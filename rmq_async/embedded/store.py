@@ -205,7 +205,8 @@ class CommitLog:
             self._forget_oldest()
 
     def index(self, count: int) -> bool:
-        """Adds up to ``count`` records and keys to ``keys``; returns whether it now contains all records."""
+        """Adds the keys of further records to ``keys``, until ``count`` records and keys were handled; returns whether it now
+        contains all records. Deletes the oldest records if the index then exceeds ``max_memory``."""
         offsets, keys = self._offsets, self.keys
         at = bisect_left(offsets, keys.end, self._first)
         before = len(keys)
@@ -276,7 +277,7 @@ class CommitLog:
 
     def truncate(self, position: int, broker_name: str) -> int:
         """Removes the records of the broker from physical offset ``position`` on: maximum offsets of its queues decrease.
-        Returns the number of records. Records of other brokers stay; ``end`` decreases to the end of the last of them.
+        Returns the number of records. Records of other brokers stay; ``end`` decreases to the end of the last that stays.
         Offsets that were expired already stay counted."""
         offsets, records, queues = self._offsets, self._records, self._queues
         low = bisect_left(offsets, position, self._first)

@@ -99,7 +99,7 @@ class Topic:
         if queue is None:
             table = self._table
             if table.queues_in_use >= MAX_QUEUES_IN_USE:
-                remark = f"this broker has {MAX_QUEUES_IN_USE} queues in use, it takes no more"
+                remark = f"this broker has {MAX_QUEUES_IN_USE} queues in use, it takes no more; delete topics"
                 raise Refused(ResponseCode.SYSTEM_ERROR, remark)
             table.queues_in_use += 1
             queue = self._queues[queue_id] = Queue(self.config.topic_name, table.broker_name, queue_id)
@@ -107,7 +107,7 @@ class Topic:
 
     @property
     def is_by_priority(self) -> bool:
-        """Whether pops begin with the queue of the highest number, which is the priority of its messages."""
+        """Whether unordered pops begin with the queue of the highest number, which is the priority of its messages."""
         return self.config.attributes.get("message.type") == "PRIORITY"
 
     def find(self, queue_id: int) -> Queue | None:
@@ -263,7 +263,7 @@ class TopicTable:
             self._count_change()
             return topic
         if len(self._topics) - len(self._own) >= MAX_TOPICS:
-            raise Refused(ResponseCode.SYSTEM_ERROR, f"this broker has {MAX_TOPICS} topics, it takes no more")
+            raise Refused(ResponseCode.SYSTEM_ERROR, f"this broker has {MAX_TOPICS} topics, it takes no more; delete some")
         topic = self._add(config)
         self._count_change()
         return topic

@@ -52,8 +52,8 @@ _BATCH_BYTES: Final = 4 * 1024 * 1024
 class CheckSettings(NamedTuple):
     """The settings of checks.
 
-    ``timeout``: seconds before the first check of a half message. ``interval``: seconds between rounds of checks.
-    ``max_checks``: checks of one half message before it goes to TRANS_CHECK_MAX_TIME_TOPIC.
+    ``timeout``: seconds before the first check of a half message without CHECK_IMMUNITY_TIME_IN_SECONDS. ``interval``: seconds
+    between rounds of checks. ``max_checks``: checks of one half message before it goes to TRANS_CHECK_MAX_TIME_TOPIC.
     """
 
     timeout: float = 6.0
@@ -149,7 +149,8 @@ class Transactions:
             if passed > self._immunity(draft):
                 raise Refused(
                     ResponseCode.ILLEGAL_OPERATION,
-                    f"the end came {passed} ms after the message, {_IMMUNITY} allows {self._immunity(draft)} ms",
+                    f"the end came {passed} ms after the message, which has {_IMMUNITY}: {self._immunity(draft)} ms are allowed; "
+                    "answer the broker's check instead",
                 )
         if draft.properties.get("PGROUP") != header.producerGroup:
             raise Refused(ResponseCode.SYSTEM_ERROR, "The producer group wrong")

@@ -1,4 +1,4 @@
-"""Stores messages: packs the record, appends it to queue and log, and answers the pulls and pops that are held for it."""
+"""Stores messages: packs the record, appends it to queue and log, and wakes the pulls and pops that are held for it."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ ILLEGAL: Final = (
     "the message is illegal, maybe msg body or properties length not matched. "
     f"msg body length limit {MAX_BODY_SIZE}B, msg properties length limit 32KB."
 )
+_REMEDY: Final = "remove the lone surrogate"
 
 
 class Place(NamedTuple):
@@ -73,4 +74,4 @@ def utf8(text: str) -> bytes:
     try:
         return text.encode()
     except UnicodeEncodeError as error:
-        raise Refused(ResponseCode.SYSTEM_ERROR, f"the properties have no UTF-8 form: {error.reason}") from None
+        raise Refused(ResponseCode.SYSTEM_ERROR, f"the properties have no UTF-8 form: {error.reason}; {_REMEDY}") from None

@@ -279,8 +279,8 @@ async def test_resize_refuses_what_cannot_be(server: EmbeddedRocketMQ, broker: R
     await broker.create_topic("T", 4)
     for topic, queues, reason in (
         ("nope", 1, "no broker has"),
-        ("TBW102", 1, "system topic"),
-        ("T", -1, "writeQueueNums|readQ"),
+        ("TBW102", 1, r"^the topic 'TBW102' belongs to the broker and cannot be resized"),
+        ("T", -1, r"^queues must be from 0 to 16384, not -1$"),
     ):
         with pytest.raises(ValueError, match=reason):
             server.resize(topic, queues)
@@ -297,6 +297,8 @@ async def test_resize_of_all_brokers_leaves_out_those_without_the_topic() -> Non
     async with EmbeddedRocketMQ(brokers=2) as server, RawClient(server.brokers["broker-b"]) as b:
         await b.create_topic("T", 4)
         server.resize("T", 1)
+        with pytest.raises(ValueError, match=r"^broker-a has no topic 'T'; create it, or send to it first$"):
+            server.resize("T", 1, broker="broker-a")
         async with RawClient(server.namesrv) as names:
             route = decode_route((await names.ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": "T"})).body)
         assert [(data.broker_name, data.write_queue_nums) for data in route.queue_datas] == [("broker-b", 1)]

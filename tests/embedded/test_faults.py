@@ -60,9 +60,9 @@ async def test_failures_can_be_taken_back(server: EmbeddedRocketMQ, broker: RawC
 
 
 async def test_a_code_that_is_no_number_is_refused_with_where_to_find_them(server: EmbeddedRocketMQ) -> None:
-    with pytest.raises(TypeError, match=r"^code must be a number, such as ResponseCode\.SYSTEM_BUSY \(of rmq_protocol"):
+    with pytest.raises(TypeError, match=r"^code must be a whole number, such as ResponseCode\.SYSTEM_BUSY \(of rmq_protocol"):
         server.fail_next("SYSTEM_BUSY")  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"^request must be a number, such as RequestCode\.PULL_MESSAGE"):
+    with pytest.raises(TypeError, match=r"^request must be a whole number, such as RequestCode\.PULL_MESSAGE"):
         server.fail_next(2, request="PULL")  # type: ignore[arg-type]
 
 

@@ -105,10 +105,10 @@ async def test_groups_and_their_size_are_bounded(broker: RawClient, monkeypatch:
     pulled = await broker.pull("TBW102", consumerGroup="C")
     assert (pulled.code, pulled.remark) == (
         26,
-        "subscription group [C] does not exist, this broker has 2 groups, it takes no more",
+        "subscription group [C] does not exist, this broker has 2 groups, it takes no more; delete some first",
     )
     large = await broker.ask(PUT, None, msgspec.json.encode({"groupName": "A", "attributes": {"x": "y" * 5000}}))
-    assert (large.code, large.remark) == (1, "settings of groups take more than the 5000 bytes this broker keeps")
+    assert (large.code, large.remark) == (1, "settings of groups take more than the 5000 bytes this broker keeps; delete some")
     assert (await broker.ask(DELETE, {"groupName": "A"})).code == 0
     await put(broker, "C")
 

@@ -84,9 +84,15 @@ async def test_locks_are_bounded(broker: RawClient, monkeypatch: pytest.MonkeyPa
         return response.remark
 
     await lock(broker, "c1", 0, 1)
-    assert await refused(LockBatchRequestBody("CG", "c1", queues(2))) == "this broker keeps 2 locks of queues, it takes no more"
+    assert (
+        await refused(LockBatchRequestBody("CG", "c1", queues(2)))
+        == "this broker keeps 2 locks of queues, it takes no more; unlock some first"
+    )
     assert await lock(broker, "c1", 0, 1) == {0, 1}
-    assert await refused(LockBatchRequestBody("CG", "c1", queues(0, 1, 2, 3))) == "4 queues in one request, the limit is 3"
+    assert (
+        await refused(LockBatchRequestBody("CG", "c1", queues(0, 1, 2, 3)))
+        == "4 queues in one request, the limit is 3; send several requests"
+    )
     assert await refused(LockBatchRequestBody("C" * 600, "c1")) == (
         f"the name '{'C' * 80}' has 600 characters, the limit is 512; shorten it"
     )

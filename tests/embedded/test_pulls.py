@@ -212,7 +212,7 @@ async def test_held_pulls_of_a_connection_are_bounded(broker: RawClient, monkeyp
     early = [await broker.read() for _ in range(2)]
     assert [answer.opaque for answer in early] == opaques[3:]
     assert {(answer.code, answer.remark) for answer in early} == {
-        (2, "this connection has 3 pulls that wait for messages, it takes no more")
+        (2, "this connection has 3 pulls that wait for messages, it takes no more; pull without waiting")
     }
     broker.write(310, send_fields("T"), b"x")
     answers = [await broker.read() for _ in range(4)]
@@ -226,10 +226,13 @@ async def test_held_pulls_of_all_connections_and_their_tags_are_bounded(
     monkeypatch.setattr("rmq_async.embedded.pulls.MAX_HELD_TAGS", 2)
     await broker.create_topic("T")
     many = await broker.ask(11, pull_fields("T", subscription="A||B||C", suspendTimeoutMillis="20000", **SUSPEND))
-    assert (many.code, many.remark) == (2, "a pull of 3 tags does not wait for messages, the limit is 2")
+    assert (many.code, many.remark) == (2, "a pull of 3 tags cannot wait for messages, the limit is 2; name fewer tags")
     broker.write(11, pull_fields("T", subscription="A||B", suspendTimeoutMillis="20000", **SUSPEND))
     refused = await broker.ask(11, pull_fields("T", suspendTimeoutMillis="20000", **SUSPEND))
-    assert (refused.code, refused.remark) == (2, "this broker holds 1 pulls that wait for messages, it takes no more")
+    assert (refused.code, refused.remark) == (
+        2,
+        "this broker holds 1 pulls that wait for messages, it takes no more; pull without waiting",
+    )
 
 
 async def test_forgetting_the_held_pulls_of_a_connection_looks_at_no_others_and_leaves_their_order(

@@ -87,9 +87,16 @@ def test_errors_name_the_place() -> None:
     for text, expected in (
         ("a > ", "a value is expected, not the end"),
         ("a > 5 AND !", "'!' at character 11 begins no word"),
-        ("a > 'x'", "> compares numbers"),
+        ("a > 'x'", "'x' has no order; give numbers or properties to >"),
+        ("TRUE < a", "TRUE has no order"),
         ("a IN (5)", "a string is expected, not '5' at character 7"),
-        ("5", "a string or a number is no condition"),
+        ("5", "5 is no condition; compare it with a property"),
+        ("TRUE = 5", "TRUE cannot be compared with 5; compare it with a property, TRUE or FALSE"),
+        ("5 IN ('x')", "IN must follow a property, not 5"),
+        ("a BETWEEN 5 AND 1", "BETWEEN 5 AND 1: the first limit is above the second; exchange them"),
+        ("a = 'x", "the string at character 5 has no end; close it with a single quote"),
+        ("a NOT 5", "BETWEEN, IN, CONTAINS, STARTSWITH, ENDSWITH may follow NOT here, not '5' at character 7"),
+        ("a NOT", "may follow NOT here, not the end"),
     ):
         with pytest.raises(ConditionError) as failed:
             compile_condition(text)

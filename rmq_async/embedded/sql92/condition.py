@@ -46,5 +46,5 @@ class Condition:
 def compile_condition(text: str) -> Condition:
     """Parses a condition. Raises ConditionError for a text that is no condition, or is longer than MAX_LENGTH."""
     if len(text) > MAX_LENGTH:
-        raise ConditionError(f"the condition has {len(text)} characters, the limit is {MAX_LENGTH}")
+        raise ConditionError(f"the condition has {len(text)} characters, the limit is {MAX_LENGTH}; shorten it")
     return Condition(text, parse(text))

@@ -68,6 +68,8 @@ class Lexer:
             self.at = at
             return Word(Kind.END, "", at)
         found = _WORD.match(text, at)
+        if found is None and text[at] == "'":
+            raise ConditionError(f"the string at character {at + 1} has no end; close it with a single quote")
         if found is None or found.lastgroup is None:
             allowed = "a name, a number, a string or an operator"
             raise ConditionError(f"{text[at]!r} at character {at + 1} begins no word; {allowed} must follow")

@@ -20,6 +20,7 @@ MAX_DEPTH: Final = 64
 
 _MOST_DIGITS: Final = 19
 """Digits of the largest number of 63 bits."""
+_TRUTHS_ONLY: Final = "compare it with a property, TRUE or FALSE"
 Properties = Mapping[str, str]
 
 
@@ -44,6 +45,13 @@ class Node(NamedTuple):
     size: int = 1
 
     @property
+    def described(self) -> str:
+        """Text of a constant, at most 40 characters; the kind of another node."""
+        if self.shape is Shape.TRUTH:
+            return "NULL" if self.value is None else str(self.value).upper()
+        return repr(self.value)[:40] if self.shape is Shape.CONSTANT else self.shape.value
+
+    @property
     def is_constant(self) -> bool:
         return self.shape in (Shape.CONSTANT, Shape.TRUTH)
 
@@ -55,7 +63,7 @@ class Node(NamedTuple):
 def _made(shape: Shape, evaluate: Callable[[Properties], Value], parts: Sequence[Node]) -> Node:
     depth = 1 + max(part.depth for part in parts)
     if depth > MAX_DEPTH:
-        raise ConditionError(f"the condition is deeper than {MAX_DEPTH} levels")
+        raise ConditionError(f"the condition is deeper than {MAX_DEPTH} levels; nest fewer brackets and operators")
     return Node(shape, evaluate, None, depth, 1 + sum(part.size for part in parts))
 
 
@@ -70,22 +78,23 @@ def property_of(name: str) -> Node:
 
 
 def as_condition(node: Node) -> Node:
-    """Returns a node that is true, false or unknown; a property is never true. Raises ConditionError for strings and numbers."""
+    """Returns a node that is true, false or unknown; a property is never true. Raises ConditionError for strings, numbers and
+    values with a minus sign."""
     if node.is_condition:
         return node
     if node.shape is not Shape.PROPERTY:
-        raise ConditionError(f"{node.shape.value} is no condition")
+        raise ConditionError(f"{node.described} is no condition; compare it with a property")
     inner = node.evaluate
     return _made(Shape.CONDITION, lambda properties: None if inner(properties) is None else False, [node])
 
 
 def both(parts: Sequence[Node]) -> Node:
-    """Makes AND."""
+    """Makes the node of AND."""
     return _joined(parts, False)
 
 
 def either(parts: Sequence[Node]) -> Node:
-    """Makes OR."""
+    """Makes the node of OR."""
     return _joined(parts, True)
 
 
@@ -106,7 +115,7 @@ def _joined(parts: Sequence[Node], decisive: bool) -> Node:
 
 
 def opposite(node: Node) -> Node:
-    """Makes NOT."""
+    """Makes the node of NOT."""
     checked = as_condition(node)
     inner = checked.evaluate
 
@@ -127,7 +136,7 @@ def equality(left: Node, right: Node) -> Node:
         if each.is_constant and each.value is None:
             raise ConditionError("NULL cannot be compared; use IS NULL or IS NOT NULL")
     if left.shape is Shape.TRUTH and right.shape is Shape.CONSTANT:
-        raise ConditionError(f"{left.value} cannot be compared with {right.value!r}; compare it with a property, TRUE or FALSE")
+        raise ConditionError(f"{left.described} cannot be compared with {right.described}; {_TRUTHS_ONLY}")
     return _equal(left, right)
 
 
@@ -153,10 +162,10 @@ _ORDERS: Final[Mapping[str, Callable[[int], bool]]] = {
 
 
 def order(sign: str, left: Node, right: Node) -> Node:
-    """Makes >, >=, < or <=, whose sides must be numbers, or properties and expressions that may be numbers."""
+    """Makes the node of >, >=, < or <=, whose sides must be numbers, or properties and expressions that may be numbers."""
     for each in (left, right):
         if each.is_condition or isinstance(each.value, str):
-            raise ConditionError(f"{each.shape.value} has no order: {sign} compares numbers")
+            raise ConditionError(f"{each.described} has no order; give numbers or properties to {sign}")
     first, second, holds = left.evaluate, right.evaluate, _ORDERS[sign]
 
     def evaluate(properties: Properties) -> Value:
@@ -172,7 +181,7 @@ def order(sign: str, left: Node, right: Node) -> Node:
 def between(node: Node, low: Node, high: Node) -> Node:
     made = both([order(">=", node, low), order("<=", node, high)])
     if isinstance(low.value, int | float) and isinstance(high.value, int | float) and compare(high.value, low.value) < 0:
-        raise ConditionError(f"{low.value} is above {high.value}, the second limit of BETWEEN")
+        raise ConditionError(f"BETWEEN {low.value} AND {high.value}: the first limit is above the second; exchange them")
     return made
 
 
@@ -181,9 +190,9 @@ def not_between(node: Node, low: Node, high: Node) -> Node:
 
 
 def member(node: Node, texts: frozenset[str], *, outside: bool) -> Node:
-    """Makes IN, or NOT IN."""
+    """Makes the node of IN, or of NOT IN."""
     if node.shape is not Shape.PROPERTY:
-        raise ConditionError(f"IN must follow a property, not {node.shape.value}")
+        raise ConditionError(f"IN must follow a property, not {node.described}")
     inner = node.evaluate
 
     def evaluate(properties: Properties) -> Value:
@@ -201,8 +210,8 @@ _PARTS: Final[Mapping[str, Callable[[str, str], bool]]] = {
 
 
 def contains(word: str, node: Node, part: str, *, outside: bool) -> Node:
-    """Makes CONTAINS, STARTSWITH, ENDSWITH and their opposites, which are false for an empty text and for values that are
-    not strings."""
+    """Makes the node of CONTAINS, STARTSWITH, ENDSWITH or their opposites, which are false for an empty text and for values
+    that are not strings."""
     inner, holds = node.evaluate, _PARTS[word]
 
     def evaluate(properties: Properties) -> Value:
@@ -216,7 +225,7 @@ def whole(text: str) -> Node:
     """Makes the node of a whole number that Java's Long can hold."""
     digits = text.rstrip("lL")
     if len(digits) > _MOST_DIGITS or (value := int(digits)) >= 2**63:
-        raise ConditionError(f"{text[:40]} is above {2**63 - 1}, the largest whole number")
+        raise ConditionError(f"{text[:40]} is above {2**63 - 1}, the largest whole number; give a smaller one")
     return constant(value if value < 2**31 else Long(value))
 
 
@@ -224,5 +233,7 @@ def floating(text: str) -> Node:
     """Makes the node of a number with a fraction or an exponent, which Java takes only above 0."""
     value = float(text)
     if not 0 < value < float("inf"):
-        raise ConditionError(f"{text[:40]} is not above 0 and below 1.8e308, as a number with a fraction must be")
+        raise ConditionError(
+            f"{text[:40]} is out of range; with a fraction or an exponent, it must be above 0 and below 1.8e308"
+        )
     return constant(value)

@@ -89,7 +89,8 @@ class _Parser:
             return nodes.order(word, left, self._unary())
         negative = word == "NOT"
         if negative:
-            word = self._take().text
+            following = self._take()
+            word = following.text
         if word in _PARTS:
             return nodes.contains(word, left, self._string(), outside=negative)
         if word == "BETWEEN":
@@ -98,7 +99,7 @@ class _Parser:
             return (nodes.not_between if negative else nodes.between)(left, low, self._unary())
         if word == "IN":
             return nodes.member(left, self._strings(), outside=negative)
-        raise ConditionError(f"NOT is followed by {word[:40]!r}, not by BETWEEN, IN, {', '.join(_PARTS)}")
+        raise ConditionError(f"BETWEEN, IN, {', '.join(_PARTS)} may follow NOT here, not {following}")
 
     def _strings(self) -> frozenset[str]:
         self._expect("(")
@@ -140,7 +141,7 @@ class _Parser:
     def _inside(self, part: Callable[[], Node]) -> Node:
         self._depth += 1
         if self._depth > MAX_DEPTH:
-            raise ConditionError(f"the condition is deeper than {MAX_DEPTH} levels")
+            raise ConditionError(f"the condition is deeper than {MAX_DEPTH} levels; nest fewer brackets and operators")
         node = part()
         self._depth -= 1
         return node

@@ -16,7 +16,7 @@ __all__ = ["Long", "Value", "compare", "equal", "negate", "ordered", "read_float
 
 
 class Long(int):
-    """A whole number that is written with more than 31 bits, which Java keeps in a Long."""
+    """A whole number of more than 31 bits, which Java keeps in a Long."""
 
     __slots__ = ()
 
@@ -47,7 +47,7 @@ def read_floating(text: str) -> float:
     """Returns the number that a text is, as ``Double.valueOf`` reads it. Raises EvaluationError for others."""
     found = _FLOATING.fullmatch(text.strip(_BLANKS))
     if found is None or (found["hex"] and not _HEX_DIGITS.match(found["hex"])):
-        raise EvaluationError(f"{text[:80]!r} is no number")
+        raise EvaluationError(f"{text[:80]!r} is no number; give digits, with a decimal point or an exponent")
     if found["hex"]:
         try:
             value = float.fromhex(found["hex"])
@@ -63,7 +63,7 @@ def compare(left: Known, right: Known) -> int:
     for a string that cannot be compared with the other value."""
     if isinstance(left, bool):
         if isinstance(right, str):
-            raise EvaluationError(f"{left} cannot be compared with {right[:80]!r}")
+            raise EvaluationError(f"{left} cannot be compared with the string {right[:80]!r}; exchange the two sides")
         return left - right if isinstance(right, bool) else -1
     if isinstance(right, bool):
         return (left.lower() == "true") - right if isinstance(left, str) else -1
