@@ -75,12 +75,13 @@ class FailureScript:
     def lose(self, n: int, request: int) -> int:
         """Loses the answers to ``n`` more requests of this RequestCode, which are served; 0 cancels all losses of it.
 
-        Returns the number of losses that earlier calls had left. Raises TypeError for an ``n`` that is no whole number,
-        ValueError for a negative one.
+        Returns the number of losses that earlier calls had left. Raises TypeError for an argument that is no whole number,
+        ValueError for a negative ``n``.
         """
         check_whole("n", n)
         if n < 0:
             raise ValueError(f"n must not be negative, it is {n}")
+        _check_code("request", request, "RequestCode.PULL_MESSAGE")
         left = self._lost.pop(int(request), 0)
         if n:
             self._lost[int(request)] = left + n

@@ -64,6 +64,8 @@ async def test_a_code_that_is_no_number_is_refused_with_where_to_find_them(serve
         server.fail_next("SYSTEM_BUSY")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"^request must be a whole number, such as RequestCode\.PULL_MESSAGE"):
         server.fail_next(2, request="PULL")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"^request must be a whole number, such as RequestCode\.PULL_MESSAGE .*, not 11\.5$"):
+        server.lose_answers(request=11.5)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("code", [10, 11, 12])
