@@ -29,7 +29,7 @@ __all__ = ["GroupProcessor", "SubscriptionGroups"]
 MAX_GROUPS: Final = 10_000
 """Groups besides the broker's own."""
 MAX_GROUP_BYTES: Final = 16 * 1024 * 1024
-"""Bytes of the settings of all groups, as JSON."""
+"""Bytes of the settings of all groups, as JSON, above which requests may not enlarge them."""
 
 
 class SubscriptionGroups:

@@ -1,7 +1,8 @@
 """Replies to requests between clients (324, 325): each is stored, and pushed (326) to the producer that waits for it, which is
 found by its client id.
 
-The sender of a reply is answered after that producer has answered the push: the answer reports whether the reply arrived.
+The sender of a reply is answered after that producer has answered the push, or when the push has failed: the answer reports
+whether the reply arrived.
 """
 
 from __future__ import annotations

@@ -63,7 +63,9 @@ def compare(left: Known, right: Known) -> int:
     for a string that cannot be compared with the other value."""
     if isinstance(left, bool):
         if isinstance(right, str):
-            raise EvaluationError(f"{left} cannot be compared with the string {right[:80]!r}; exchange the two sides")
+            raise EvaluationError(
+                f"{str(left).upper()} cannot be compared with the string {right[:80]!r}; exchange the two sides"
+            )
         return left - right if isinstance(right, bool) else -1
     if isinstance(right, bool):
         return (left.lower() == "true") - right if isinstance(left, str) else -1
