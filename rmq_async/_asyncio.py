@@ -32,7 +32,7 @@ SCAN_GRAIN: Final = 0.005
 """Seconds between two looks at the deadlines: those that fall in between end together."""
 RESOLVED_PER_TURN: Final = 256
 MIN_COMPACTED: Final = 64
-"""Number of entries of ended waits that the heap may keep, beside two for each running one; compaction is O(n)."""
+"""Number of entries that the heap may have beside two for each wait; it is compacted above that, which is O(n)."""
 
 K = TypeVar("K")
 T = TypeVar("T")
@@ -50,7 +50,7 @@ class WaitTable(Generic[T]):
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._waiting: dict[asyncio.Future[T | None], None] = {}
-        """In the order in which they joined, which is that of their results."""
+        """Futures in the order in which they joined, which is that of their results."""
         self._deadlines: list[tuple[float, int, asyncio.Future[T | None]]] = []
         """A heap. The number keeps futures from being compared."""
         self._joined = 0
@@ -204,7 +204,7 @@ class Flight(Generic[T]):
 
 
 WaitFor = Callable[[Flight[T], float], Awaitable[T]]
-"""``Flight.wait``, or a function like it that ends for more reasons (``StopScope.wait``)."""
+"""Type of ``Flight.wait``, and of functions like it that end for more reasons (``StopScope.wait``)."""
 
 
 class SingleFlight(Generic[T]):

@@ -2,8 +2,8 @@
 
 ``retriable``: another attempt, on another broker if there is one, may succeed. ``maybe_stored``: the request may have reached
 the broker, so the message may be stored although the call failed. ``uses_retry``: the attempt is one of those that ``retries``
-counts, because it may have reached a broker, or because waiting does not help. For a broker's answer
-``ProducerConfig.retry_codes`` decides about retrying, unless the class says ``never_retried`` or ``always_retried``.
+counts. For a broker's answer ``ProducerConfig.retry_codes`` decides about retrying, unless the class says ``never_retried`` or
+``always_retried``.
 """
 
 from __future__ import annotations

@@ -127,8 +127,8 @@ class Hook:
 
 
 def checked_hooks(hooks: object) -> tuple[Any, ...]:
-    """Returns ``hooks`` as a tuple. Raises ConfigError unless it is an iterable of objects that each have a method of a hook,
-    and for a class and a method that is a coroutine function."""
+    """Returns ``hooks`` as a tuple. Raises ConfigError unless it is an iterable of objects (not classes) that each have a method
+    of a hook, and for a method that is a coroutine function."""
     if isinstance(hooks, Hook) or not isinstance(hooks, Iterable):
         raise ConfigError(f"hooks must be a sequence of Hook objects, not {shown(hooks)}")
     found = tuple(hooks)

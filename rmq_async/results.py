@@ -21,7 +21,7 @@ __all__ = [
 
 
 class SendStatus(Enum):
-    """All four mean that the broker stored the message; the last three, that flushing or replicating it was not confirmed."""
+    """Status of a message that the broker stored; all but SEND_OK mean that flushing or replicating it was not confirmed."""
 
     SEND_OK = "SEND_OK"
     FLUSH_DISK_TIMEOUT = "FLUSH_DISK_TIMEOUT"

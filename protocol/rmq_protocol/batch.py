@@ -258,7 +258,7 @@ def check_batch(messages: Sequence[Message]) -> None:
     for message in messages:
         if message.topic != first.topic:
             raise InvalidMessageError(
-                f"the messages of a batch must have one topic, not {first.topic!r} and {message.topic!r}; send two batches",
+                f"the messages of a batch must have one topic, not {first.topic!r} and {message.topic!r}; send a batch for each",
                 code=-1,
             )
         if message.wait_store != first.wait_store:

@@ -1,4 +1,4 @@
-"""Names of clients (``ClientConfig``), which brokers use as the ids of producers and consumers."""
+"""Ids of clients, by which brokers distinguish producers and consumers, and the instance names in them (``ClientConfig``)."""
 
 from __future__ import annotations
 

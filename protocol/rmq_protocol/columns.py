@@ -206,8 +206,8 @@ def read_columns(
     """Adds to ``into`` the messages that ``decode_pull`` would return for ``data``, a pull's body, from byte ``position`` on.
 
     ``offsets``: the first offset to keep and the one after the last, both with ``offset_delta`` added; damaged records whose
-    offset is outside are not reported. Other arguments are those of ``decode_pull``. Raises ``LocalProtocolError`` for ``tags``
-    without any tag.
+    offset is outside are not reported. Other arguments are those of ``decode_pull``. Raises ``LocalProtocolError`` for ``tags`` of
+    separators only.
     """
     block = _ColumnBlock(data, queue.broker_name, max_decompressed_size, True, True, True)
     block.choose(queue, tags, offset_delta, only_queue=only_queue)

@@ -1,5 +1,5 @@
-"""Errors of the codec. The type says whose fault it is: ``LocalProtocolError`` and ``InvalidMessageError`` are the caller's,
-``RemoteProtocolError`` and ``CorruptMessageError`` the peer's.
+"""Errors of the codec. As a rule the type says whose fault it is: ``LocalProtocolError`` and ``InvalidMessageError`` are the
+caller's, ``RemoteProtocolError`` and ``CorruptMessageError`` the peer's.
 
 Retry policy is kept here as class attributes, so that the sender has no lists of codes or classes: ``retriable``,
 ``maybe_stored``, ``uses_retry``.

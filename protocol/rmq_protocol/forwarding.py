@@ -35,8 +35,8 @@ _MOST_MOVES: Final = 4
 
 
 def user_properties(properties: Mapping[str, str]) -> dict[str, str]:
-    """Returns the properties of the sender's own names: without names that the protocol uses (``PropertyName``), also
-    those that a sender may set, and without those that brokers add for consumers."""
+    """Returns the properties with names of the sender's own: without names that the protocol uses (``PropertyName``), also where
+    the sender has set them, and without those that brokers add for consumers."""
     return {
         name: value for name, value in properties.items() if name not in SYSTEM_NAMES and not name.startswith(TRANSIENT_PREFIX)
     }

@@ -35,7 +35,8 @@ IS_SUPPORT_HEART_BEAT_V2: Final = "IS_SUPPORT_HEART_BEAT_V2"
 heartbeats while they stay the same."""
 
 IS_SUB_CHANGE: Final = "IS_SUB_CHANGE"
-"""extField of the response: "true" if the fingerprint is new to the broker, which then needs the subscriptions."""
+"""extField of the response: "true" if the fingerprint is new to the broker, which then needs the subscriptions, or if the
+heartbeat had none."""
 
 
 class ConsumeType(StrEnum):

@@ -1,4 +1,4 @@
-"""Java's integer types, for Structs whose fields must fit them."""
+"""Java's types of numbers, for Structs whose fields must fit them."""
 
 from __future__ import annotations
 

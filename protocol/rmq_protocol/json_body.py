@@ -78,7 +78,9 @@ def encode_body(value: msgspec.Struct, *, standard: bool = True) -> bytes:
             return dumps(plain)
         return msgspec.json.encode(plain, enc_hook=plain_text)
     except (ValueError, TypeError, msgspec.MsgspecError) as error:
-        raise LocalProtocolError(f"{cls.__name__} cannot be encoded: {error}; give values of its fields' types") from None
+        raise LocalProtocolError(
+            f"{cls.__name__} cannot be encoded: {error}; give values of its fields' types, without lone surrogates"
+        ) from None
 
 
 def _reader(cls: type[Any]) -> tuple[msgspec.json.Decoder[Any], Change | None]:

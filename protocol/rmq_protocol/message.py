@@ -354,7 +354,7 @@ def check_properties(properties: Mapping[str, str]) -> dict[str, str]:
         if name in RESERVED_NAMES:
             raise InvalidMessageError(f"property {name} is reserved for the system; choose another name")
         if is_blank(name) or is_blank(value):
-            raise InvalidMessageError(f"property {name!r} = {value!r}: neither name nor value may be blank")
+            raise InvalidMessageError(f"property {shown(name)} = {shown(value)}: neither name nor value may be blank")
     return checked
 
 

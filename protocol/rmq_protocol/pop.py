@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple, TypeVar
 
 from .constants import RETRY_TOPIC_PREFIX
-from .errors import LocalProtocolError, RemoteProtocolError
+from .errors import LocalProtocolError, RemoteProtocolError, shown
 
 __all__ = [
     "ExtraInfo",
@@ -58,7 +58,7 @@ class ExtraInfo(NamedTuple):
 def build_extra_info(info: ExtraInfo) -> str:
     """Returns the text of a POP_CK. Raises LocalProtocolError for a broker name that is empty or has a space in it."""
     if not info.broker_name or " " in info.broker_name:
-        raise LocalProtocolError(f"extra info: broker name {info.broker_name[:80]!r} must not be empty and must have no space")
+        raise LocalProtocolError(f"extra info: broker name {shown(info.broker_name)} must not be empty and must have no space")
     return " ".join(str(part) for part in info if part is not None)
 
 

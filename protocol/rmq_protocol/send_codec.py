@@ -38,10 +38,10 @@ __all__ = [
 
 FIRST_OPAQUE: Final = 1_000_000_000
 LAST_OPAQUE: Final = 2_147_483_647
-"""Opaques from the first to the last all have ten digits."""
+"""The highest opaque of a send; all from FIRST_OPAQUE on have ten digits."""
 
 JOIN_BELOW: Final = 2048
-"""Bodies of fewer bytes are copied behind their header: up to about this size, one part costs less than two."""
+"""Bytes of the smallest body that is not copied behind its header: up to about this size, one part costs less than two."""
 
 LENGTHS: Final = tuple([number.to_bytes(4, "big") for number in range(JOIN_BELOW + 1024)])
 """Encoded length words of small frames: a look-up takes a quarter of the time of encoding one."""
@@ -53,7 +53,7 @@ encode_text = msgspec.json.Encoder(enc_hook=plain_text).encode
 JSON_END = b',"f":"0","h":"0","g":"%b","i":%b},"opaque":%d}%b'
 BORN_DIGITS = 13
 ID_LENGTH: Final = 32
-"""Digits of a unique id with an IPv4 address in it; 56 with an IPv6 address."""
+"""Number of digits of a unique id with an IPv4 address in it; with an IPv6 address it has 56."""
 
 
 class SendReplyFields(msgspec.Struct, gc=False):

@@ -81,7 +81,7 @@ def decode_pull(
     and ``transaction_id`` if it belongs to a transaction. Messages without one of the ``tags`` ("*" or "a || b") are left out,
     since brokers compare hashes of tags only. ``only_queue``: True leaves out records of another topic or queue, with
     ``offset_delta`` those of another topic only, and none of a light message queue (``LMQ_PREFIX``). Other arguments are those of
-    ``decode_messages``. Raises ``LocalProtocolError`` for ``tags`` without any tag.
+    ``decode_messages``. Raises ``LocalProtocolError`` for ``tags`` of separators only.
     """
     block = MessageBlock(data, queue.broker_name, max_decompressed_size, check_crc, True, allow_partial)
     block.choose(queue, tags, offset_delta, only_queue=only_queue)

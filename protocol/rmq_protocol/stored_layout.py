@@ -96,4 +96,6 @@ def encode_stored(
         topic_length = (_BYTE if version == 1 else _SHORT).pack(len(name))
         return b"".join((head, body, topic_length, name, _SHORT.pack(len(properties)), properties))
     except (struct.error, AttributeError, TypeError, UnicodeEncodeError) as error:
-        raise LocalProtocolError(f"record of topic {topic!r} cannot be encoded: {error}") from error
+        raise LocalProtocolError(
+            f"record of topic {topic!r} cannot be encoded: {error}; give values that fit the fields"
+        ) from error

@@ -46,7 +46,7 @@ def pack_bits(bits: Iterable[int]) -> bytes:
     for bit in bits:
         if not 0 <= bit <= MAX_ACK_SPAN:
             raise LocalProtocolError(
-                f"offset {bit}, counted from start_offset, must be from 0 to {MAX_ACK_SPAN}; acknowledge the message alone"
+                f"offset {bit}, counted from start_offset, must be from 0 to {MAX_ACK_SPAN}; acknowledge this message alone"
             )
         value |= 1 << bit
     return value.to_bytes((value.bit_length() + 7) // 8, "little")

@@ -244,7 +244,7 @@ REQUEST_HEADERS: Final[dict[int, type[Header]]] = {
     RequestCode.GET_LITE_GROUP_INFO: GetLiteGroupInfoRequestHeader,
     RequestCode.TRIGGER_LITE_DISPATCH: TriggerLiteDispatchRequestHeader,
 }
-"""Request code -> header of the request. Brokers send 39, 40, 220, 221, 307, 309, 326 and 200073 to clients. Codes that are left
+"""Headers of requests, by request code. Brokers send 39, 40, 220, 221, 307, 309, 326 and 200073 to clients. Codes that are left
 out have no header, except those with which brokers register and talk to each other (103, 104, 322, 902 to 906, 908, 1008) and 513,
 which clients do not need."""
 
@@ -281,4 +281,4 @@ RESPONSE_HEADERS: Final[dict[int, type[Header]]] = {
     RequestCode.POLLING_INFO: PollingInfoResponseHeader,
     RequestCode.POP_LITE_MESSAGE: PopLiteMessageResponseHeader,
 }
-"""Request code -> header of the response, for codes whose response has one."""
+"""Headers of responses, by request code, for codes whose response has one."""
