@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -52,6 +53,17 @@ def test_a_failed_broker_is_left_alone_and_that_ends_by_itself(table: FaultTable
     assert faults.reachable("a", T + seconds)
     assert best(faults, "ab", T + seconds - 0.01) == "b"
     assert best(faults, "ab", T + seconds) == "ab"
+
+
+@pytest.mark.parametrize(
+    "values", [None, "", (), ("",), (-1.0,), (float("nan"),), (1e9,), pytest.param((10**5000,), id="huge")]
+)
+def test_a_table_of_what_are_no_seconds_is_refused(values: Any) -> None:
+    wanted = "must be a sequence of one or more numbers of seconds, from 0 to below 1e9, not "
+    with pytest.raises(errors.ConfigError, match=f"latencies {wanted}"):
+        FaultTable(values, (1.0,))
+    with pytest.raises(errors.ConfigError, match=f"durations {wanted}"):
+        FaultTable((1.0,), values)
 
 
 @pytest.mark.parametrize(("latency", "seconds"), [(0.549, 0.0), (0.55, 2.0), (1.8, 5.0), (3.0, 6.0), (5.0, 10.0), (20.0, 30.0)])

@@ -1,8 +1,8 @@
 """Latency fault tolerance (``latency_fault=True``; Java: ``MQFaultStrategy``, ``LatencyFaultToleranceImpl``).
 
-The latency of each attempt decides for how long its broker is avoided. Both states of a broker, "avoided" and "unreachable",
-expire by themselves. Attempts in flight count too: a broker is avoided as soon as one takes longer than a healthy broker would
-need.
+The latency of each attempt, for a failed one ``isolation``, decides for how long its broker is avoided. Both states of a
+broker, "avoided" and "unreachable", expire by themselves. Attempts in flight count too: a broker is avoided as soon as one
+takes longer than a healthy broker would need.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ class FaultTable:
 
     def __post_init__(self) -> None:
         for name in ("latencies", "durations"):
-            values = getattr(self, name)
+            given = getattr(self, name)
             try:
-                values = tuple(float(value) for value in values)
-            except (TypeError, ValueError):
-                raise ConfigError(f"{name} must be a sequence of numbers of seconds, not {shown(values)}") from None
+                values = tuple(float(value) for value in given)
+            except (TypeError, ValueError, OverflowError):
+                raise ConfigError(_not_seconds(name, given)) from None
             if not values or not all(0 <= value < 1e9 for value in values):
-                raise ConfigError(f"{name} must be one or more numbers of seconds, from 0 to below 1e9, not {shown(values)}")
+                raise ConfigError(_not_seconds(name, values))
             object.__setattr__(self, name, values)
         if len(self.latencies) != len(self.durations):
             raise ConfigError(
@@ -87,6 +87,10 @@ FaultTable.V5 = FaultTable((0.05, 0.1, 0.55, 1.8, 3.0, 5.0, 15.0), (0.0, 0.0, 2.
 FaultTable.V4 = FaultTable(
     (0.05, 0.1, 0.55, 1.0, 2.0, 3.0, 15.0), (0.0, 0.0, 30.0, 60.0, 120.0, 180.0, 600.0), isolation=30.0, pick_one_at_least=True
 )
+
+
+def _not_seconds(name: str, values: object) -> str:
+    return f"{name} must be a sequence of one or more numbers of seconds, from 0 to below 1e9, not {shown(values)}"
 
 
 class Blame(Enum):
