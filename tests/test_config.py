@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from rmq_async import ClientConfig, ConfigError, Hook, Producer, ProducerConfig
+from rmq_async import ClientConfig, ConfigError, FaultTable, Hook, Producer, ProducerConfig
 from rmq_protocol import compression
 
 
@@ -103,7 +103,8 @@ def test_a_wrong_client_setting_is_named(options: dict[str, Any], named: str) ->
         ({"queue_selector": 7}, "queue_selector must be a function"),
         ({"queue_selector": dict}, "queue_selector"),
         ({"latency_fault": "on"}, "latency_fault"),
-        ({"fault_table": {}}, "fault_table must be a FaultTable"),
+        ({"fault_table": {}}, "fault_table must be a FaultTable, not dict"),
+        ({"fault_table": FaultTable}, "fault_table must be a FaultTable, not the class FaultTable"),
         ({"detector": True}, "detector=True needs latency_fault=True"),
         ({"trace": 1}, "trace"),
         ({"trace": ""}, "trace: topic is blank"),

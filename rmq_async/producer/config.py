@@ -13,6 +13,7 @@ from rmq_protocol.compression import CompressionType
 from rmq_protocol.constants import AUTO_CREATE_TOPIC_KEY, MAX_BODY_SIZE, MAX_FRAME_SIZE
 from rmq_protocol.errors import shown
 
+from .._text import type_name
 from ..config import (
     LARGEST_FRAME_SIZE,
     ClientConfig,
@@ -209,7 +210,7 @@ class ProducerConfig:
         if self.latency_fault != "failures" and not isinstance(self.latency_fault, bool):
             raise ConfigError(f'latency_fault must be "failures", True or False, not {shown(self.latency_fault)}')
         if not isinstance(self.fault_table, FaultTable):
-            raise ConfigError(f"fault_table must be a FaultTable, not {type(self.fault_table).__name__}")
+            raise ConfigError(f"fault_table must be a FaultTable, not {type_name(self.fault_table)}")
         if self.detector and self.latency_fault is not True:
             raise ConfigError(
                 f"detector=True needs latency_fault=True, not {shown(self.latency_fault)}; set both, or leave out detector"
@@ -278,7 +279,7 @@ def split_options(
     """
     merged = client_options(owner, namesrv, client, options, _PRODUCER_FIELDS)
     if not isinstance(config, ProducerConfig | None):
-        raise TypeError(f"config must be a ProducerConfig, not {type(config).__name__}")
+        raise TypeError(f"config must be a ProducerConfig, not {type_name(config)}")
     given: dict[str, Any] = {name: value for name, value in options.items() if name in _PRODUCER_FIELDS}
     sending = config if config is not None else ProducerConfig()
     sending = replace(sending, **given) if given else sending

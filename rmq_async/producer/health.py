@@ -90,7 +90,7 @@ def health_of(
 
 
 def _no_room(sender: ProducerCore) -> Problem | None:
-    """Returns a problem if calls wait because the limits on unanswered messages are reached."""
+    """Returns the problem that calls wait because a limit on unfinished messages is reached, or None."""
     for credits in (sender.credits, sender.oneway_credits):
         if (waiting := credits.waiting) > 0:
             return Problem("no_credits", f"{waiting} calls wait to be accepted: {credits!r}")

@@ -23,6 +23,7 @@ from rmq_protocol.reply import CREATE_REPLY_MESSAGE, REPLY_TOPIC_SUFFIX, create_
 
 from .. import machine
 from .._asyncio import wait_until
+from .._text import type_name
 from ..client import PushedReply
 from ..errors import ClientStateError, NameServerError, ReplyTimeoutError, TopicNotFoundError
 from ..results import SendResult
@@ -89,7 +90,7 @@ async def reply(
     started = machine.monotonic()
     deadline = started + timeout
     if not isinstance(asked, MessageExt):
-        raise TypeError(f"request must be a received MessageExt, not {type(asked).__name__}")
+        raise TypeError(f"request must be a received MessageExt, not {type_name(asked)}")
     topic, asking = create_reply(asked.properties)
     for name in (PropertyName.CORRELATION_ID, PropertyName.REPLY_TO_CLIENT):
         if name not in asking:

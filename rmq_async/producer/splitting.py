@@ -11,6 +11,7 @@ from rmq_protocol.message import Message
 from rmq_protocol.properties import message_properties
 from rmq_protocol.validation import check_message
 
+from .._text import type_name
 from ..client import longest_id
 
 __all__ = ["split_batches"]
@@ -52,7 +53,7 @@ def _batches(messages: Iterable[Message], max_bytes: int) -> Iterator[list[Messa
 def _checked_size(number: int, message: Message, max_bytes: int) -> int:
     """Returns the bytes that a valid message takes in a batch."""
     if not isinstance(message, Message):
-        raise TypeError(f"message {number} must be a Message, not {type(message).__name__}")
+        raise TypeError(f"message {number} must be a Message, not {type_name(message)}")
     try:
         check_message(message.topic, message.body, max(max_bytes, MAX_BODY_SIZE))
         check_batch((message,))

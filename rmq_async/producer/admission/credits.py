@@ -47,7 +47,7 @@ class _Waiter:
 
 
 class Credits:
-    """The room for messages without an answer: ``limit`` messages and ``byte_limit`` bytes at a time; ``what`` names the
+    """The room for unfinished messages: ``limit`` messages and ``byte_limit`` bytes at a time; ``what`` names the
     messages in errors, ``options`` the settings that hold the limits.
 
     A call for more than a whole limit is served when all of that limit is free. ``contended``: other calls wait, or

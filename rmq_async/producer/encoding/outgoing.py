@@ -20,6 +20,7 @@ from rmq_protocol.properties import AFTER_ID_NO_WAIT, BEFORE_ID, NO_WAIT, WAIT, 
 from rmq_protocol.send_codec import SendReply
 from rmq_protocol.validation import check_message
 
+from ..._text import type_name
 from ...client import UniqueIds
 from ...transport import Receiver
 from ..config import ProducerConfig
@@ -144,9 +145,9 @@ class Encoder:
         self.outgoing: type[Outgoing] = Outgoing
 
     def check(self, message: Message) -> None:
-        """Raises InvalidMessageError, with the limit, for an invalid topic or body, TypeError for anything but a Message."""
+        """Raises InvalidMessageError for an invalid topic or body, TypeError for anything but a Message."""
         if not isinstance(message, Message):
-            raise TypeError(f"the message must be a Message, not {type(message).__name__}")
+            raise TypeError(f"the message must be a Message, not {type_name(message)}")
         check_message(message.topic, message.body, self.max_size)
 
     def encode(

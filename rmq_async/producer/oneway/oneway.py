@@ -27,7 +27,7 @@ logger = logging.getLogger("rmq_async.producer")
 
 
 class Tally:
-    """The credits of one producer's one-way messages that are queued on one connection and not yet written to the socket.
+    """The credits of the messages that a producer's fast path has queued on one connection and that are not yet written.
 
     ``pacing``: the pacing of the connection; None for a producer that does not pace.
     """

@@ -2,7 +2,7 @@
 
 ``suspects.FailureTable`` judges brokers by failed attempts, ``fault_table.LatencyTable`` also by the latency of each attempt.
 This module reads no clock: ``now`` is seconds of a monotonic clock. A broker outside the table is healthy. A broker in it is
-avoided for some time and then on trial: it gets one attempt at a time until one succeeds.
+avoided for some time and then on trial: the choice of queues gives it one attempt at a time until one succeeds.
 """
 
 from __future__ import annotations

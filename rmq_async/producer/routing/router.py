@@ -38,7 +38,7 @@ class Router:
     async def aim(
         self, topic: str, message: Message | None, shown: Message | None, choice: QueueChoice | None, deadline: float
     ) -> tuple[TopicQueues, Target]:
-        """Returns the topic's queues and the target of the first attempt: the caller's choice, or the next queue.
+        """Returns the topic's queues and the target of the first attempt: the caller's choice, a selector's, or the next queue.
 
         ``message``: None for a batch. ``shown``: the message for the producer's selector, which is not called without one: a
         prepared send takes the next queue, as its further attempts do. Raises SelectorError, BrokerNotFoundError,

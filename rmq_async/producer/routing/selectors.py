@@ -82,8 +82,8 @@ def checked_choice(
         queue = check_queue(queue)
         if queue.topic != topic and with_namespace(namespace, queue.topic) != with_namespace(namespace, topic):
             raise SelectorError(
-                f"queue {queue.queue_id} of {queue.broker_name} belongs to topic {queue.topic}, the message to {topic}; "
-                "give a queue of its topic"
+                f"queue {queue.queue_id} of {shown(queue.broker_name)} belongs to topic {shown(queue.topic)}, the message to "
+                f"{shown(topic)}; give a queue of its topic"
             )
     return QueueChoice(queue, selector, key)
 

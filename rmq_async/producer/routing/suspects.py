@@ -35,7 +35,7 @@ class Silent(Suspect):
 
 
 class FailureTable(Avoidance[Silent]):
-    """Avoids a broker for a second after a timeout, a failed connect or a lost connection, twice as long per failed trial.
+    """Avoids a broker for a second after a timeout, a failed connect or a lost connection, up to 30 s after failed trials.
 
     Failures of attempts that began before the end of that time prolong it without doubling it: a thousand attempts in flight to
     a broker that freezes are one failure. A stored attempt that began after the newest failure removes the broker from the

@@ -11,6 +11,7 @@ from itertools import chain, cycle, islice
 from typing import Any, Protocol
 
 from rmq_protocol.constants import AUTO_CREATE_TOPIC_KEY, MAX_FRAME_SIZE, RETRY_TOPIC_PREFIX, Perm
+from rmq_protocol.errors import shown
 from rmq_protocol.message import Message, MessageQueue
 from rmq_protocol.namespace import with_namespace, without_namespace
 from rmq_protocol.send_codec import SendTemplate
@@ -243,7 +244,7 @@ class TopicQueues:
         if address is None:
             known = ", ".join(sorted(self.brokers))
             raise BrokerNotFoundError(
-                f"{queue.broker_name} has no master's address in the route of topic {queue.topic}; start its master, "
+                f"broker {shown(queue.broker_name)} has no master's address in the route of topic {queue.topic}; start its master, "
                 f"or choose a queue on one that is known: {known}",
                 broker=queue.broker_name,
             )
