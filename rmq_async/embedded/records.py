@@ -153,14 +153,14 @@ def read_record(record: bytes) -> Draft:
 
 @lru_cache(maxsize=4096)
 def _host(host: str) -> bytes:
-    """Packs an IPv4 host and its port; empty for other hosts."""
+    """Returns the bytes of an IPv4 host and its port; none for other hosts."""
     ip, port = pack_host(host)
     return ip + _INT.pack(port) if len(ip) == 4 else b""
 
 
 @lru_cache(maxsize=4096)
 def _topic(name: str) -> bytes:
-    """Packs a topic behind its length; empty for a long topic."""
+    """Returns the bytes of a topic behind that of its length; none for a long topic."""
     encoded = name.encode()
     return bytes((len(encoded),)) + encoded if len(encoded) <= MAX_TOPIC_LENGTH else b""
 

@@ -156,7 +156,7 @@ class BaseService:
         return response
 
     def encode(self, command: RemotingCommand, response: RemotingCommand) -> Parts:
-        """Encodes a response; one that cannot be encoded (lone surrogates in a remark) is replaced by one of code 1."""
+        """Encodes a response; one that cannot be encoded (say, a remark with lone surrogates) is replaced by one of code 1."""
         try:
             return encode_command(response)
         except ProtocolError as error:

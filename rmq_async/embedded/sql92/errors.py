@@ -6,8 +6,8 @@ __all__ = ["ConditionError", "EvaluationError"]
 
 
 class ConditionError(ValueError):
-    """Raised for a text that is no condition."""
+    """The error of a text that is no condition, or of one that is too long or too deep."""
 
 
 class EvaluationError(Exception):
-    """Raised for a comparison that has no result for the properties of a message, which is not delivered then."""
+    """The error of a comparison that has no result for the properties of a message, which is not delivered then."""
