@@ -1,9 +1,9 @@
 """The queues that this member holds, from the takeover to the release or the loss.
 
-A queue that is assigned is pulled when ``on_assigned`` has ended. A queue that leaves this member is drained: its pulls end,
-messages without a call are dropped, ``on_revoked`` is called, running handlers get ``handover_timeout`` to end (the time of
-``on_revoked`` included), the watermark is committed, and only then the lock is released. ``on_released`` follows. No message of
-an ordered queue is given back: one whose call does not end stays uncommitted, and the lock is kept while the call runs.
+A queue that is assigned is pulled when ``on_assigned`` has ended. A queue that leaves this member is drained: its pulls end, the
+messages above all those with a call or an outcome are dropped, ``on_revoked`` is called, running handlers get
+``handover_timeout`` to end (that of ``on_revoked`` included), the watermark is committed, then the lock is released, and
+``on_released`` follows. Of an ordered queue, a message whose call does not end stays uncommitted, and the lock is kept.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .._ordered import OrderedSet
 from ..client import ClientInstance
 from .callbacks import AssignmentCallbacks, Event, EventKind
 from .commits import Commits
-from .cut_off import cancel_calls, give_back_passed, request_cancel
+from .cut_off import cancel_calls, give_back_passed, request_cancel, warn_running, warn_uncommitted
 from .dispatch import Dispatcher
 from .fetch import Pulling
 from .group import MemberLocks, Takeover
@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 COMMIT_TIME: Final = 3.0
 """Seconds for the last commit of a queue after its drain."""
 RESET_TIME: Final = 10.0
-"""Seconds for which a reset waits for running handlers; Java waits as long."""
+"""Seconds for which a reset waits for running handlers; Java's ``MQClientInstance.resetOffset`` sleeps as long."""
 SETTLE_TIME: Final = 2.0
 """Seconds for cancelled calls to end, and for giving messages back, when the wait for handlers is over."""
 UNLOCK_TIME: Final = 3.0
@@ -127,7 +127,7 @@ class Assignment:
             self.takeover.want(sorted(share - self.held.keys() - leaving))
 
     def open(self, queue: MessageQueue, offset: int, committed: int | None) -> None:
-        """Adds a queue that was taken over, and starts its pulls, after ``on_assigned`` if there is one."""
+        """Adds a queue that was taken over, and starts its pulls unless it is paused, after ``on_assigned`` if there is one."""
         shown = self._instance.names.shown_queue(queue)
         held = HeldQueue(queue, shown, self._subscriptions.get(queue.topic), offset)
         held.committed = committed
@@ -207,7 +207,8 @@ class Assignment:
             self._pulls[held] = self._supervisor.run(f"pulls of {held.shown}", lambda: self._pulling.run(held))
 
     def apply_pauses(self) -> None:
-        """Ends the pulls of paused queues and drops their messages without a call; starts the pulls of all other queues."""
+        """Ends the pulls of paused queues, and drops their messages without a call, except failed ones that wait for another
+        attempt; starts the pulls of all other queues."""
         for held in self.held.values():
             if not self.pauses.covers(held):
                 self._begin_pulls(held)
@@ -218,7 +219,8 @@ class Assignment:
         self.dispatcher.look_again()
 
     def may_begin(self, held: HeldQueue) -> bool:
-        """Returns whether calls of an ordered queue may begin: its lock is this member's, and no pause or drain prevents it."""
+        """Returns whether calls of an ordered queue may begin: its lock is this member's, it is not paused, and the time of its
+        drain, if any, is not over."""
         return held.is_owned and not held.ends and self.locks.owns(held.queue) and not self.pauses.covers(held)
 
     def note(self, item: Waiting, outcome: Outcome) -> None:
@@ -228,7 +230,7 @@ class Assignment:
             self._abandoned.setdefault(held, []).append(item.message)
 
     async def _hand_over(self, held: HeldQueue, deadline: float, revoked: Event | None) -> None:
-        """Drains a queue after ``on_revoked``, and calls ``on_released`` when it is released."""
+        """Drains a queue after ``on_revoked``, then calls ``on_released``, unless the queue was lost."""
         if revoked is not None:
             with suppress(TimeoutError):
                 async with asyncio.timeout(min(deadline, self._drain_until) - machine.monotonic()):
@@ -239,7 +241,8 @@ class Assignment:
                 await released.over.wait()
 
     async def _drain(self, held: HeldQueue, deadline: float) -> bool:
-        """Drains a queue until ``deadline``, commits it and releases its lock. Returns False if it was lost."""
+        """Drains a queue until ``deadline``, commits it and releases its lock, except that of an ordered queue whose call still
+        runs at the end of a stop. Returns False if the queue was lost."""
         try:
             await self._end_pulls(held)
             self._intake.drop_unbegun(held)
@@ -249,7 +252,7 @@ class Assignment:
             elif held in self._abandoned:  # by a call with messages of several queues, which another one has cut off
                 await self._give_back_left(held)
             if not await self._commits.commit_last(held, self._seconds(COMMIT_TIME, 0.6)):
-                logger.warning("the last offset of %s was not committed in time; messages below it are repeated", held.shown)
+                warn_uncommitted(held)
             locked = held.is_ordered and not await self._calls_over(held)
         finally:
             lost, held.state = held.state is QueueState.LOST, QueueState.RELEASED
@@ -290,7 +293,7 @@ class Assignment:
         self.dispatcher.forget(held)
 
     def quiesce(self) -> None:
-        """Ends the pulls and drops messages without a call, at once; running calls continue."""
+        """Ends the pulls, and drops the messages above all those with a call or an outcome, at once; running calls continue."""
         self.closing = True
         for held in self.held.values():
             self._quiesce(held)
@@ -302,7 +305,8 @@ class Assignment:
         self._intake.drop_unbegun(held)
 
     async def give_up_all(self, drain_until: float, end: float) -> None:
-        """Gives all queues up at the same time: drains them until ``drain_until`` and returns by ``end`` (monotonic times)."""
+        """Gives all queues up at the same time: drains them until ``drain_until``, and ends commits, unlocks and callbacks at
+        ``end`` (monotonic times)."""
         self.closing = True
         self._drain_until, self._end = drain_until, end
         self._look_at_drains()
@@ -324,11 +328,12 @@ class Assignment:
         self.callbacks.look_at_limit()
 
     def _seconds(self, longest: float, part: float) -> float:
-        """Returns the seconds for one of the last steps of a drain: ``longest``, in a stop at most ``part`` of the rest."""
+        """Returns the seconds for a last step of a drain: ``longest``, in a stop at most the fraction ``part`` of the time left."""
         return max(min(longest, part * (self._end - machine.monotonic())), 0.0)
 
     async def reset(self, held: HeldQueue, offset: int, why: str = "reset by a tool", level: int = logging.WARNING) -> None:
-        """Moves a queue to ``offset``: drops messages without a call, waits for running calls (RESET_TIME), and commits."""
+        """Moves a queue to ``offset``: waits up to RESET_TIME seconds for running calls, then cancels those of an ordered queue;
+        drops the messages without a call, and commits. A queue that is lost or released meanwhile is not moved."""
         await self._end_pulls(held)
         if held.is_ordered:
             self._intake.withdraw_waiting(held)
@@ -351,8 +356,8 @@ class Assignment:
     def lose(self, queues: Iterable[MessageQueue]) -> None:
         """Ends the pulls and commits of queues whose locks another member has, or may have.
 
-        Messages without a call are dropped. If this member gets the lock back, it reads the queue again when the running calls
-        have ended (``_outlast``), so that it does not handle a message twice at a time.
+        Messages without a call are dropped, unless the queue is being drained already. If this member gets the lock back, it
+        reads the queue again when the running calls have ended or were cancelled (``_outlast``).
         """
         lost: list[HeldQueue] = []
         for queue in sorted(queues):
@@ -403,8 +408,9 @@ class Assignment:
             await asyncio.wait([pulls])
 
     async def _drained(self, held: HeldQueue, deadline: float, *, retry: bool = True) -> bool:
-        """Waits until every call of the queue has ended and its messages without a handler are given back; returns True then.
-        Returns False at ``deadline``, when a stop leaves no more time, and if no step (by hand) will take the waiting messages.
+        """Waits until every call of the queue has ended, no message waits for one, and those without a handler are given back;
+        returns True then. Returns False at ``deadline``, when a stop leaves no more time, and if no step (by hand) will take the
+        waiting messages.
 
         ``retry``: whether failed messages of an ordered queue are handled again during the wait, if they are due in time.
         """
@@ -424,10 +430,10 @@ class Assignment:
                     await held.changed.wait()
 
     async def _cut_off(self, held: HeldQueue) -> None:
-        """Cancels the calls that have not ended, and gives back the messages that the next owner would not pull.
+        """Cancels the coroutine calls that have not ended, and gives back the messages that the next owner would not pull.
 
         An unsettled message behind which nothing is settled stays uncommitted: the next owner pulls it. An unsettled message
-        before settled ones is given back, and the watermark passes it. Messages of an ordered queue are never given back.
+        before settled ones is given back, and the watermark passes it. Messages of an ordered queue are not given back here.
         """
         held.ends = True
         waiting = self._intake.withdraw_waiting(held)  # else they would begin in the slots of those that are cancelled
@@ -437,14 +443,8 @@ class Assignment:
         self._abandoned.setdefault(held, []).extend(waiting)
         await self._give_back_left(held)
         if held.running:
-            logger.warning(
-                "calls of %d messages of %s run on; they are repeated: raise handover_timeout", len(held.running), held.shown
-            )
+            warn_running(held)
 
     async def _give_back_left(self, held: HeldQueue) -> None:
         left = sorted(self._abandoned.get(held, ()), key=lambda message: message.queue_offset)
-        try:
-            async with asyncio.timeout(self._seconds(SETTLE_TIME, 0.4)):
-                await give_back_passed(self._outcomes, held, left)
-        except TimeoutError:
-            logger.warning("not all of %d messages of %s went back in time; settled ones are repeated", len(left), held.shown)
+        await give_back_passed(self._outcomes, held, left, self._seconds(SETTLE_TIME, 0.4))

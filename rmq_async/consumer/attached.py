@@ -44,7 +44,7 @@ class Attached:
 
     @property
     def blocked(self) -> Block | None:
-        """The newest function of the user that has blocked the event loop. From any thread."""
+        """The newest function of the user that has blocked the event loop; None without one. From any thread."""
         return None if self._watch is None else self._watch.newest(self._blocking)
 
     def begin(self, listener: GroupListener) -> None:
@@ -80,7 +80,8 @@ class Attached:
             await self.tracer.ended()
 
     def end(self, subscriptions: Iterable[Subscription]) -> None:
-        """Removes all registrations. ``subscriptions``: those of the consumer; a change of their options calls nothing any more."""
+        """Removes the registrations that ``hear_no_more`` leaves: routes in use, hooks and the watch. ``subscriptions``: those of
+        the consumer; a change of their options calls nothing any more."""
         for topic in self._topics:
             self._instance.routes.use.release(topic)
         if self._watch is not None:

@@ -40,7 +40,7 @@ class Backlog:
         self.rate = subscription.rate
         """Messages per second, as of the last call of ``Dispatcher.settings_changed``."""
         self._bucket: Bucket | None = None
-        """The token bucket of ``rate``; None without a rate, and before its first call."""
+        """The token bucket of ``rate``; None without a rate, and before the first call of ``allowed_at``."""
 
     def lines_of(self, held: HeldQueue) -> Lines:
         """Returns the lines of a queue, new ones for a new queue."""
@@ -89,8 +89,8 @@ class Backlog:
     def take(self, now: float, size: int = 0) -> tuple[Waiting, ...]:
         """Removes and returns the messages of the next call. The queue of the last message has its next turn after the others.
 
-        ``now``: monotonic time; messages of the line that are not due then stay. ``size``: maximum number; 0 for the size of
-        all calls.
+        ``now``: monotonic time; messages of the line that are not due then stay. ``size``: maximum number; 0 for that of
+        the subscription.
         """
         size = size or self.size
         held, lines = next(iter(self.turns.items()))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import overload
 
+from rmq_protocol.errors import shown
 from rmq_protocol.message import MessageExt
 
 from ..config import check_seconds
@@ -28,9 +29,10 @@ class Marks:
 class Batch(Sequence[MessageExt]):
     """Messages of one topic that are handled together; a sequence that does not change.
 
-    All of them share the outcome of the call: done where the handler returns, delivered again where it raises. ``mark_retry``
-    and ``mark_dead_letter`` give single messages another outcome, which replaces that of the call. In reading by hand,
-    asking ``batches()`` for the next batch has the effect of a handler's return; a batch of ``receive()`` takes no marks.
+    All of them share the outcome of the call: done where the handler returns; delivered again or dead-lettered, as a single
+    message would be, where it raises. ``mark_retry`` and ``mark_dead_letter`` give single messages another outcome, which
+    replaces that of the call. In reading by hand, asking ``batches()`` for the next batch has the effect of a handler's return;
+    a batch of ``receive()`` takes no marks.
     """
 
     __slots__ = ("_marks", "_messages", "_places")
@@ -59,8 +61,9 @@ class Batch(Sequence[MessageExt]):
 
         ``delay``: seconds, as for RetryLater; None for the delay of its attempt. A later mark replaces an earlier one.
 
-        Raises ValueError for a message that is not in the batch, ConfigError for a delay that is not a number from 0 on,
-        ClientStateError when the call has ended or the batch is no longer in hand, and for a batch that ``receive()`` returned.
+        Raises ValueError for a message that is not in the batch, ConfigError for a delay that is not a number from 0 to
+        below 1e9, ClientStateError when the call has ended or the batch is no longer in hand, and for a batch that ``receive()``
+        returned.
         """
         if delay is not None:
             check_seconds("delay", delay, zero=True)
@@ -78,8 +81,6 @@ class Batch(Sequence[MessageExt]):
             self._places = {id(each): place for place, each in enumerate(self._messages)}
         place = self._places.get(id(message))
         if place is None:
-            shown = getattr(message, "msg_id", message)
-            raise ValueError(
-                f"message {shown!r} is not one of the {len(self)} messages of this batch; pass an item of the batch"
-            )
+            given = shown(message.msg_id if isinstance(message, MessageExt) else message)
+            raise ValueError(f"message {given} is not one of the {len(self)} messages of this batch; pass an item of the batch")
         self._marks.by_place[place] = mark

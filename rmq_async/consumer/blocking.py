@@ -2,9 +2,9 @@
 because a blocked loop runs no other code.
 
 The client's loop monitor is a timer. While it is overdue, the loop has not finished the turn in which it was due, and in one
-turn each task takes one step. So a task that is the current one in two looks, with the timer overdue since the first of them,
-has blocked the loop between them. The thread looks each POLL seconds, and asks which task is the current one only while the
-timer is overdue; calls of handlers pay nothing. One thread serves all consumers of a loop.
+turn each task takes one step at most. So a task that is the current one in two looks, with the timer overdue since the first
+of them, has blocked the loop between them. The thread looks each POLL seconds, and asks which task is the current one only while
+the timer is overdue; calls of handlers pay nothing. One thread serves all consumers of a loop.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class LoopWatch:
             self._thread.join()
 
     def newest(self, find: Find) -> Block | None:
-        """Returns the newest block that ``find`` has named; from any thread."""
+        """Returns the newest block that ``find`` has named; None without one. From any thread."""
         return self._blocks.get(find)
 
     def _run(self) -> None:
@@ -104,7 +104,7 @@ class LoopWatch:
                 try:
                     self._name(task, now - held[1])
                 except Exception:
-                    logger.exception("the task that blocks the event loop could not be named")
+                    logger.exception("the task that blocks the event loop could not be named; report this defect")
             del task
 
     def _name(self, task: asyncio.Task[Any], seconds: float) -> None:
@@ -120,8 +120,8 @@ class LoopWatch:
                 del self._reported[next(iter(self._reported))]
             self._reported[name] = now
             logger.warning(
-                "%s has blocked the event loop for %.1f s%s: heartbeats, locks and commits wait for it; await in it, or make it a "
-                "plain function, which runs in a thread",
+                "%s has blocked the event loop for %.1f s%s: heartbeats, locks and commits wait for it; run what blocks in a "
+                "thread: await asyncio.to_thread(...)",
                 name,
                 seconds,
                 _place(sys._current_frames().get(self._loop_thread)),
@@ -130,7 +130,7 @@ class LoopWatch:
 
 
 def _place(frame: FrameType | None) -> str:
-    """Returns file, line and function that the loop's thread runs now, of the innermost Python frame."""
+    """Returns file, line and function that the loop's thread runs now, of the innermost Python frame; "" without a frame."""
     if frame is None:
         return ""
     code = frame.f_code

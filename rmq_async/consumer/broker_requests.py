@@ -46,7 +46,8 @@ __all__ = ["BrokerRequests", "MemberRequests"]
 logger = logging.getLogger(__name__)
 
 ANSWER_WITHIN: Final = 9.0
-"""Seconds for the handler of a message that a tool sends: the broker waits 10 s for the answer."""
+"""Seconds for the handler of a message that a tool sends: the broker waits 10 s for the answer
+(``Broker2Client.callClient``)."""
 MEBIBYTE: Final = 1024 * 1024
 
 
@@ -202,7 +203,7 @@ class BrokerRequests(MemberRequests):
         return GetConsumerStatusBody(message_queue_table=table)
 
     def _reset(self, offsets: Mapping[MessageQueue, int]) -> None:
-        """Moves the queues that this member holds; others, and offsets below 0, are ignored."""
+        """Begins to move the queues that this member holds; others, and offsets below 0, are ignored."""
         for queue, offset in offsets.items():
             held = self._assignment.held.get(queue)
             if held is not None and offset >= 0:

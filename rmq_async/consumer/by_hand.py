@@ -1,7 +1,7 @@
 """Messages that iterators and ``receive()`` have handed out, in place of handler calls.
 
-A message leaves the buffer only when the user asks for it, and is "in hand" until it is settled, given back, or put back into
-the buffer. The messages of one step have one Delivery, so that deadlines, health and drains treat them as a call. A step takes
+A message is handed out when the user asks for it, and is "in hand" until it is settled, given back, abandoned, or put back
+into the buffer. The messages of one step have one Delivery, so that deadlines, health and drains treat them as a call. A step takes
 its messages in the same turn of the loop in which it returns them: a step that is cancelled while it waits has taken none.
 """
 
@@ -30,7 +30,9 @@ from .subscription import Subscription
 __all__ = ["ByHand", "HandDispatcher", "InHand"]
 
 REFUSED: Final = "messages of receive() are settled with done(), retry() or dead_letter() of the consumer, not by marks"
-MARKED_LATE: Final = "this batch is no longer in hand; mark its messages before you ask for the next one"
+MARKED_LATE: Final = (
+    "this batch is no longer in hand; mark its messages before the next step, the end of the iteration and the timeout"
+)
 
 Spawn = Callable[[str, Coroutine[Any, Any, None]], asyncio.Task[None]]
 Place = tuple[MessageQueue, int]
@@ -145,7 +147,7 @@ class ByHand:
                 future.set_result(True)
 
     def hasten(self) -> None:
-        """Hands out the buffered messages without waiting for full batches."""
+        """Ends the waits for full batches: the steps that wait now take what is buffered."""
         self._hurries += 1
         self.arrived()
 
@@ -183,7 +185,8 @@ class ByHand:
         return all_owned
 
     async def give_back(self, message: MessageExt, cause: RetryLater | DeadLetter) -> bool:
-        """Gives a message back; returns whether its broker has taken it, False for one that is not this member's."""
+        """Gives a message back; returns whether its broker has taken it, False for one that is not in hand or no longer
+        this member's."""
         found = self._places.get((message.queue, message.queue_offset))
         if found is None:
             return False
@@ -217,8 +220,8 @@ class ByHand:
             await asyncio.wait([self._begin_return(hand, causes, None, [])])
 
     def put_back(self, hand: InHand, held: HeldQueue | None = None) -> None:
-        """Puts the messages of a step back into the buffer, before those that were pulled later. ``held``: the only queue
-        whose messages are put back; None for all."""
+        """Puts the messages of a step back into the buffer, before those that were pulled later; abandons those of queues that
+        are given up. ``held``: the only queue whose messages are put back; None for all."""
         items = [item for item in hand.left if held is None or item.held is held]
         self._leave(hand, items[::-1], closing=self.closing)  # each goes before those that were put back earlier
         self._dispatcher.pump()

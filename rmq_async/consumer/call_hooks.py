@@ -21,8 +21,8 @@ class CallHooks:
     """Calls ``before_consume`` and ``after_consume`` of the hooks, in the order of the hooks.
 
     They run in the context (of ``contextvars``) of the call, so a handler sees what ``before_consume`` sets there. Their
-    errors go to the loop's exception handler: of each method the first, second, fourth, eighth ... error, and each exception
-    that ends the process, such as SystemExit.
+    errors go to the loop's exception handler: of each method the first, second, fourth, eighth ... error. Each exception that
+    ends the process, such as SystemExit, leaves the loop instead.
     """
 
     __slots__ = ("_after", "_before", "_errors")

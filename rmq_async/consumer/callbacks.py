@@ -1,10 +1,10 @@
 """The user's functions for assigned, revoked, released and lost queues: ``on_assigned``, ``on_revoked``, ``on_released`` and
 ``on_lost``.
 
-They are called one at a time, in the order of the events, so that the calls for one queue never overlap nor overtake each
-other. Consecutive events of one kind that wait are joined into one call. A call runs as a task of its own, in a copy of the
-context (of ``contextvars``) in which the consumer was started; a call that exceeds its time is cancelled, and the handover
-continues.
+They are called one at a time, in the order of the events, so that the calls for one queue do not overtake each other.
+Consecutive events of one kind that wait are joined into one call. A call runs as a task of its own, in a copy of the context (of
+``contextvars``) in which the consumer was started; a call that exceeds its time is cancelled, and the handover continues, even
+if the call ignores that.
 """
 
 from __future__ import annotations
@@ -144,14 +144,17 @@ class AssignmentCallbacks:
             if not task.done():
                 task.cancel()
                 await asyncio.wait([task], timeout=GRACE)
-                state = "was cancelled" if task.done() else "was cancelled, and runs on,"
+                state = "" if task.done() else ", and runs on"
                 took = machine.monotonic() - began
-                text = "%s %s after %.1f s; the handover goes on: let it return sooner, or raise handover_timeout"
-                logger.warning(text, self._name, state, took)
+                text = (
+                    "%s was cancelled after %.1f s%s; the handover goes on: let it return sooner, or raise handover_timeout, and "
+                    "for a stop stop_timeout"
+                )
+                logger.warning(text, self._name, took, state)
             self._running = None
 
     async def _ended(self, task: asyncio.Task[None], event: Event, began: float) -> None:
-        """Waits for the end of a call, as long as it may take."""
+        """Waits for the end of a call, until its time is over."""
         while not task.done():
             until = min(began + self._seconds, event.until, self._limit(event.kind))
             left = max(until, began + LEAST) - machine.monotonic()

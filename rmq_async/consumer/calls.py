@@ -1,7 +1,7 @@
 """Handler calls: a task, a deadline, and a thread for a plain function.
 
-A call that waits has its own task. Calls that end in their first step share a task, one after the other (``eager``), and their
-messages are settled together: no other code of the loop runs between them.
+A call that waits has its own task. Calls that end in their first step may share a task, one after the other (``eager``), and
+their messages are settled together: no other code of the loop runs between them.
 
 A call occupies its slot until all its messages have their outcomes, so that a broker that accepts no messages back slows the
 consumer down instead of filling its memory.
@@ -48,7 +48,7 @@ class HandlerCalls:
     """Makes the calls of handlers.
 
     ``concurrency``: maximum number of threads for plain functions. ``settling``: decides about the messages of a call, and
-    carries out what it has decided. ``context``: each call runs in a copy of it.
+    carries out what it has decided. ``context``: each call but those of ``call_once`` runs in a copy of it.
     """
 
     def __init__(
@@ -158,8 +158,8 @@ class HandlerCalls:
         return None
 
     async def cut_off(self, timeout: float) -> None:
-        """Cancels all calls, and waits until they have ended, up to ``timeout`` seconds. Plain functions run on in their
-        threads, and the log names them."""
+        """Cancels all calls but that of the current task, and waits until they have ended, up to ``timeout`` seconds. Plain
+        functions run on in their threads, and the log names them."""
         self._closing = True
         current = asyncio.current_task()
         left = [delivery for delivery in self.running if delivery.task is None or delivery.task is not current]
@@ -186,8 +186,8 @@ class HandlerCalls:
             self._threads = None
 
     async def _make_calls(self, delivery: Delivery, item: Waiting, pace: Pace, *, holds: bool) -> None:
-        """Makes a call, and further ones of the same subscription, ``pace.length`` at most, until one waits. ``holds``: whether
-        the dispatcher starts no other call of the subscription until this task releases it."""
+        """Makes a call, and further ones of the same subscription, ``pace.length`` at most, until one waits, fails or is
+        cancelled. ``holds``: whether the dispatcher starts no other call of the subscription until this task releases it."""
         subscription = delivery.subscription
         row = Row(pace.length)
         self._make_first_steps(row, delivery, item)
@@ -308,7 +308,8 @@ class HandlerCalls:
             raise asyncio.CancelledError
 
     async def _call(self, delivery: Delivery, begun: Awaitable[object] | None = None) -> BaseException | None:
-        """Returns the error of the handler, None where it returned. Raises CancelledError where the call is cancelled."""
+        """Returns the error of the handler, HandlerTimeoutError if it timed out, None where it returned. Raises CancelledError
+        where the consumer cancels the call, and SystemExit or KeyboardInterrupt of the handler."""
         subscription, marks = delivery.subscription, delivery.marks
         given = delivery.messages[0] if marks is None else Batch(delivery.messages, marks)
         task = delivery.task
@@ -368,8 +369,8 @@ class HandlerCalls:
                 delivery.task.cancel("the handler timed out")
             return
         logger.warning(
-            "handler %s runs longer than its timeout of %.3g s for message %s; a thread cannot be cancelled, the message is "
-            "delivered again when it ends; set a longer timeout, or let the function return sooner",
+            "handler %s runs longer than its timeout of %.3g s for message %s: a thread cannot be cancelled, and the call counts "
+            "as failed when it ends; set a longer timeout, or let the function return sooner",
             delivery.subscription.name,
             _time_allowed(delivery),
             delivery.messages[0].msg_id,
@@ -399,5 +400,5 @@ def _timeout(delivery: Delivery) -> HandlerTimeoutError:
 
 
 def _time_allowed(delivery: Delivery) -> float:
-    """Returns the seconds from the beginning of a call to its deadline, which may have moved."""
+    """Returns the seconds from the beginning of a call to its deadline, which may have moved; 0 without a deadline."""
     return 0.0 if delivery.deadline is None else delivery.deadline - delivery.began

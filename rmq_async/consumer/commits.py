@@ -54,7 +54,7 @@ class Commits:
         self._held = held
         self._owns = owns
         self.count = 0
-        """Offsets that brokers have confirmed."""
+        """Number of offsets that brokers have confirmed."""
         self.error: str | None = None
         """The first error of the last round; None after a round without errors."""
         self._doubted: dict[MessageQueue, float] = {}
@@ -72,7 +72,9 @@ class Commits:
             late = now - before - interval
             if late > GAP:
                 logger.warning(
-                    "the event loop was blocked for %.1f s; the locks of the queues are confirmed before the next commit", late
+                    "the event loop did not run for %.1f s, because a function blocked it or the process was suspended: the locks "
+                    "of the queues are confirmed before the next commit; run what blocks in a thread",
+                    late,
                 )
                 await after_gap()
             full = now >= full_at

@@ -42,8 +42,9 @@ class Positions(Protocol):
 
     ``load`` is called in ``start()`` for each topic; it returns an empty mapping if none are stored, and ``start()`` raises its
     errors. ``save`` gets the positions of all topics if one has changed: in ``start()``, each ``commit_interval``, in
-    ``commit()``, and when a queue is moved or leaves this member; one call at a time, each for at most 30 s. Its errors are
-    logged and shown in ``health()``, and it is called again; ``commit()`` also raises them.
+    ``commit()``, and when a queue is moved or leaves this member; one call at a time, each for at most 30 s. Of
+    consecutive errors the first is logged; ``health()`` shows the last one, and it is called again; ``commit()`` also raises
+    them.
     """
 
     async def load(self, topic: str) -> Mapping[MessageQueue, int]: ...
@@ -55,14 +56,15 @@ class Positions(Protocol):
 class Retry:
     """Settings for the repeated delivery of a message whose handler raised: number and delays.
 
-    ``limit``: attempts after the first one; then the message is dead-lettered. None for the group's ``retryMaxTimes`` at the
-    broker (16 unless set), 16 for ordered messages and in broadcast. ``delays``: seconds before the second, third, ... attempt,
-    the last one repeated, or a function that takes the number of the failed attempt, counted from 1, and returns the
-    seconds; None: the broker's ladder, 10 s, 30 s, 1 min ... 2 h. Brokers delay by levels: the next level at or above a delay is
-    used; with ``mode="pop"`` the delay itself (2 h at most) and up to a tenth more. Ordered subscriptions and broadcast members
-    repeat attempts in place, after exact delays; None stands for 1, 2, 5, 10, 30, 30 ... s. ``max_hold``: maximum seconds for
-    which attempts are repeated in place, while the message blocks its key or queue, before it is dead-lettered; None for no
-    limit. In broadcast, which has no dead letters, the message is given up.
+    ``limit``: attempts after the first one (0 to 1,000,000); then the message is dead-lettered. None for the group's
+    ``retryMaxTimes`` at the broker (16 unless set), 16 for ordered messages and in broadcast. ``delays``: seconds before the
+    second, third, ... attempt, the last one repeated, or a function that takes the number of the failed attempt, counted from
+    1, and returns the seconds; None: the broker's ladder, 10 s, 30 s, 1 min ... 2 h. Brokers delay by levels: the next level at
+    or above a delay is used, 2 h for more; with ``mode="pop"`` the delay itself (2 h at most) and up to a tenth more. Ordered
+    messages (in ``order="key"`` those with a key) and those of broadcast members are repeated in place, after exact delays; None
+    stands for 1, 2, 5, 10, 30, 30 ... s. ``max_hold``: maximum seconds for which attempts are repeated in place, while the
+    message blocks its key or queue, before it is dead-lettered; None for no limit. In broadcast, which has no dead letters, the
+    message is given up.
 
     Raises ConfigError for invalid values, TypeError for an unknown field.
     """
@@ -80,7 +82,9 @@ class Retry:
             return
         given: object = self.delays
         if isinstance(given, str) or not isinstance(given, Sequence) or not given:
-            raise ConfigError(f"delays must be one or more numbers of seconds, a function or None, not {shown(self.delays)}")
+            raise ConfigError(
+                f"delays must be a list or tuple of one or more numbers of seconds, a function or None, not {shown(self.delays)}"
+            )
         for delay in self.delays:
             check_seconds("delays: each", delay, zero=True)
         object.__setattr__(self, "delays", tuple(self.delays))
@@ -88,7 +92,7 @@ class Retry:
     def delay_after(self, attempt: int) -> float | None:
         """Returns the seconds between attempt ``attempt``, counted from 1, and the next one; None for the default.
 
-        Raises the errors of ``delays`` if that is a function, and TypeError or ValueError if it returns no number.
+        Raises the errors of ``delays`` if that is a function, and those of ``float()`` for what it returns.
         """
         delays = self.delays
         if delays is None:
@@ -103,29 +107,30 @@ class Retry:
 class ConsumerConfig:
     """Settings of a group consumer. Times are in seconds, sizes in bytes.
 
-    ``concurrency``: maximum number of handler calls at a time. ``buffered_limit``, ``buffered_bytes_limit``: maximum number of
-    messages that are pulled and not settled, and maximum size of their bodies. A queue is not pulled while many of its messages
-    wait for a handler: ``concurrency``, twice ``pull_size``, or two batches, whichever is most. ``max_span``: maximum
-    number of offsets from the first unsettled message of a queue to the last one pulled; it limits the messages
-    behind an unsettled one that are repeated after a crash. ``pull_size``: messages that one pull requests, 1 to 1024.
+    ``concurrency``: maximum number of handler calls at a time. ``buffered_limit``, ``buffered_bytes_limit``: number of messages
+    that are pulled and not settled, and size of their bodies, from which on pulls wait; single pulls may exceed them. A queue
+    is not pulled while many of its messages wait for a handler: ``concurrency``, twice ``pull_size``, or two batches, whichever
+    is most. ``max_span``: a queue is not pulled when its next pull is this number of offsets, or more, after its first
+    unsettled message; it limits the messages behind an unsettled one that are repeated after a crash. ``pull_size``: maximum
+    number of messages that one pull requests, 1 to 1024.
 
     ``start_from``: position at which a group without any committed offset for a topic starts: "latest", "earliest" or an aware
     datetime. ``out_of_range``: the position to continue at if the next message of a queue is deleted: "earliest" for the first
     message, "latest" for the end; "stop" reads the queue no further until ``seek()``, and ``health()`` reports it.
 
-    ``commit_interval``: time between two commits of changed offsets. ``rebalance_interval``: time between two requests for the
-    members of the group; each notice of a broker causes one, too. ``allocate``: a function that computes this member's
-    share; all members must have the same. ``handover_timeout``: time for which a queue that moves to another member waits for
-    its running handlers, before they are cancelled. ``stop_timeout``: default timeout of ``stop()``. ``on_conflict``: the
-    reaction if members of the group have different subscriptions: "warn" logs a WARNING; "raise" also raises
-    SubscriptionConflictError from ``start()``. ``retry``: the Retry of subscriptions without their own. ``stuck_after``: age
-    from which ``health()`` reports a handler call, or a failed message that blocks its key or queue.
+    ``commit_interval``: time between two commits of changed offsets. ``rebalance_interval``: maximum time between two requests
+    for the members of the group; notices of brokers and changes of routes cause further ones. ``allocate``: a function that
+    computes this member's share; all members must have the same. ``handover_timeout``: time for which a queue that moves to
+    another member waits for its running handlers, before they are cancelled. ``stop_timeout``: default timeout of ``stop()``.
+    ``on_conflict``: the reaction if members of the group have different subscriptions: "warn" logs a WARNING; "raise" also
+    raises SubscriptionConflictError from ``start()``. ``retry``: the Retry of subscriptions without their own. ``stuck_after``:
+    age from which ``health()`` reports a handler call, or a failed message that blocks its key or queue.
 
-    ``on_assigned``, ``on_revoked``, ``on_released``, ``on_lost``: plain or coroutine functions of a frozenset of queues,
-    called on the loop, one at a time and in the order of the events, each for at most ``handover_timeout``. ``on_assigned`` is
-    called before the first pulls; ``on_revoked`` when queues are given up, before the wait for their handlers; ``on_released``
-    after their last commit and their unlock; ``on_lost`` when another member has, or may have, their locks. Errors are logged,
-    and the handover continues.
+    ``on_assigned``, ``on_revoked``, ``on_released``, ``on_lost``: plain or coroutine functions of a frozenset of queues, called
+    on the loop, one at a time and in the order of the events; a call of a coroutine function is cancelled after
+    ``handover_timeout``. ``on_assigned`` is called before the first pulls; ``on_revoked`` when queues are given up, before the
+    wait for their handlers; ``on_released`` after their last commit and their unlock; ``on_lost`` when another member has, or
+    may have, their locks. Errors are logged, and the handover continues.
 
     ``broadcast``: True, or an object with ``load`` and ``save`` (Positions): this member handles all messages of its topics,
     shares nothing with the others, and keeps its positions in memory for this run, or in the object. It requires handlers.
@@ -186,9 +191,11 @@ class ConsumerConfig:
         start = self.start_from
         if isinstance(start, datetime):
             if start.utcoffset() is None:
-                raise ConfigError(f"start_from must be an aware datetime, {start.isoformat()} has no time zone")
+                raise ConfigError(
+                    f"start_from must be an aware datetime, {start.isoformat()} has no time zone; give it a tzinfo such as UTC"
+                )
         elif start not in ("latest", "earliest"):
-            raise ConfigError(f'start_from must be "latest", "earliest" or a datetime, not {shown(start)}')
+            raise ConfigError(f'start_from must be "latest", "earliest" or an aware datetime, not {shown(start)}')
         if self.out_of_range not in ("earliest", "latest", "stop"):
             raise ConfigError(f'out_of_range must be "earliest", "latest" or "stop", not {shown(self.out_of_range)}')
         if self.on_conflict not in ("warn", "raise"):
@@ -224,7 +231,7 @@ class ConsumerConfig:
             raise ConfigError("broadcast and allocate exclude each other, because each member reads all queues; leave one out")
 
     def _check_mode(self) -> None:
-        """Refuses settings that the mode has no use for."""
+        """Raises ConfigError for settings that the mode does not use, and for values outside of its limits."""
         useless = _OF_PULL if self.mode == "pop" else _OF_POP
         for item in fields(self):
             if item.name in useless and getattr(self, item.name) != item.default:
@@ -298,7 +305,7 @@ def split_options(
     ConfigError for an invalid value."""
     merged = client_options(owner, namesrv, client, options, _FIELDS)
     if not isinstance(config, ConsumerConfig | None):
-        raise TypeError(f"config must be a ConsumerConfig, not {type(config).__name__}")
+        raise TypeError(f"config must be a ConsumerConfig object, not {shown(config)}")
     given: dict[str, Any] = {name: value for name, value in options.items() if name in _FIELDS}
     consuming = config if config is not None else ConsumerConfig()
     return merged, replace(consuming, **given) if given else consuming

@@ -45,7 +45,8 @@ _NOT_RUNNING: Final[dict[LifeState, ProblemCode]] = {
 
 @lists_options(ConsumerConfig, ClientConfig)
 class Consumer(Reader):
-    """A member of the group ``group``, whose members share the messages of the topics that they subscribe to.
+    """A member of the group ``group``, whose members share the messages of the topics that they subscribe to (each of them
+    handles all messages with ``broadcast``).
 
         consumer = Consumer("billing", namesrv="127.0.0.1:9876")
 
@@ -55,9 +56,10 @@ class Consumer(Reader):
 
         rmq_async.run(consumer.run())
 
-    A handler that returns is done with its message; if it raises, the message is delivered again, after a delay. It raises
-    RetryLater or DeadLetter to choose another outcome. Handlers of one consumer run at the same time, in no order even for
-    messages of one queue, unless their subscription has ``order="key"`` or ``order="queue"``.
+    A handler that returns is done with its message; if it raises, the message is delivered again, after a delay, or
+    dead-lettered after the last attempt (``retry``). It raises RetryLater or DeadLetter to choose the outcome. Handlers of one
+    consumer run at the same time, in no order even for messages of one queue, unless their subscription has ``order="key"`` or
+    ``order="queue"``.
 
     All members of a group must subscribe to the same topics with the same tags or conditions. ``topics``: a topic,
     topics, or a mapping of topics to tags, to be read by hand (``async for message in consumer``) instead of by handlers.
@@ -130,8 +132,9 @@ class Consumer(Reader):
         calls of this handler at a time, within that of the consumer. ``timeout``: seconds for one call, after which it is
         cancelled and the message delivered again; None for no limit. A thread cannot be cancelled: its message is delivered
         again when it ends. ``retry``: None for the consumer's. ``dead_letter_on``: exception classes, after which the message
-        is dead-lettered at once. ``batch_size``: the handler takes a Batch of up to so many messages, of any queues of the
-        topic, or of one queue with ``order="queue"``; None: it takes one message. With ``order="key"`` it must be None.
+        is dead-lettered at once. ``batch_size``: the handler takes a Batch of up to so many messages (1 to 65,536, and to
+        ``buffered_limit``), of any queues of the topic, or of one queue with ``order="queue"``; None: it takes one message. With
+        ``order="key"`` it must be None.
         ``batch_wait``: maximum seconds for which a message waits until its batch is full; 0 takes the messages that have
         arrived. ``rate``: maximum messages per second whose calls begin in this member, on average; those of 0.1 s may begin at
         once. ``concurrency``, ``rate`` and ``timeout`` of the returned Subscription may be set while the consumer runs.
@@ -139,14 +142,14 @@ class Consumer(Reader):
         ``order``: "key" handles messages with the same key in one queue one after the other, in the order of their offsets;
         "queue" all messages of a queue; None keeps no order. A failed attempt is repeated in place: its key or queue waits, up to
         ``retry.max_hold``. ``key``: a plain function, called for each pulled message without a sharding key, that returns its
-        key; a message with the key None has no order, and a message for which the function raises fails. Ordered queues are
+        key; a message with the key None or "" has no order, and a message for which the function raises fails. Ordered queues are
         locked under the group's name, as Java's orderly members lock them.
 
         Raises ClientStateError unless the consumer is new or stopped; ConfigError for an invalid value, a second subscription
-        of a topic, and beside ``topics``; TypeError or ValueError for an invalid ``timeout``.
+        of a topic, more than 1,000 subscriptions, and beside ``topics``; TypeError or ValueError for an invalid ``timeout``.
         """
         if self._state not in (LifeState.NEW, LifeState.STOPPED):
-            raise ClientStateError(f"{self._label} is {self._state.value}: subscribe before start()")
+            raise ClientStateError(f"{self._label} is {self._state.value}: subscribe before start() or after stop()")
         if any(subscription.is_by_hand for subscription in self._subscriptions.values()):
             raise ConfigError(f"{self._label} reads topics by hand: topics= and handlers exclude each other; leave one out")
         if isinstance(batch_size, int) and batch_size > self.config.buffered_limit:
@@ -156,7 +159,8 @@ class Consumer(Reader):
             )
         if order is not None and self.config.mode == "pop":
             raise ConfigError(
-                f"order={shown(order)} needs mode='pull': brokers give popped messages to any member, in no order"
+                f"order={shown(order)} needs mode='pull': brokers give popped messages to any member, in no order; leave order or "
+                "mode out"
             )
         subscription = Subscription(
             topic,
@@ -180,9 +184,9 @@ class Consumer(Reader):
         subscription.retries_here = self.config.broadcast is not False
         topic, wire = subscription.topic, self._names.wire(subscription.topic)
         if wire in self._subscriptions:
-            raise ConfigError(
-                f"topic {topic} is subscribed to already, by handler {self._subscriptions[wire].name}; leave one out"
-            )
+            other = self._subscriptions[wire]
+            how = other.name if other.is_by_hand else f"by handler {other.name}"
+            raise ConfigError(f"topic {topic} is subscribed to already, {how}; leave one out")
         if len(self._subscriptions) >= MOST_SUBSCRIPTIONS:
             raise ConfigError(
                 f"a consumer has at most {MOST_SUBSCRIPTIONS} subscriptions; use a second consumer for further topics"
@@ -218,8 +222,9 @@ class Consumer(Reader):
         that a broker cannot read (``code`` 23) or does not filter by (``code`` 1), and with ``mode="pop"`` for a broker that
         cannot be popped; SubscriptionConflictError with ``on_conflict="raise"``; NameServerError;
         SubscriptionGroupNotExistError when the brokers do not have the group and may not create it; the errors of the requests
-        for offsets, and in broadcast those of ``load``; ClientStateError during a stop, and if ``stop()`` ends the start.
-        After an error the consumer holds no connection and no task.
+        for offsets, and in broadcast those of ``load``; ClientStateError during a stop, and if ``stop()`` ends the start;
+        ForkedError and WrongLoopError if it runs in the parent process or on another loop. After an error the consumer holds
+        no connection and no task.
         """
         if not self._subscriptions:
             raise ConfigError(
@@ -235,7 +240,8 @@ class Consumer(Reader):
         function cannot be cancelled: its thread runs on, and keeps the process from exiting until it returns. Called by a
         handler or a callback, or in the body of an iteration, it begins the stop and returns at once, but only if it is awaited
         there: a handler that awaits it through another task (``asyncio.wait_for`` before Python 3.12, ``gather``) waits for
-        itself, until ``handover_timeout`` cancels it. Harmless when not started or stopped already.
+        itself, until ``handover_timeout`` cancels it. Does nothing when
+        not started or stopped already.
 
         In reading by hand, messages in hand are waited for as running handlers are, except those that the calling task has
         from ``receive()``: it cannot settle them while it waits.
@@ -257,8 +263,8 @@ class Consumer(Reader):
         await super().stop(timeout)
 
     async def run(self, *, signals: Sequence[signal.Signals] = (signal.SIGINT, signal.SIGTERM)) -> None:
-        """Starts, runs until one of ``signals`` comes or ``stop()`` is called, and stops. A second signal cancels the running
-        handlers at once.
+        """Starts, runs until one of ``signals`` comes or ``stop()`` is called, and stops. A signal during the stop cancels
+        the running handlers at once.
 
         Outside of the main thread, and on Windows, it handles no signal. Raises as ``start()`` does, and ClientStateError while
         another task is in ``run()``.
@@ -281,7 +287,7 @@ class Consumer(Reader):
             try:
                 await asyncio.wait([stop, abort], return_when=asyncio.FIRST_COMPLETED)
                 if not stop.done() and self._session is not None:
-                    logger.warning("%s: a second signal ends the running handlers", self._label)
+                    logger.warning("%s: a signal during the stop cancels the running handlers", self._label)
                     self._session.abort()
                 await stop
             finally:

@@ -50,9 +50,10 @@ class Control(LifeCycle):
         """Pauses topics or queues, or all if none are given: begins no more calls for them, and does not pull them. They stay
         with this member.
 
-        Running calls continue. Messages that were pulled and have no call are dropped, and pulled again after ``resume()``. A
-        topic stays paused for queues that this member takes later, and for its messages that are delivered again; a queue
-        stays paused until it moves to another member. A stop ends all pauses.
+        Running calls continue. Messages that were pulled and have no call are dropped, and pulled again after ``resume()``;
+        failed ones that wait for another attempt in place are kept. A topic stays paused for queues that this member takes
+        later, and for its messages that are delivered again; a queue stays paused until it moves to another member. A stop ends
+        all pauses.
 
         With ``mode="pop"`` only topics can be paused; messages that were popped and have no call go back to their broker at
         once.
@@ -87,7 +88,7 @@ class Control(LifeCycle):
             raise ClientStateError(f"{self._label} is paused as a whole: resume() it without arguments")
         for held in queues:
             if topics_or_queues and held.queue.topic in pauses.topics:
-                raise ClientStateError(f"topic {held.shown.topic} is paused as a whole: resume the topic")
+                raise ClientStateError(f"topic {held.shown.topic} is paused as a whole: resume the topic instead of its queues")
         queues += [held for held in assignment.held.values() if held.queue.topic in topics]
         pauses.resume(topics, queues)
         assignment.apply_pauses()
@@ -100,8 +101,8 @@ class Control(LifeCycle):
         Messages between the offsets are delivered again, or not at all. A commit that is not answered is repeated each
         ``commit_interval``. Messages of the queue that the calling task has in hand (reading by hand) are left unsettled.
 
-        Raises QueueLostError for a queue that this member does not read, or that moves to another member during the call;
-        ConfigError for an invalid position or one outside of the queue, and with ``mode="pop"``; ClientStateError unless
+        Raises QueueLostError for a queue that this member does not read, or gives up or loses during the call; ConfigError for a
+        value that is no queue, an invalid position or one outside of the queue, and with ``mode="pop"``; ClientStateError unless
         running, and in a handler, for which the call would have to wait; and the errors of the requests for offsets.
         """
         session = self._pulling("seek()")
@@ -139,12 +140,13 @@ class Control(LifeCycle):
         return (next(leaving, None) or self._held(queue)).progress.watermark
 
     async def committed(self, queue: MessageQueue) -> int | None:
-        """Returns the offset that the broker keeps for the group, in broadcast the one that was saved last; None without one.
+        """Returns the offset that the broker keeps for the group, in broadcast the one that was loaded or saved last; None
+        without one.
 
         With ``mode="pop"`` it moves when messages are popped, not when they are settled.
 
         Raises TopicNotFoundError, BrokerNotFoundError or ConfigError for a queue that is not in its topic's route,
-        ClientStateError unless running, and the errors of the requests.
+        InvalidMessageError for an invalid topic name, ClientStateError unless running, and the errors of the requests.
         """
         session = self._running_session()
         known = await known_queue(session.instance, queue)

@@ -4,7 +4,8 @@ back."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+import logging
+from collections.abc import Collection
 
 from rmq_protocol.message import MessageExt
 
@@ -14,7 +15,9 @@ from .held_queue import HeldQueue
 from .outcome import Outcome
 from .outcomes import Outcomes
 
-__all__ = ["cancel_calls", "give_back_passed", "request_cancel"]
+__all__ = ["cancel_calls", "give_back_passed", "request_cancel", "warn_running", "warn_uncommitted"]
+
+logger = logging.getLogger(__name__)
 
 
 def request_cancel(held: HeldQueue) -> list[asyncio.Task[None]]:
@@ -35,10 +38,40 @@ async def cancel_calls(held: HeldQueue, timeout: float) -> None:
         await asyncio.wait(tasks, timeout=timeout)
 
 
-async def give_back_passed(outcomes: Outcomes, held: HeldQueue, left: Iterable[MessageExt]) -> None:
-    """Gives back those messages behind which one is settled; the others stay uncommitted."""
-    for message in left:
-        if held.progress.settled_above(message.queue_offset):
-            outcome = await outcomes.give_back(held, message.topic, message, Decision(Outcome.RETRIED))
-            if outcome is not Outcome.ABANDONED:
-                held.progress.settle(message.queue_offset)
+async def give_back_passed(outcomes: Outcomes, held: HeldQueue, left: Collection[MessageExt], timeout: float) -> None:
+    """Gives back those messages behind which one is settled, for up to ``timeout`` seconds; the others stay uncommitted."""
+    try:
+        async with asyncio.timeout(timeout):
+            for message in left:
+                if held.progress.settled_above(message.queue_offset):
+                    outcome = await outcomes.give_back(held, message.topic, message, Decision(Outcome.RETRIED))
+                    if outcome is not Outcome.ABANDONED:
+                        held.progress.settle(message.queue_offset)
+    except TimeoutError:
+        logger.warning(
+            "not all of %d messages of %s were given back within %.1f s, and settled ones behind them are delivered again; look "
+            "for errors of the broker, and for a stop raise stop_timeout",
+            len(left),
+            held.shown,
+            timeout,
+        )
+
+
+def warn_running(held: HeldQueue) -> None:
+    """Logs that calls of a queue run on after its drain."""
+    logger.warning(
+        "calls of %d messages of %s run on after the handover, and the messages may be delivered again; raise "
+        "handover_timeout, and for a stop stop_timeout",
+        len(held.running),
+        held.shown,
+    )
+
+
+def warn_uncommitted(held: HeldQueue) -> None:
+    """Logs that the last watermark of a queue was not committed."""
+    logger.warning(
+        "the last offset %d of %s was not confirmed in time, or the lock was lost before: messages below it may be repeated, "
+        "which handlers must allow for",
+        held.progress.watermark,
+        held.shown,
+    )

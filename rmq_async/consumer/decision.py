@@ -17,11 +17,12 @@ DELAYS: Final = (
 )  # fmt: skip
 """Seconds of the delay levels 1 to 18 (``messageDelayLevel`` of a stock broker)."""
 IN_PLACE_DELAYS: Final = (1.0, 2.0, 5.0, 10.0, 30.0)
-"""Seconds before the second, third, ... attempt of an ordered message; the last one is repeated."""
+"""Seconds before the second, third, ... attempt of an ordered message, or in broadcast; the last one is repeated."""
 IN_PLACE_LIMIT: Final = 16
-"""Attempts after the first one of an ordered message."""
+"""Attempts after the first one of an ordered message, or in broadcast."""
 BY_ATTEMPT: Final = 0
-"""The level with which the broker chooses by the message's attempts (3 + reconsume times)."""
+"""The level with which the broker chooses by the message's attempts: 3 + reconsume times
+(``AbstractSendMessageProcessor.consumerSendMsgBack``)."""
 DEAD: Final = -1
 """The level with which the broker dead-letters the message."""
 

@@ -55,7 +55,8 @@ class Delivery(Struct, eq=False, weakref=True):
     """The marks of a batch; None for a call with a single message."""
     timed_out: bool = False
     cut: bool = False
-    """Whether the consumer has cancelled the call: its queue was given up or lost, or the consumer stops."""
+    """Whether a cancellation of its task ends the call: its queue is given up, lost or moved, the consumer stops, or a tool has
+    requested the call."""
     taken_away: Callable[[Delivery], object] | None = None
     """Called when messages that were handed out by hand are cut off; None for a call."""
 
@@ -104,7 +105,7 @@ class Delivery(Struct, eq=False, weakref=True):
         seconds = checked_timeout(seconds, "seconds")
         if self.state != "running" or self.timed_out:
             raise ClientStateError(
-                f"the delivery of message {self.messages[0].msg_id} is over; call extend() while the handler runs"
+                f"the delivery of message {self.messages[0].msg_id} has ended or timed out; call extend() before its deadline"
             )
         self.deadline = machine.monotonic() + seconds
         if self.moved is not None:
@@ -118,7 +119,7 @@ def delivery_of(subscription: Subscription, messages: tuple[MessageExt, ...], at
 
 
 def cut_off(delivery: Delivery) -> None:
-    """Abandons a call, or the messages of a step of reading by hand: they are neither settled nor given back."""
+    """Abandons a call, or the messages of a step of reading by hand: cancels its task, and settles nothing."""
     delivery.cut = True
     if delivery.taken_away is not None:
         delivery.taken_away(delivery)

@@ -259,8 +259,8 @@ class Dispatcher:
         return any(backlog.turns and subscription not in self.paused for subscription, backlog in self._backlogs.items())
 
     def take(self, limit: int, at_least: int = 1) -> tuple[Subscription, tuple[Waiting, ...]] | None:
-        """Removes and returns up to ``limit`` messages of the next subscription that has ``at_least`` waiting messages; they take
-        no slot. Returns None if no subscription has so many."""
+        """Removes and returns up to ``limit`` messages of the next subscription that is not paused and has ``at_least`` waiting
+        messages; they take no slot. Returns None without such a subscription."""
         for subscription, backlog in self._backlogs.items():
             if backlog.turns and subscription not in self.paused:
                 if at_least > 1 and backlog.ready < at_least:

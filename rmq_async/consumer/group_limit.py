@@ -1,4 +1,4 @@
-"""``retryMaxTimes`` of a group: after so many retries, its brokers put a message that fails into the dead-letter topic."""
+"""The setting ``retryMaxTimes`` of a group: after so many retries, its brokers dead-letter a message that fails."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ class HeldQueue:
 
     @property
     def stays(self) -> bool:
-        """Whether this member holds the queue and is not giving it up."""
+        """Whether this member reads the queue, or has stopped reading it, and is not giving it up."""
         return self.state in (QueueState.RUNNING, QueueState.STOPPED)
 
     @property
@@ -109,7 +109,8 @@ class HeldQueue:
 
     @property
     def is_ordered(self) -> bool:
-        """Whether its messages are in lines: this member handles failed messages again itself, and never gives them back."""
+        """Whether its messages are in lines, in which this member itself repeats failed attempts. A message without a key is in
+        none, and is given back when it fails."""
         return self.subscription is not None and self.subscription.has_lines
 
     @property
@@ -140,7 +141,7 @@ class Waiting(Struct, eq=False):
     """A message of a held queue from its pull to its outcome: it waits for a call, or is in one.
 
     ``attempt``: number of the attempt, counted from 1. ``since``: monotonic time from which on it waits; set only if its
-    subscription waits for full batches. ``key``: key of its line; None without order. ``held_since``: monotonic time at which
+    subscription waits for full batches. ``key``: key of its line; None without one. ``held_since``: monotonic time at which
     its first attempt failed that is repeated in place; None before. ``due``: monotonic time at which its next attempt begins, 0
     for at once. ``error``: error of the user's ``key`` function; the call fails with it.
     """

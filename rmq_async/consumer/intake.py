@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
+from rmq_protocol.continuity import ranges_text
 from rmq_protocol.forwarding import original_topic
 from rmq_protocol.message import MessageExt, MessageQueue
 
@@ -79,8 +80,8 @@ class Intake:
             logger.error("a record of %s cannot be read and is left out: %s", held.shown, printable(corrupt, 300))
         for missing in result.lost:
             self.lost += len(missing)
-            text = "%d messages of %s were deleted before they were pulled: %s; %s"
-            logger.error(text, len(missing), held.shown, missing, KEEP)
+            text = "%d messages of %s were deleted before they were pulled, at offset %s; %s"
+            logger.error(text, len(missing), held.shown, ranges_text([missing]), KEEP)
         if result.messages:
             self.marks.read(held.queue, result.messages)
         entered = progress.enter_all([message.queue_offset for message in result.messages])
@@ -113,8 +114,8 @@ class Intake:
                 self._buffer(held, subscription, [msgspec.structs.replace(message, topic=subscription.topic)])
 
     async def move(self, held: HeldQueue, result: PullResult) -> None:
-        """Determines why the broker does not hold the offset of the pull, or whether the queue holds other messages now,
-        and moves the queue."""
+        """Determines why the broker does not hold the offset of the pull, or whether the queue holds other messages now; moves
+        or stops the queue, or accepts the answer. Raises the errors of the requests."""
         instance, marks, queue, offset = self._instance, self.marks, held.queue, held.cursor
 
         async def made_anew() -> bool:
@@ -177,8 +178,8 @@ class Intake:
         self._drop(held, max([*running, *held.returning, held.progress.highest_settled], default=-1))
 
     def drop_waiting(self, held: HeldQueue) -> None:
-        """Drops the messages without a call; they are pulled again. Messages between them that are settled or in calls are
-        not handled again."""
+        """Drops the messages without a call, except failed ones that wait for another attempt; they are pulled again. Messages
+        between them that are settled or in calls are not handled again."""
         self._drop(held, -1)
 
     def _drop(self, held: HeldQueue, above: int) -> bool:

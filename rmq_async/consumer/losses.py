@@ -1,4 +1,5 @@
-"""Queues whose lock another member got, or may have got: counted, logged, and reported by ``health()`` for a while."""
+"""Queues whose lock another member got, or may have got: counted and logged; ``health()`` reports the ordered ones for a
+while."""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ class LostQueues:
         if not held.is_ordered:
             logger.error(
                 "the lock of %s is lost: another member may have taken the queue over without a handover, and messages in "
-                "handlers may be repeated",
+                "handlers may be repeated; look in the log for a blocked event loop or a broker that did not answer",
                 held.shown,
             )
             return
@@ -47,7 +48,7 @@ class LostQueues:
         self._ordered[held.shown] = LostQueue(machine.monotonic(), running)
         logger.error(
             "the lock of %s, an ordered queue, is lost: its calls, with %d messages, are cancelled, and another member may "
-            "have begun the same messages",
+            "have begun the same messages; look in the log for a blocked event loop or a broker that did not answer",
             held.shown,
             running,
         )

@@ -101,7 +101,10 @@ class Outcomes:
                 if stored and _is_gone(error):
                     stored = False
                     logger.error(  # noqa: TRY400 - the traceback says nothing
-                        "message %s is no longer stored, a copy is dead-lettered: %s", message.msg_id, text
+                        "message %s is no longer stored, a copy is dead-lettered; let brokers keep messages for longer "
+                        "(fileReservedTime): %s",
+                        message.msg_id,
+                        text,
                     )
                     continue
                 pause = pauses.next()
@@ -127,7 +130,7 @@ class Outcomes:
 
 
 def _is_gone(error: RocketMQError) -> bool:
-    """Returns whether the broker does not store the message any more. A broker also answers with code 1 while it cannot
-    write."""
+    """Returns whether the broker does not store the message any more, by the remark of
+    ``AbstractSendMessageProcessor.consumerSendMsgBack``: a broker also answers with code 1 while it cannot write."""
     remark = error.remark or "" if isinstance(error, BrokerError) and error.code == ResponseCode.SYSTEM_ERROR else ""
     return "look message by offset failed" in remark

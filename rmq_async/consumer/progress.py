@@ -111,7 +111,9 @@ class Progress:
         offset that is not open.
         """
         if not self._open.issuperset(offsets):
-            raise ValueError(f"offsets {sorted(set(offsets) - self._open)} are not open: they were not entered, or are settled")
+            raise ValueError(
+                f"offsets {sorted(set(offsets) - self._open)} are not open: not entered, or settled; give open ones"
+            )
         line, gone = self._line, set(offsets)
         lowest = min(gone)
         while line and line[-1] in gone:

@@ -40,7 +40,7 @@ def subscriptions_of(topics: object) -> list[Subscription]:
         if len(tags_of) < len(listed):
             raise ConfigError(f"topics={shown(topics)} has a topic twice; name each once")
     else:
-        raise ConfigError(f"topics must be a topic, topics, or a mapping of topics to tags, not {shown(topics)}")
+        raise ConfigError(f"topics must be a topic, a list of topics, or a mapping of topics to tags, not {shown(topics)}")
     return [Subscription(topic, by_hand, tags=tags) for topic, tags in tags_of.items()]
 
 

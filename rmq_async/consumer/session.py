@@ -182,12 +182,13 @@ class Session:
 
     @property
     def blocked(self) -> Block | None:
-        """The newest function of the user that has blocked the event loop. From any thread."""
+        """The newest function of the user that has blocked the event loop; None without one. From any thread."""
         return self.attached.blocked
 
     async def open(self, starting: StopScope) -> None:
-        """Joins the group. Raises ConfigError if the client has a consumer of the group already, or a broker does not filter by
-        a condition; SubscriptionConflictError; and the errors of the requests. No task and no registration is left then."""
+        """Joins the group, and waits for the first share. Raises ConfigError if the client has a consumer of the group already,
+        or a broker does not filter by a condition; SubscriptionConflictError; and the errors of the requests. No task and no
+        registration is left then."""
         self.attached.begin(self)
         try:
             await starting.run(self._join())
@@ -209,14 +210,14 @@ class Session:
             raise
 
     def quiesce(self) -> None:
-        """Begins to stop: ends the pulls, and drops messages without a call."""
+        """Begins to stop: ends the pulls, and drops the messages above all those with a call or an outcome."""
         if self.by_hand is not None:
             self.by_hand.quiesce()
         self.assignment.quiesce()
 
     async def close(self, deadline: float) -> None:
-        """Leaves the group, drains all queues, commits and unlocks them: by ``deadline`` (monotonic) or in LAST_STEPS seconds,
-        whichever is later."""
+        """Leaves the group, drains all queues, commits and unlocks them. ``deadline``: monotonic; the last steps have LAST_STEPS
+        seconds even if it is earlier."""
         self.quiesce()
         self.attached.hurry()
         now = machine.monotonic()
@@ -409,6 +410,6 @@ class Session:
 
 
 def most_ahead(config: ConsumerConfig, subscriptions: Iterable[Subscription]) -> int:
-    """Returns the number of waiting messages from which on a queue is not pulled: enough for two pulls, all slots and two
-    batches of any subscription."""
+    """Returns the number of waiting messages from which on a queue is not pulled: those of two pulls, all slots, or two batches
+    of any subscription, whichever is most."""
     return max(2 * config.pull_size, config.concurrency, *[2 * (each.batch_size or 1) for each in subscriptions])

@@ -1,4 +1,4 @@
-"""The way from the end of a handler call to the outcome of each of its messages: decided, logged and carried out singly."""
+"""The way from the end of a handler call to the outcome of each of its messages: decided and carried out singly, and logged."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ class Settling:
         return all_taken
 
     def leave(self, delivery: Delivery, left: Collection[Waiting], *, closing: bool) -> None:
-        """Ends a call that was cut off, without outcomes: a message whose queue stays with this member is handled again.
+        """Ends a call that was cut off: a message whose queue stays with this member is handled again, others are abandoned.
 
         ``closing``: whether this member gives up all its queues.
         """
@@ -184,8 +184,8 @@ class Settling:
     # -- log
 
     def _log(self, delivery: Delivery, decided: Decided, error: BaseException | None) -> None:
-        """Logs each dead letter; of the others, those that share the error of the call in one line, and those with marks in
-        another."""
+        """Logs each delay that was cut and each dead letter; of the other messages, those that share the error of the call in
+        one line, and those with marks in another."""
         retried: list[Waiting] = []
         marked: list[Waiting] = []
         for item, (decision, cause) in decided.items():

@@ -53,7 +53,7 @@ class Supervisor:
             await asyncio.wait(tasks)
 
     def is_ending(self) -> bool:
-        """Returns whether all tasks are cancelled, as by ``asyncio.run`` at its end and by ``close``."""
+        """Returns whether all tasks are cancelled, as by ``asyncio.run`` at its end and by ``close``; True without tasks."""
         return all(task.cancelling() for task in self._tasks)
 
     def recent(self) -> list[str]:
@@ -86,4 +86,4 @@ class Supervisor:
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            logger.error("%s failed", task.get_name(), exc_info=error)
+            logger.error("the consumer's task %s failed and is not repeated", task.get_name(), exc_info=error)

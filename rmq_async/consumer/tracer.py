@@ -1,7 +1,8 @@
 """Message traces of consumption: a record before and one after the handler's call of each message, in Java's form.
 
-They are sent over the consumer's connections to a topic in which mqadmin and consoles find them by id and key, and never delay a
-call. A message with the property ``TRACE_ON`` "false" is not traced, as in Java's ``ConsumeMessageTraceHookImpl``.
+They are sent over the consumer's connections to a topic in which mqadmin and consoles find them by id and key; no call waits for
+that. A message with the property ``TRACE_ON`` "false" is not traced, as in Java's ``ConsumeMessageTraceHookImpl``; nor are those
+of the trace topic itself.
 """
 
 from __future__ import annotations

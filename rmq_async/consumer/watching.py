@@ -41,7 +41,7 @@ BLOCK_SHOWN: Final = 60.0
 class Lag:
     """The numbers of messages of this member's share that are stored and not settled.
 
-    ``messages``: number of messages of the subscribed topics; those that a tag filter leaves out count until a pull has passed
+    ``messages``: number of messages of the subscribed topics; those that a filter leaves out count until a pull has passed
     them. ``retries``: number of messages of the group's retry topic, without those that wait for their delay. ``oldest_age``:
     seconds since the oldest message that is buffered or being handled was stored; None without one. ``by_queue``: the numbers
     by queue, those of the retry topic included; None for a queue without an answer yet.
@@ -61,14 +61,14 @@ class Lag:
 class ConsumerStats:
     """Numbers since ``start()``; ``buffered``, ``buffered_bytes`` and ``running`` are of this moment.
 
-    ``handled``, ``failed``: messages whose handler calls returned, or raised. ``retried``, ``dead_lettered``: messages that
-    brokers have accepted for another attempt or as dead letters. ``retried`` includes failed attempts that this member repeats
-    itself (ordered messages, broadcast); ``dead_lettered`` includes, in broadcast, messages that were given up. ``buffered``:
-    messages that are pulled and not settled, ``buffered_bytes`` the size of their bodies. ``running``: handler calls, and steps
-    of reading by hand, that are not over. ``commits``: number of offsets that brokers have confirmed; in broadcast, number of
-    changed positions that the store's ``save`` has stored. ``rebalances``: changes of this member's share, counted by topic.
-    With ``mode="pop"``, ``retried`` are messages that were given back, confirmed or not, ``commits`` those that brokers have
-    acknowledged, and ``rebalances`` is 0.
+    ``handled``, ``failed``: messages whose handler calls returned, or raised; marked messages of a batch count as failed.
+    ``retried``, ``dead_lettered``: messages that brokers have accepted for another attempt or as dead letters. ``retried``
+    includes failed attempts that this member repeats itself (ordered messages, broadcast); ``dead_lettered`` includes, in
+    broadcast, messages that were given up. ``buffered``: messages that are pulled and not settled, ``buffered_bytes`` the size
+    of their bodies. ``running``: handler calls, and steps of reading by hand, that are not over. ``commits``: number of offsets
+    that brokers have confirmed; in broadcast, number of changed positions that the store's ``save`` has stored. ``rebalances``:
+    changes of this member's share, counted by topic. With ``mode="pop"``, ``retried`` are messages that were given back,
+    confirmed or not, ``commits`` those that brokers have acknowledged, and ``rebalances`` is 0.
     """
 
     handled: int = 0
@@ -233,8 +233,8 @@ def _missing_problem(session: Session, missing: Missing) -> Problem:
 
 
 def _group_problems(session: Session) -> list[Problem]:
-    """Returns the problems of membership, locks, commits, messages that could not be given back or have no handler, conflicting
-    subscriptions, and restarted tasks."""
+    """Returns the problems of membership, missing queues, unknown offsets, locks, commits, messages that could not be given back
+    or have no handler, conflicting subscriptions, and restarted tasks."""
     found: list[Problem] = []
     if session.rebalance.problem is not None:
         found.append(Problem("group_unknown", session.rebalance.problem))

@@ -149,6 +149,6 @@ async def test_topic_without_a_readable_queue_is_an_error(end: Literal["latest"]
         with pytest.raises(BrokerNotFoundError) as caught:
             await anext(consumer.read(TOPIC, end=end))
         assert str(caught.value) == (
-            "topic t has no readable queue: its brokers do not permit reading; give it there the permission 4 (read) or 6 (read "
-            "and write)"
+            "topic t has no readable queue: its brokers do not permit reading, or it has no read queues there; give it the "
+            "permission 4 (read) or 6 (read and write), and read queues"
         )

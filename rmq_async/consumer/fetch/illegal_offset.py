@@ -49,8 +49,8 @@ async def find_move(
     """Returns why the broker refused an offset, and the offset to continue at.
 
     ``offset``: the offset of the pull. ``proposed``: the next offset in the answer. ``patience``: seconds in which an end below
-    ``offset`` is looked up three times. ``made_anew``: returns whether the queue was created again. Only masters are asked.
-    Raises the errors of the requests.
+    ``offset`` is looked up three times. ``made_anew``: returns whether the queue was created again. Only
+    masters are asked for the ends of the queue. Raises the errors of the requests.
     """
     for confirmation in range(CONFIRMATIONS):
         low = await min_offset(instance, queue, any_replica=False)

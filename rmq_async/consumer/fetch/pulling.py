@@ -31,7 +31,8 @@ __all__ = ["PullLimits", "Pulling"]
 logger = logging.getLogger(__name__)
 
 SUSPEND: Final = 15.0
-"""Seconds for which a broker may hold a pull. It looks at held pulls every 5 s, so an answer may take 20 s."""
+"""Seconds for which a broker may hold a pull. It looks at held pulls every 5 s (``PullRequestHoldService``), so an answer may
+take 20 s."""
 PULL_TIMEOUT: Final = 30.0
 FIRST_PAUSE: Final = 0.05
 LONGEST_PAUSE: Final = 5.0

@@ -51,7 +51,7 @@ class ReadBackoff:
         self._since = 0.0
 
     def longer(self) -> float:
-        """Returns the seconds to rest, more each time."""
+        """Returns the seconds to rest: from FIRST_REST on more each time, up to LAST_REST."""
         return self._rests.next()
 
 

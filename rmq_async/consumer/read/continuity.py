@@ -2,8 +2,8 @@
 
 The response to a pull with tags does not say why it skips an offset: the message has other tags, or it was deleted, because a
 broker treats deleted messages as if they did not match. So a pull without tags asks for the first skipped offset afterwards: a
-message that is stored now was stored when it was skipped, and a queue loses its oldest messages first. That takes one small
-pull a second for each queue, and one at its end.
+message that is stored now was stored when it was skipped, and a queue loses its oldest messages first. That usually takes one
+small pull a second for each queue, and one at its end.
 
 (The minimum offset that a broker reports is no substitute: it is corrected seconds late, and while files are deleted a search
 by time returns 0, or gets no response; both observed on 5.5.0 and 4.9.7.)
@@ -106,7 +106,7 @@ async def deleted_among(
                 )
             raise BrokerNotFoundError(
                 f"whether offset {at} of {shown} was deleted cannot be determined: the queue ends at {answer.max_offset} at its "
-                "broker; try again when the master is back",
+                "broker, which names no further offset; try again, and after a replica's answer when its master is back",
                 broker=queue.broker_name,
                 address=answer.address,
             )

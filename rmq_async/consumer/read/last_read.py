@@ -87,7 +87,7 @@ async def believe(instance: ClientInstance, cursor: Cursor) -> None:
     if not await has_master(instance, cursor.queue):
         queue = instance.names.shown_queue(cursor.queue)
         raise BrokerNotFoundError(
-            f"a replica of the broker does not hold offset {cursor.offset} of {queue}, and its master is away; "
-            "try again when the master is back",
+            f"the broker of {queue} has no master now, and its replica may lack messages at offset {cursor.offset}; try again when "
+            "it has one",
             broker=cursor.queue.broker_name,
         )

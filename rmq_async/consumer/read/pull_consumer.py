@@ -59,10 +59,11 @@ class PullConsumer(ClientUser):
     ``commit``.
 
     ``options``: any field of ClientConfig. Raises InvalidGroupError for an invalid group name, ConfigError for an invalid value
-    of ``namesrv`` or an option, TypeError for an unknown option.
+    of ``namesrv`` or an option, TypeError for an unknown option and for a ``client`` of another type.
 
     The methods that ask servers also raise ConfigError for an invalid argument, InvalidMessageError for an invalid topic name,
-    ClientStateError before ``start`` and after ``stop``, and the errors of a request (``RocketMQError``).
+    ClientStateError before ``start`` and after ``stop``, ForkedError in a forked child, WrongLoopError on another event loop,
+    and the errors of a request (``RocketMQError``).
     """
 
     def __init__(
@@ -112,7 +113,7 @@ class PullConsumer(ClientUser):
         queue = self._names.wire_queue(queue)
         _check_tags(tags)
         if isinstance(max_messages, bool) or not isinstance(max_messages, int) or not 0 < max_messages <= MAX_PULL:
-            raise ConfigError(f"max_messages must be from 1 to {MAX_PULL}, not {shown(max_messages)}")
+            raise ConfigError(f"max_messages must be a whole number from 1 to {MAX_PULL}, not {shown(max_messages)}")
         if isinstance(wait, bool) or not isinstance(wait, int | float) or not 0 <= wait < LONGEST:
             raise ConfigError(f"wait must be at least 0 and below {LONGEST:,.0f} seconds, not {shown(wait)}")
         budget = instance.config.request_timeout
@@ -225,8 +226,8 @@ class PullConsumer(ClientUser):
         queues = await self._queues(topic)
         if not queues:
             raise BrokerNotFoundError(
-                f"topic {self._names.shown(topic)} has no readable queue: its brokers do not permit reading; give it there the "
-                "permission 4 (read) or 6 (read and write)"
+                f"topic {self._names.shown(topic)} has no readable queue: its brokers do not permit reading, or it has no read "
+                "queues there; give it the permission 4 (read) or 6 (read and write), and read queues"
             )
         return queues
 

@@ -223,7 +223,8 @@ def test_callbacks_that_hang_are_cancelled_after_handover_timeout(caplog: pytest
     texts = [record.getMessage() for record in caplog.records if "the handover goes on" in record.getMessage()]
     assert texts[0].startswith("on_assigned ")
     assert texts[0].endswith(
-        "hangs was cancelled after 4.0 s; the handover goes on: let it return sooner, or raise handover_timeout"
+        "hangs was cancelled after 4.0 s; the handover goes on: let it return sooner, or raise handover_timeout, and for a stop "
+        "stop_timeout"
     )
 
 

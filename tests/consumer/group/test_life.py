@@ -56,7 +56,7 @@ class Yielding:
         ({"concurrency": 0}, "concurrency must be a whole number from 1"),
         ({"buffered_bytes_limit": 5}, "buffered_bytes_limit must be a whole number from 1024"),
         ({"max_span": True}, "max_span must be a whole number"),
-        ({"start_from": "first"}, 'start_from must be "latest", "earliest" or a datetime'),
+        ({"start_from": "first"}, 'start_from must be "latest", "earliest" or an aware datetime'),
         ({"start_from": datetime(2026, 1, 1)}, "start_from must be an aware datetime"),
         ({"out_of_range": "skip"}, 'out_of_range must be "earliest", "latest" or "stop"'),
         ({"on_conflict": "ignore"}, 'on_conflict must be "warn" or "raise"'),
@@ -309,7 +309,7 @@ async def test_run_second_signal_ends_the_handlers(caplog: pytest.LogCaptureFixt
         assert not running.done()
         os.kill(os.getpid(), signal.SIGUSR1)
         await asyncio.wait_for(running, 5)
-        assert "a second signal ends the running handlers" in caplog.text
+        assert "a signal during the stop cancels the running handlers" in caplog.text
 
 
 async def test_run_until_stop_and_again_but_not_twice_at_a_time() -> None:
