@@ -115,7 +115,8 @@ class Control(LifeCycle):
         await session.assignment.reset(held, offset, "seek() was called", logging.INFO)
         if not held.is_owned:
             raise QueueLostError(
-                f"{queue} has moved to another member; call again for a queue in assignment", broker=queue.broker_name
+                f"{held.shown} was given up or lost during seek(); call it for a queue that assignment has",
+                broker=held.shown.broker_name,
             )
 
     def _to_control(self, given: Sequence[str | MessageQueue]) -> tuple[Assignment, list[str], list[HeldQueue]]:
@@ -171,11 +172,12 @@ class Control(LifeCycle):
 
     def _held(self, queue: MessageQueue) -> HeldQueue:
         session = self._pulling("a call for one queue")
-        held = session.assignment.held.get(self._names.wire_queue(check_queue(queue)))
+        asked = check_queue(queue)  # a tuple is allowed, too
+        held = session.assignment.held.get(self._names.wire_queue(asked))
         if held is None:
             raise QueueLostError(
-                f"{self._label} does not read {queue} now; assignment has the queues that it reads",
-                broker=queue.broker_name,
+                f"{self._label} does not read {asked} now; assignment has the queues that it reads",
+                broker=asked.broker_name,
             )
         return held
 

@@ -52,14 +52,16 @@ def level_of(delay: float) -> int:
 
 
 def _delay_of(error: BaseException, retry: Retry, attempt: int) -> float | None:
-    """Returns the delay of a RetryLater, else that of ``retry``, in seconds; None for the default. Raises TypeError or
-    ValueError for a value that is no number, and the errors of ``retry.delays``."""
-    if not isinstance(error, RetryLater) or error.delay is None:
-        return retry.delay_after(attempt)
-    delay = float(error.delay)
+    """Returns the delay of a RetryLater, else that of ``retry``, in seconds, 0 or more; None for the default. Raises the errors
+    of ``float()`` for the value and of ``retry.delays``, AttributeError for a RetryLater without ``delay``, ValueError for
+    NaN."""
+    given = error.delay if isinstance(error, RetryLater) else None
+    delay = retry.delay_after(attempt) if given is None else float(given)
+    if delay is None:
+        return None
     if isnan(delay):
-        raise ValueError("delay must be a number of seconds, not NaN")
-    return delay
+        raise ValueError("a delay must be a number of seconds, 0 or more, not NaN")
+    return max(delay, 0.0)
 
 
 def decide(error: BaseException | None, subscription: Subscription, retry: Retry, attempt: int) -> Decision:
@@ -67,7 +69,8 @@ def decide(error: BaseException | None, subscription: Subscription, retry: Retry
 
     ``error``: the error that the handler raised, None if it returned. ``retry``: the Retry of the subscription, or of the
     consumer. ``attempt``: number of the attempt that has ended, counted from 1. Raises the errors of the function
-    ``retry.delays``, and AttributeError, TypeError or ValueError for a RetryLater or DeadLetter without a usable value.
+    ``retry.delays``, and AttributeError, TypeError, ValueError or OverflowError for a RetryLater, a DeadLetter or a result of
+    that function without a usable value.
     """
     if error is None:
         return Decision(Outcome.DONE)
@@ -100,7 +103,6 @@ def decide_in_place(error: BaseException, subscription: Subscription, retry: Ret
     delay = _delay_of(error, retry, attempt)
     if delay is None:
         delay = IN_PLACE_DELAYS[min(attempt, len(IN_PLACE_DELAYS)) - 1]
-    delay = max(0.0, delay)
     if retry.max_hold is None:
         return Decision(Outcome.RETRIED, in_place=delay)
     left = retry.max_hold - held_for

@@ -36,12 +36,18 @@ def subscriptions_of(topics: object) -> list[Subscription]:
         tags_of = topics
     elif isinstance(topics, Iterable) and not isinstance(topics, bytes):
         listed = list(topics)
+        if not all(isinstance(topic, str) for topic in listed):
+            raise _wrong_topics(topics)
         tags_of = dict.fromkeys(listed, "*")
         if len(tags_of) < len(listed):
             raise ConfigError(f"topics={shown(topics)} has a topic twice; name each once")
     else:
-        raise ConfigError(f"topics must be a topic, a list of topics, or a mapping of topics to tags, not {shown(topics)}")
+        raise _wrong_topics(topics)
     return [Subscription(topic, by_hand, tags=tags) for topic, tags in tags_of.items()]
+
+
+def _wrong_topics(topics: object) -> ConfigError:
+    return ConfigError(f"topics must be a topic, a list of topics, or a mapping of topics to tags, not {shown(topics)}")
 
 
 class Reader(Control):

@@ -176,8 +176,9 @@ class Settling:
         try:
             return decide_by(retry, error)
         except Exception:
-            what = type(error).__name__ if isinstance(error, RetryLater | DeadLetter) else "Retry.delays"
-            used = "the message becomes a dead letter" if isinstance(error, DeadLetter) else "the default delay is used"
+            own = isinstance(error, DeadLetter) or (isinstance(error, RetryLater) and getattr(error, "delay", 0) is not None)
+            what = type(error).__name__ if own else "Retry.delays"
+            used = "it is used without a reason" if isinstance(error, DeadLetter) else "the default delay is used"
             logger.exception("%s in the handling of topic %s has no usable value; %s", what, subscription.topic, used)
         return decide_by(replace(retry, delays=None), _plain(error))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Hashable
+from contextlib import suppress
 from math import inf
 from numbers import Real
 from typing import Any, Final, Literal
@@ -197,7 +198,7 @@ def _checked_sql(sql: str | None, tags: str) -> str | None:
 def _checked_errors(errors: object) -> tuple[type[Exception], ...]:
     given = (errors,) if isinstance(errors, type) else errors
     if not isinstance(given, tuple) or not all(isinstance(each, type) and issubclass(each, Exception) for each in given):
-        raise ConfigError(f"dead_letter_on must be a tuple of exception classes, not {shown(errors)}")
+        raise ConfigError(f"dead_letter_on must be a tuple of exception classes derived from Exception, not {shown(errors)}")
     return given
 
 
@@ -231,9 +232,12 @@ def _checked_key(key: Key | None, order: object) -> Key | None:
 def _checked_rate(rate: object) -> float | None:
     if rate is None:
         return None
-    if not isinstance(rate, bool) and isinstance(rate, Real) and 0 < (number := float(rate)) < inf:
-        return number
-    raise ConfigError(f"rate must be a number of messages per second above 0, or None, not {shown(rate)}")
+    if not isinstance(rate, bool) and isinstance(rate, Real):
+        with suppress(OverflowError):  # of an int that no float can hold
+            number = float(rate)
+            if 0 < number < inf:
+                return number
+    raise ConfigError(f"rate must be messages per second, a finite float above 0, or None, not {shown(rate)}")
 
 
 def _nothing() -> None:

@@ -11,7 +11,7 @@ import threading
 import traceback
 import weakref
 from datetime import timedelta
-from math import nan
+from math import inf, nan
 from typing import Any
 
 import pytest
@@ -198,6 +198,29 @@ async def test_retry_later_without_a_usable_delay_waits_for_the_usual_one(
         assert (
             f"{type(error).__name__} in the handling of topic T has no usable value; the default delay is used" in caplog.text
         )
+
+
+@pytest.mark.parametrize("options", [{}, {"mode": "pop"}])
+@pytest.mark.parametrize(("delay", "usual"), [(nan, True), (-inf, False), pytest.param(10**400, True, id="huge")])
+@pytest.mark.parametrize("error", [ValueError("x"), RetryLater()])
+async def test_function_of_delays_that_returns_no_time(
+    error: Exception, delay: float, usual: bool, options: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The message is delivered again all the same, and the log names the function, not the RetryLater without a delay."""
+    async with EmbeddedRocketMQ() as server:
+        await create(server.namesrv, queues=1)
+        consumer = Consumer("g", namesrv=server.namesrv, start_from="earliest", handover_timeout=0.1, **options)
+
+        async def handle(_: object) -> None:
+            raise error
+
+        consumer.subscribe("T", handle, retry=Retry(limit=3, delays=lambda attempt: delay))
+        async with consumer:
+            await send(server.namesrv, b"1")
+            (settled,) = await consumer.wait_settled(1)
+            assert settled.outcome is Outcome.RETRIED
+            assert consumer.stats().retried == 1
+    assert ("Retry.delays in the handling of topic T has no usable value; the default delay is used" in caplog.text) is usual
 
 
 @pytest.mark.parametrize(

@@ -44,6 +44,7 @@ def test_topics_to_read_by_hand() -> None:
         (b"T", "topics must be"),
         (3, "topics must be"),
         (["T", "T"], "twice"),
+        ([["T"]], "topics must be"),
         ("a topic", "topic"),
         ({"T": 1}, "tags"),
     ]:
