@@ -206,7 +206,7 @@ class ConsumerConfig:
             raise ConfigError(f"allocate must be a function, not {shown(self.allocate)}")
         self._check_broadcast()
         if not isinstance(self.retry, Retry):
-            raise ConfigError(f"retry must be a Retry, not {shown(self.retry)}")
+            raise ConfigError(f"retry must be a Retry object, not {shown(self.retry)}")
         for name in ("on_assigned", "on_revoked", "on_released", "on_lost"):
             function = getattr(self, name)
             if function is not None and not callable(function):
@@ -245,10 +245,11 @@ class ConsumerConfig:
             raise ConfigError(f"pull_size={self.pull_size} is above {MAX_POP_SIZE}, the maximum of one pop; lower it")
         if not MIN_INVISIBLE_TIME <= self.invisible_time <= MAX_INVISIBLE_TIME:
             raise ConfigError(
-                f"invisible_time must be {MIN_INVISIBLE_TIME:g} to {MAX_INVISIBLE_TIME:g} seconds, not {self.invisible_time:g}"
+                f"invisible_time must be {MIN_INVISIBLE_TIME:g} to {MAX_INVISIBLE_TIME:g} seconds, not {shown(self.invisible_time)}"
             )
         if self.max_lease < self.invisible_time:
-            raise ConfigError(f"max_lease must be at least invisible_time ({self.invisible_time:g} s), not {self.max_lease:g}")
+            least = shown(self.invisible_time)
+            raise ConfigError(f"max_lease must be at least invisible_time ({least} s), not {shown(self.max_lease)}")
 
 
 _OF_POP: Final = frozenset({"invisible_time", "max_lease"})

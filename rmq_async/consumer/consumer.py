@@ -240,8 +240,7 @@ class Consumer(Reader):
         function cannot be cancelled: its thread runs on, and keeps the process from exiting until it returns. Called by a
         handler or a callback, or in the body of an iteration, it begins the stop and returns at once, but only if it is awaited
         there: a handler that awaits it through another task (``asyncio.wait_for`` before Python 3.12, ``gather``) waits for
-        itself, until ``handover_timeout`` cancels it. Does nothing when
-        not started or stopped already.
+        itself, until ``handover_timeout`` cancels it. Does nothing when not started or stopped already.
 
         In reading by hand, messages in hand are waited for as running handlers are, except those that the calling task has
         from ``receive()``: it cannot settle them while it waits.

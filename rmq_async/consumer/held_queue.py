@@ -42,8 +42,8 @@ class HeldQueue:
     """A queue that this member holds. ``queue``: with names as on the wire. ``subscription``: None for the retry topic, whose
     messages are of all subscriptions.
 
-    ``cursor``: offset of the next pull. ``committed``: the offset that the broker confirmed last. ``end``: the queue's maximum
-    offset in the last answer, None before the first one. ``mean_size``: running mean of the bodies, in bytes.
+    ``cursor``: offset of the next pull. ``committed``: the offset that the broker returned or confirmed last. ``end``: the
+    queue's maximum offset in the last answer, None before the first one. ``mean_size``: running mean of the bodies, in bytes.
     """
 
     __slots__ = (

@@ -80,7 +80,7 @@ class Intake:
             logger.error("a record of %s cannot be read and is left out: %s", held.shown, printable(corrupt, 300))
         for missing in result.lost:
             self.lost += len(missing)
-            text = "%d messages of %s were deleted before they were pulled, at offset %s; %s"
+            text = "%d messages of %s were deleted before they were pulled (offsets %s); %s"
             logger.error(text, len(missing), held.shown, ranges_text([missing]), KEEP)
         if result.messages:
             self.marks.read(held.queue, result.messages)

@@ -183,8 +183,8 @@ async def _decoded(
         return await instance.threads.run(decode, deadline, calls)
     except TimeoutError:
         text = (
-            f"{len(answer.body)} bytes of messages of queue {queue.queue_id} of topic {queue.topic} were not decoded in time; "
-            "raise request_timeout, or pull fewer messages at a time"
+            f"{len(answer.body)} bytes of messages of {instance.names.shown_queue(queue)} were not decoded in time; raise "
+            "request_timeout, or pull fewer messages at a time"
         )
         raise RequestTimeoutError(text, broker=queue.broker_name, address=answer.address) from None
 

@@ -45,7 +45,7 @@ __all__ = ["Session"]
 logger = logging.getLogger(__name__)
 
 RENEW_EVERY: Final = 20.0
-"""Seconds between two renewals of locks, which live for 60 s."""
+"""Seconds between two renewals of locks, which live for 60 s (``RebalanceLockManager``)."""
 RENEW_AGAIN_EVERY: Final = 5.0
 """Seconds between two renewals while a lock was not renewed: a broker that is back must hear of it before the lock ends."""
 CLAIM_EVERY: Final = 0.5

@@ -87,7 +87,7 @@ class Subscription:
         self.key = _checked_key(key, order)
         self.timeout = timeout
         if not isinstance(retry, Retry | None):
-            raise ConfigError(f"retry must be a Retry or None, not {shown(retry)}")
+            raise ConfigError(f"retry must be a Retry object or None, not {shown(retry)}")
         self.retry = retry
         self.dead_letter_on = _checked_errors(dead_letter_on)
         self.batch_size, self.batch_wait = _checked_batch(batch_size, batch_wait, order)
@@ -191,7 +191,9 @@ def _checked_sql(sql: str | None, tags: str) -> str | None:
     if not isinstance(sql, str) or not sql.strip():
         raise ConfigError(f"sql must be a condition over properties, such as \"a > 5 AND region = 'eu'\", not {shown(sql)}")
     if tags != "*":
-        raise ConfigError(f"tags={tags!r} and sql={shown(sql)} exclude each other; add TAGS = 'a' to the condition")
+        raise ConfigError(
+            f"tags={shown(tags)} and sql={shown(sql)} exclude each other; leave tags out, and add TAGS = 'a' to the condition"
+        )
     return str.__str__(sql)
 
 

@@ -77,7 +77,7 @@ class Supervisor:
                 failed_at = now
                 self.failures[name] = (printable(repr(error), 300), now)
                 pause = pauses.next()
-                logger.exception("%s failed and is restarted in %.1f s", name, pause)
+                logger.exception("the consumer's task %s failed and is restarted in %.1f s", name, pause)
                 await asyncio.sleep(pause)
             else:
                 self.failures.pop(name, None)

@@ -24,8 +24,8 @@ __all__ = ["Broadcasting"]
 
 
 class Broadcasting:
-    """Has the attributes and methods of ``Clustering``. ``context``: the context that is copied for each
-    call of the user's ``load`` and ``save``."""
+    """The membership of a broadcast consumer, with the attributes and methods of ``Clustering``. ``context``: the context that
+    is copied for each call of the user's ``load`` and ``save``."""
 
     model = MessageModel.BROADCASTING
     retries_here = True

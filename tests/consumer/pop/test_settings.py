@@ -31,7 +31,7 @@ def nothing(queues: object) -> None:
         ({"on_lost": nothing}, "on_lost"),
         ({"pull_size": 33}, "pull_size=33 is above 32"),
         ({"invisible_time": 0.5}, "invisible_time must be 1 to 7200 seconds, not 0.5"),
-        ({"invisible_time": 10.0, "max_lease": 5.0}, r"max_lease must be at least invisible_time \(10 s\), not 5"),
+        ({"invisible_time": 10.0, "max_lease": 5.0}, r"max_lease must be at least invisible_time \(10.0 s\), not 5.0"),
         ({"topics": "T"}, "mode='pop' needs handlers"),
     ],
 )
