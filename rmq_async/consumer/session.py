@@ -17,6 +17,7 @@ from rmq_protocol.subscription import TAG, build_subscription
 
 from .. import machine
 from .._asyncio import StopScope, for_each
+from .._text import printable
 from ..client import ClientInstance, TopicRoute
 from .assignment import Assignment
 from .attached import Attached
@@ -169,7 +170,7 @@ class Session:
 
     @property
     def is_assigned(self) -> bool:
-        """Whether a first round has been made and each queue of its share is read."""
+        """Whether a first round has been made, each queue of the share is held, and ``on_assigned`` has ended."""
         return self._assigned.is_set() and not self.takeover.queues and self.assignment.begun.is_set()
 
     def is_own_task(self, task: asyncio.Task[Any] | None) -> bool:
@@ -377,7 +378,7 @@ class Session:
                 "message %s of topic %s is to be delivered again, and no handler here subscribes to it: it is given back; "
                 "subscribe to the topic in each member of the group",
                 message.msg_id,
-                topic,
+                printable(topic),
             )
         if topic in self.orphans or len(self.orphans) < MOST_ORPHANS:
             self.orphans[topic] = self.orphans.get(topic, 0) + 1
