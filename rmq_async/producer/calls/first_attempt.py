@@ -222,7 +222,9 @@ class FirstAttempt(ABC, Generic[Result]):
 
 def broken_off(error: BaseException, *, maybe_stored: bool) -> ClientStateError:
     """Returns the error of a call during which user code raised KeyboardInterrupt or another error that ends the program."""
-    may = "the message may have been stored" if maybe_stored else "the message was not sent"
+    may = "the message may have been stored, look for it before sending it again"
+    if not maybe_stored:
+        may = "the message was not sent, send it again"
     ended = ClientStateError(f"the send was interrupted by {type(error).__name__}; {may}")
     ended.maybe_stored = maybe_stored
     ended.__cause__ = error

@@ -1,4 +1,4 @@
-"""The retry loop of a send call whose first attempt failed or had no connection: more attempts, late responses, one error.
+"""The retry loop of a send call whose first attempt was no success or had no connection: attempts, late responses, one error.
 
 A call that succeeds at once makes no RetryLoop. Each attempt has a pending request in a connection's table, which stays there
 after the attempt's timeout until the call ends, because a late "stored" still resolves the call. ``retry_policy.next_step``

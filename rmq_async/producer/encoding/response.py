@@ -86,7 +86,7 @@ def reply_error(reply: SendReply, target: Target) -> RocketMQError:
     if reply.code in _STATUS:
         error: RocketMQError = RemoteProtocolError(
             f"{target.address} answered a send with code {reply.code}, but without a usable msgId, queueId and queueOffset; "
-            "the message may have been stored",
+            "the message may have been stored; check that a broker or proxy of RocketMQ runs there",
             broker=target.broker,
             address=target.address,
         )

@@ -1,4 +1,4 @@
-"""Transactional messages, which consumers see once a local transaction is committed."""
+"""Transactional messages, which consumers see only after a local transaction has been committed."""
 
 from __future__ import annotations
 

@@ -81,7 +81,8 @@ class Dispatch:
             self._unreadable += 1
             if is_power_of_two(self._unreadable):
                 logger.warning(
-                    "%s: %d transaction checks could not be read, brokers repeat them; the last: %s",
+                    "%s: %d transaction checks could not be read, brokers repeat them; check the broker, or raise "
+                    "max_decompressed_size if a body is larger; the last: %s",
                     connection.address, self._unreadable, printable(error),
                 )  # fmt: skip
             return
