@@ -133,11 +133,11 @@ def checked_hooks(hooks: object) -> tuple[Any, ...]:
         raise ConfigError(f"hooks must be a sequence of Hook objects, not {shown(hooks)}")
     found = tuple(hooks)
     for hook in found:
-        if isinstance(hook, type):
-            raise ConfigError(f"{shown(hook)} is a class; give an object of it as a hook")
         methods = {name: method for name in METHODS if callable(method := getattr(hook, name, None))}
         if not methods:
             raise ConfigError(f"{shown(hook)} is not a Hook object: it must have at least one of {', '.join(METHODS)}")
+        if isinstance(hook, type):
+            raise ConfigError(f"{shown(hook)} is a class; give an object of it as a hook")
         for name, method in methods.items():
             if inspect.iscoroutinefunction(method):
                 raise ConfigError(f"{name}() of hook {shown(hook)} must be a plain function, not a coroutine function")

@@ -262,7 +262,7 @@ def is_blank(text: str) -> bool:
 
 
 def _check_texts(message: Message) -> None:
-    """Checks tags, keys, sharding key and properties: together if they have the usual types, else field by field."""
+    """Checks tags, keys, sharding key and properties: together if they are printable and have the usual types, else each."""
     keys: Any = message.keys
     tags, properties, sharding_key = message.tags, message.properties, message.sharding_key
     if (

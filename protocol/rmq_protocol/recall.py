@@ -34,7 +34,9 @@ def encode_recall_handle(handle: RecallHandle) -> str:
     try:
         return base64.urlsafe_b64encode(" ".join((_VERSION, *handle)).encode()).decode()
     except UnicodeEncodeError as error:
-        raise LocalProtocolError(f"recall handle: {handle!r} has no UTF-8 form ({error.reason}); give valid text") from None
+        raise LocalProtocolError(
+            f"recall handle: {handle!r} has no UTF-8 form ({error.reason}); remove the lone surrogate"
+        ) from None
 
 
 def decode_recall_handle(text: str | None) -> RecallHandle:

@@ -47,7 +47,8 @@ class BrokerStatsData(msgspec.Struct, frozen=True, rename="camel"):
 
 class ConsumeQueueData(msgspec.Struct, frozen=True, rename="camel"):
     """One entry of a consume queue. ``physic_offset``, ``physic_size``: position of its message in the commit log and its size,
-    in bytes. ``tags_code``: ``java_hash`` of the tag. ``eval``: whether the filter of the request's group matches."""
+    in bytes. ``tags_code``: ``java_hash`` of the tag; in the topic of delayed messages the due time, epoch ms. ``eval``: whether
+    the filter of the request's group matches."""
 
     physic_offset: Long = 0
     physic_size: Int = 0

@@ -10,7 +10,7 @@ __all__ = ["DataVersion", "GroupList", "KVTable", "TopicList"]
 
 
 class DataVersion(msgspec.Struct, frozen=True, rename="camel"):
-    """The version of a broker's table of topics or groups.
+    """The version of one of a broker's tables, such as that of its topics.
 
     ``counter`` grows with each change; ``timestamp``: time of the last change, epoch ms.
     """

@@ -62,7 +62,7 @@ class GetAllTopicConfigRequestHeader(Header, kw_only=True):
     """Header of GET_ALL_TOPIC_CONFIG.
 
     A broker that splits its table answers with the topics from number ``topicSeq`` on, at most ``maxTopicNum``; with those from 0
-    on if its ``dataVersion`` (JSON) is no longer the given one. Without header fields it answers with the whole table.
+    on if ``dataVersion`` (JSON) is None or not that of the table. Without header fields it answers with the whole table.
     """
 
     request_code: ClassVar[int | None] = RequestCode.GET_ALL_TOPIC_CONFIG
