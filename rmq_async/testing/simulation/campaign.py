@@ -39,9 +39,10 @@ class Outcome:
 
 
 def run_seed(scenario: str, seed: int, *, without: Iterable[str] = (), trace: bool = False) -> Outcome:
-    """Runs one seed of a scenario. ``without``: kinds of faults to leave out of those that the seed draws.
+    """Runs one seed of a scenario; an error of the run is the outcome's ``violation``. ``without``: kinds of faults to leave out of
+    those that the seed draws. ``trace``: prints a line for each frame.
 
-    Raises SimulationError for an unknown scenario.
+    Raises SimulationError for an unknown scenario, and for a seed that is no int.
     """
     played = SCENARIOS.get(scenario)
     if played is None:
@@ -75,8 +76,8 @@ def run_seed(scenario: str, seed: int, *, without: Iterable[str] = (), trace: bo
 
 
 def minimised(failed: Outcome, *, without: Iterable[str] = ()) -> tuple[Outcome, tuple[str, ...]]:
-    """Leaves out one kind of fault after another as long as the seed still fails; returns the last outcome that failed, and the
-    kinds left out.
+    """Tries to leave out each kind of fault in turn, and leaves out those without which the seed still fails; returns the last
+    outcome that failed, and the kinds left out.
 
     ``without``: kinds that ``failed`` was run without; they are among those left out.
     """

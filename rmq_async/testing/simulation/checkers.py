@@ -40,7 +40,8 @@ def lost(calls: Iterable[Call], stored: Sequence[Stored], excused: Collection[st
     """Returns acknowledged messages that no broker has. ``excused``: unique ids of messages that a power loss, a new master or a
     deletion removed.
 
-    The half message of a transaction is not the committed message: consumers read the message in its own topic.
+    Transactions without a commit are left out. The half message of a transaction is not the committed message: consumers read
+    the message in its own topic.
     """
     kept = {each.unique_id for each in stored}
     readable = {each.unique_id for each in stored if each.topic != HALF_TOPIC}
@@ -99,7 +100,8 @@ def late(calls: Iterable[Call], stopped: Mapping[str, Sequence[tuple[float, floa
     """Returns calls that ended after their budget, by the clock of their machine.
 
     ``stopped``: times between which the process of a machine was paused; calls at these times are left out. So is a call that
-    begins in the iteration in which the process continues: as after a blocked loop, its request may get additional time.
+    begins in the iteration in which the process continues: as after a blocked loop, its request may get additional time. So are
+    transactions, whose budget does not include the local transaction.
     """
     return [
         f"late: {call.what}() of {call.machine} at {call.began:.6f} s, with {call.budget} s, ended at {call.ended:.6f} s"
@@ -154,7 +156,7 @@ def disorder(calls: Iterable[Call], stored: Sequence[Stored]) -> list[str]:
 
 def misplaced(calls: Iterable[Call], stored: Iterable[Stored], reused: Collection[str]) -> list[str]:
     """Returns results that name an offset at which another message is stored. ``reused``: brokers that assigned offsets again, as
-    after a power loss; they are left out."""
+    after a power loss; they are left out, as are delayed messages and transactions."""
     places = {(each.broker, each.topic, each.queue_id, each.offset): each.unique_id for each in stored}
     return [
         f"misplaced: {call.what}() of {call.machine} at {call.began:.6f} s got offset {result.queue_offset} of {result.queue} for "

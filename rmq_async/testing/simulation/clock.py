@@ -1,4 +1,4 @@
-"""The monotonic clock of one machine, which runs a little faster or slower than the time of the simulation."""
+"""The monotonic clock of one machine, which may run faster or slower than the time of the simulation."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ class DoubtfulRegistrations(Registrations):
             super().register(registration)
 
     def knows(self, broker_name: str, address: str) -> bool:
-        """Returns whether a broker is listed under its address."""
+        """Returns whether a broker is registered under an address; a forgotten one may be."""
         entry = self._entries.get(broker_name)
         return entry is not None and entry.address == address
 

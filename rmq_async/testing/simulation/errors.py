@@ -18,8 +18,8 @@ class CallbackError(asyncio.CancelledError):
 
 
 class Frozen(BaseException):
-    """The error that the watchdog raises inside a callback that does not end. It is no ``Exception``, so that code which
-    catches every Exception does not go on."""
+    """The error that the watchdog raises in the thread of a simulation when a callback does not end or the time does not move. It
+    is no ``Exception``, so that code which catches every Exception does not go on."""
 
 
 class DeadEnd(Exception):  # noqa: N818 - becomes a SimulationError that names the tasks

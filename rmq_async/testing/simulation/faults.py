@@ -159,7 +159,7 @@ class Injector:
         return [*self._spans, *((began, self._scheduler.now / 1e9) for _, _, began in self._under_way.values())]
 
     def unmet(self) -> Iterable[str]:
-        """Returns the requested kinds that never had an effect."""
+        """Returns the kinds of the run that never had an effect."""
         return [kind for kind in self._generators if not self.met[kind]]
 
     def _next(self, kind: str, earliest: float) -> None:

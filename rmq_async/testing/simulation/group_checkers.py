@@ -109,7 +109,10 @@ def undelivered(calls: Iterable[Call], log: GroupLog, stored: Iterable[Stored], 
 
 def repeated(log: GroupLog, troubles: Troubles) -> list[str]:
     """Returns messages that were handled again although their member had met no fault. After a kill of the member, only those count
-    that it had the time to commit."""
+    that it had the time to commit.
+
+    Left out are calls that were cancelled or have no end, ordered messages that are handled again in their place or behind one
+    that is still open, and messages that were taken from hand."""
     settled = _settled(log)
     found: list[str] = []
     for first, second in _pairs(log.deliveries):
@@ -132,7 +135,8 @@ def repeated(log: GroupLog, troubles: Troubles) -> list[str]:
 
 
 def together(log: GroupLog, troubles: Troubles) -> list[str]:
-    """Returns messages that two calls handled at the same time: one member must never do that, two members only during a fault."""
+    """Returns messages that two calls handled at the same time: one member must never do that, two members only during a fault,
+    or after a message was in hand for ``in_hand`` seconds."""
     return [
         f"together: {_named(second)} began at {second.began:.6f} s, while the call {second.began - first.began:.3f} s before ran "
         f"on {'the same member' if first.life == second.life else log.lives[first.life].member}"
@@ -143,7 +147,7 @@ def together(log: GroupLog, troubles: Troubles) -> list[str]:
 
 
 def _taken_from_hand(log: GroupLog, first: Delivery, second: Delivery) -> bool:
-    """Returns whether the queue of a message in hand was given up without waiting for it any longer."""
+    """Returns whether another member may have got a message in hand, whose queue is given up after ``in_hand`` seconds."""
     return first.life != second.life and min(_end(first), second.began) - first.began >= log.in_hand
 
 
@@ -265,7 +269,8 @@ def _unread(
 
 
 def uncommitted(log: GroupLog, taken: Collection[MessageQueue]) -> list[str]:
-    """Returns queues whose last offset was not committed after the orderly stop of all members."""
+    """Returns queues whose last offset was not committed after the orderly stop of all members. ``taken``: queues that have lost
+    messages; they are left out."""
     return [
         f"uncommitted: {queue} ends at {high}, and the group has committed {low} after the stop of all members"
         for queue, (low, high) in (log.idle.queues.items() if log.idle is not None else ())
@@ -275,7 +280,9 @@ def uncommitted(log: GroupLog, taken: Collection[MessageQueue]) -> list[str]:
 
 def sick(log: GroupLog) -> list[str]:
     """Returns members whose ``health()`` was not fine a minute after the last fault. A problem is right if it reports an earlier
-    event, or if it names only queues that were removed from their topic with unread messages, and did not come back."""
+    event, or if it names only queues that were removed from their topic with unread messages, and did not come back.
+
+    Left out are times at which a broker lists a member that has left."""
     return [
         f"sick: {log.lives[sample.life].member} at {sample.time:.6f} s: ready is {sample.ready}, {dict(sample.problems)}"
         for sample in log.samples

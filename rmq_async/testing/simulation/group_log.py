@@ -119,7 +119,7 @@ class GroupLog:
     idle: Backlog | None = None
 
     def live(self, member: str) -> int:
-        """Adds a member that starts; returns its number."""
+        """Adds the life of a member that starts; returns its index in ``lives``."""
         self.lives.append(Life(member, self.now()))
         return len(self.lives) - 1
 
@@ -146,7 +146,7 @@ class GroupLog:
         self.samples.append(Sample(self.now(), life, ready, tuple(problems)))
 
     def look(self, *, resting: bool = False) -> Backlog:
-        """Records the present backlog of the group's queues; brokers that do not serve are left out."""
+        """Records and returns the present backlog of the group's queues; brokers that do not serve are left out."""
         queues: dict[MessageQueue, tuple[int, int]] = {}
         taken_away: list[MessageQueue] = []
         locked: list[MessageQueue] = []
@@ -173,7 +173,7 @@ class GroupLog:
         return sum(each.delayed(GROUP) for each in self.brokers() if each.serves)
 
     def look_for_pops(self) -> Unread:
-        """Records which messages the group has not popped at present; brokers that do not serve are left out."""
+        """Records and returns the messages that the group has not popped; brokers that do not serve are left out."""
         queues: dict[MessageQueue, Sequence[str]] = {}
         in_flight: list[str] = []
         readable: list[MessageQueue] = []
@@ -198,7 +198,7 @@ class GroupLog:
 
     @property
     def commits(self) -> list[Commit]:
-        """The commits of members, in the order of their times."""
+        """The commits of the group, in the order of their times."""
         found = [commit for broker in self.brokers() for commit in broker.commits if commit.group == GROUP]
         return sorted(found, key=lambda commit: commit.time)
 

@@ -160,7 +160,7 @@ class History:
 
 
 class Recording(AbstractContextManager["Recording"]):
-    """Adds every call of a producer to a history while it is entered."""
+    """Adds the calls of producers, and the checks of transactions that clients take, to a history while it is entered."""
 
     def __init__(self, history: History) -> None:
         self._history = history
@@ -230,7 +230,7 @@ class Recording(AbstractContextManager["Recording"]):
 
 
 def _messages(args: tuple[Any, ...], options: Mapping[str, Any]) -> Any:
-    """Returns the message or messages of a send, given by position or by name; None if a call has none."""
+    """Returns the first positional argument of a call, or else its ``message`` or ``messages``; None without any of them."""
     return args[0] if args else options.get("message", options.get("messages"))
 
 

@@ -1,4 +1,4 @@
-"""Checks for leaks of calls: credits, entries in the tables of connections, waiting calls, windows of one-way messages.
+"""Checks for leaks of producers: credits, calls, requests that have ended, pending replies, windows of one-way messages.
 
 It reads the state of producers when they make calls and at the end of a run, and does not change it.
 """
@@ -29,7 +29,8 @@ class Leaks:
         """Entries of requests that had ended at the last look: id of the table and opaque."""
 
     def look(self, producer: Producer, machine: str, what: str) -> None:
-        """Reads the state of a producer that makes a call. ``what``: the name of the called method."""
+        """Looks for leaks of a producer that makes a call, once in ``SPACING`` seconds at most; for windows at each one-way send.
+        ``what``: the name of the called method."""
         now = self._now()
         _, began, looked = self._producers.setdefault(producer, (machine, now, -SPACING))
         if producer.state is not ProducerState.RUNNING:
@@ -51,7 +52,8 @@ class Leaks:
         self._ended[producer] = ended
 
     def found(self, ends: Mapping[str, Sequence[float]]) -> list[str]:
-        """Returns the leaks that were seen, and those of stopped producers. ``ends``: times of ends of processes, by machine."""
+        """Returns the leaks that were seen, and those of stopped producers, except producers whose process has ended. ``ends``:
+        times of ends of processes, by machine."""
         for producer, (machine, began, _) in self._producers.items():
             if producer.state is not ProducerState.STOPPED or any(end >= began for end in ends.get(machine, ())):
                 continue

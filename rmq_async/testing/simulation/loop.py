@@ -44,12 +44,13 @@ class Network(Protocol):
     async def connect(
         self, loop: SimulatedLoop, factory: Callable[[], asyncio.BaseProtocol], host: str, port: int
     ) -> tuple[asyncio.Transport, asyncio.BaseProtocol]:
-        """Connects. Raises OSError."""
+        """Returns transport and protocol of a new connection. Raises OSError if a connect or the look-up of the host fails."""
 
     def listen(
         self, loop: SimulatedLoop, factory: Callable[[], asyncio.BaseProtocol], host: str | None, port: int
     ) -> asyncio.AbstractServer:
-        """Listens. Raises OSError for a port that is taken, or an address that the machine does not have."""
+        """Returns a server that listens. Raises OSError for a port that is taken and for an address that the machine does not have,
+        OverflowError for a port outside 0-65535."""
 
     async def resolve(self, loop: SimulatedLoop, host: str, port: int) -> list[tuple[Any, ...]]:
         """Resolves a name as ``getaddrinfo`` does. Raises socket.gaierror for an unknown name."""
@@ -228,7 +229,9 @@ class SimulatedLoop(Refused, asyncio.AbstractEventLoop):
         if self._network is None:
             raise SimulationError(f"create_connection(): {self.name} has no network; make the SimulatedLoop with network=")
         if host is None or port is None:
-            raise SimulationError("create_connection() needs host and port: sockets of the system are not simulated")
+            raise SimulationError(
+                f"create_connection() needs host and port, not {host!r} and {port!r}; sockets of the system are not simulated"
+            )
         self._connecting(host, port)
         return await self._network.connect(self, protocol_factory, host, port)
 
@@ -243,7 +246,7 @@ class SimulatedLoop(Refused, asyncio.AbstractEventLoop):
         if self._network is None:
             raise SimulationError(f"create_server(): {self.name} has no network; make the SimulatedLoop with network=")
         if host is not None and not isinstance(host, str):
-            raise SimulationError("create_server() with several hosts is not simulated; call it for each of them")
+            raise SimulationError(f"create_server() takes one host as a str, or None, not {host!r}; call it once for each host")
         return self._network.listen(self, protocol_factory, host, port or 0)
 
     async def getaddrinfo(self, host: Any, port: Any, **options: Any) -> list[tuple[Any, ...]]:
@@ -253,7 +256,7 @@ class SimulatedLoop(Refused, asyncio.AbstractEventLoop):
         return await self._network.resolve(self, name, int(port or 0))
 
     def _check_options(self, call: str, options: dict[str, Any]) -> None:
-        """Refuses options that would need a real socket; options that only tune one have no effect."""
+        """Raises SimulationError for an option that is not simulated; other options have no effect."""
         for name in ("ssl", "sock", "local_addr"):
             if options.get(name):
                 raise SimulationError(f"{call}({name}=...) is not simulated; leave {name} out")
@@ -287,7 +290,7 @@ class SimulatedLoop(Refused, asyncio.AbstractEventLoop):
         """Does nothing: there is no executor to end."""
 
     def bury(self) -> None:
-        """Ends the coroutines of a process that was closed. Their last steps have no effect."""
+        """Ends the coroutines of a process that was closed; the calls that they schedule in their last steps do not run."""
         left = asyncio.all_tasks(self)
         while left:
             asyncio._set_running_loop(self)
@@ -324,7 +327,7 @@ class SimulatedLoop(Refused, asyncio.AbstractEventLoop):
         try:
             self._handler(self, context)
         except Exception:
-            logger.exception("%s: the exception handler failed", self.name)
+            logger.exception("%s: the exception handler failed for %r; mend the handler", self.name, context.get("message"))
 
 
 def _close(coroutine: CoroutineType[Any, Any, object]) -> None:

@@ -151,7 +151,7 @@ class Machine:
     def loop(self) -> SimulatedLoop:
         """The event loop of the process. Raises SimulationError while none runs."""
         if self._loop is None:
-            raise SimulationError(f"{self.name} does not run; restart() it first")
+            raise SimulationError(f"{self.name} runs no process; call its restart() first, during the simulation")
         return self._loop
 
     # -- clocks
@@ -255,7 +255,7 @@ class Machine:
     def slow(self, seconds: float) -> None:
         """Makes each iteration of the event loop take up to ``seconds``, during which data may arrive; 0 ends it.
 
-        A process that starts later is not slow. Raises SimulationError for a number that is negative or infinite, and while no
+        A process that starts later is not slow. Raises SimulationError for anything but a finite number from 0 on, and while no
         process runs.
         """
         if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < inf:
@@ -368,10 +368,10 @@ class Machine:
             self.power_lost()
 
     def process_ended(self) -> None:
-        """Called after a process has ended, with the clocks of the machine in place."""
+        """Closes what a process that has ended had outside of its loop; here nothing."""
 
     def power_lost(self) -> None:
-        """Called after a power loss: data that were not flushed are lost."""
+        """Removes the data that a power loss destroys; here none, because this machine has no disk."""
 
     def _restart(self) -> None:
         self._crash()
@@ -413,7 +413,7 @@ def check_callable(function: object, text: str) -> None:
 def check_awaitable(returned: object, text: str) -> None:
     """Raises SimulationError with ``text`` for an object that cannot be awaited."""
     if not inspect.isawaitable(returned):
-        raise SimulationError(f"{text}, not one that returns {returned!r}")
+        raise SimulationError(f"{text}, not a function that returns {returned!r}; define it by async def")
 
 
 async def _awaited(factory: Factory, text: str) -> Any:

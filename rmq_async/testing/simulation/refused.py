@@ -21,7 +21,8 @@ _REASONS: Final = {
         "add_signal_handler remove_signal_handler"
     ),
     "a simulation has one thread, and runs the jobs of all executors on its loop; leave this out": "set_default_executor",
-    "the loops of a simulation are run by Simulation.run()": "run_forever run_until_complete stop",
+    "Simulation.run() runs the loops of a simulation; await the coroutine instead": "run_forever run_until_complete",
+    "Simulation.run() ends the loops of a simulation; return from the function that it runs": "stop",
 }
 
 

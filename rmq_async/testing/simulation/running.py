@@ -6,7 +6,7 @@ import asyncio
 import gc
 import sys
 from collections.abc import Callable, Iterable
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from .errors import DeadEnd, Frozen, SimulationError
 from .loop import SimulatedLoop
@@ -17,6 +17,7 @@ from .watchdog import LIMIT, Watchdog
 __all__ = ["run_task"]
 
 T = TypeVar("T")
+_REMEDY: Final = "make the code in this stack end, or await something that takes virtual time"
 
 
 def run_task(
@@ -51,10 +52,12 @@ def run_task(
         afterwards()
         return result
     except Frozen:
-        raise SimulationError(f"seed {seed}: {watchdog.why}, at {_now(scheduler)}; its stack:\n{watchdog.stack}") from None
+        raise SimulationError(f"seed {seed}: {watchdog.why}, at {_now(scheduler)}; {_REMEDY}:\n{watchdog.stack}") from None
     except DeadEnd as error:
         waiting = "\n".join(waiting_tasks(loop for loop in loops() if not loop.dead)) or "no task waits"
-        raise SimulationError(f"seed {seed}: {error}, at {_now(scheduler)}; its tasks:\n{waiting}") from None
+        raise SimulationError(
+            f"seed {seed}: {error}, at {_now(scheduler)}; look at what its tasks wait for:\n{waiting}"
+        ) from None
     finally:
         for loop in loops():
             loop.close()

@@ -179,7 +179,7 @@ class Scheduler:
             if not self._ready:
                 watchdog.moves = self.iterations
                 if not self._next_timers():
-                    raise DeadEnd("nothing is ready and nothing is scheduled")
+                    raise DeadEnd("no call is ready and no timer is set, so nothing can wake the tasks that wait")
             if self.iterations - self._moved > MAX_STANDING:
                 raise DeadEnd(f"{MAX_STANDING:,} iterations without a move of the time; the next call is {self._ready[0]!r}")
             ready = self._ready
@@ -205,7 +205,7 @@ class Scheduler:
                         runner.failed(call, error)
 
     def _next_timers(self) -> bool:
-        """Moves the time to the earliest timer; its calls become ready."""
+        """Moves the time to that of the earliest timer; the timers of this time become ready. Returns False if no timer is set."""
         timers = self._timers
         while timers and timers[0][2].callback is None:
             heappop(timers)

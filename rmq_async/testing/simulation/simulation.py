@@ -51,7 +51,7 @@ class Simulation:
     """A simulated cluster of 1-26 ``brokers`` ("broker-a", ...) and 1-8 ``name_servers`` ("namesrv-0", ...).
 
     ``seed``: decides everything that is drawn. ``faults``: the faults of the cluster; default: ``Faults.swarm()``; None for none.
-    ``trace``: prints frames. Raises SimulationError for arguments of another type or out of range.
+    ``trace``: prints frames. Raises SimulationError if another argument has another type or is out of range.
     """
 
     def __init__(
@@ -59,11 +59,11 @@ class Simulation:
     ) -> None:
         for name, number, most in (("brokers", brokers, MAX_BROKERS), ("name_servers", name_servers, MAX_NAME_SERVERS)):
             if isinstance(number, bool) or not isinstance(number, int) or not 1 <= number <= most:
-                raise SimulationError(f"{name} must be a number from 1 to {most}, not {number!r}")
+                raise SimulationError(f"{name} must be an int from 1 to {most}, not {number!r}")
         if isinstance(seed, bool) or not isinstance(seed, int):
             raise SimulationError(f"seed must be an int, not {seed!r}")
         if faults is not None and not isinstance(faults, Faults):
-            raise SimulationError(f"faults must be Faults or None, not {faults!r}")
+            raise SimulationError(f"faults must be an object such as Faults.swarm(), or None, not {faults!r}")
         self.seed = seed
         self.scheduler = Scheduler()
         self._numbers = brokers, name_servers
@@ -99,7 +99,7 @@ class Simulation:
 
     @property
     def trace_hash(self) -> str:
-        """Digest (hex) of all delivered frames: times, links, codes, header fields, bodies. Equal for equal runs."""
+        """Digest (hex) of all delivered frames: times, streams, codes, header fields, bodies. Equal for equal runs."""
         return self._trace.digest()
 
     @property
@@ -124,7 +124,7 @@ class Simulation:
 
     @property
     def links(self) -> Sequence[Link]:
-        """Links over which something was sent, in the order of their first use."""
+        """Links over which something was sent or that ``link`` has returned, in the order of their first use."""
         return self.network.links
 
     @property
@@ -144,7 +144,7 @@ class Simulation:
         also for a second call, inside an event loop, and for an object that is no coroutine function.
         """
         if self._ran:
-            raise SimulationError("this simulation has run; make a new one")
+            raise SimulationError("run() was called before; make a new Simulation for another run")
         if asyncio._get_running_loop() is not None:
             raise SimulationError("run() was called inside a running event loop; call it from a plain function")
         check_callable(main, TAKES)
@@ -162,7 +162,7 @@ class Simulation:
     def machine(self, name: str) -> Machine:
         """Returns the machine of a name: a broker, a name server, or a client machine, which is made at the first request.
 
-        Raises SimulationError outside of ``run``, and for a name that is empty, "localhost", or of a server that does not exist.
+        Raises SimulationError outside of ``run``, and for a name that is no str, empty, "localhost", or of an unknown server.
         """
         if not self._running:
             raise SimulationError(f"machine({name!r}) was called outside of run(); call it in the function given to run()")
@@ -176,7 +176,7 @@ class Simulation:
         return self._add(Machine(name, self, self.network.host(name)))
 
     def link(self, a: str, b: str) -> Link:
-        """Returns the link between two machines. Raises SimulationError for machines that do not exist, as all before ``run``."""
+        """Returns the link between two machines. Raises SimulationError for a machine that does not exist, and before ``run``."""
         for name in (a, b):
             if not isinstance(name, str) or name not in self._machines:
                 raise SimulationError(f"there is no machine {name!r}; there are {', '.join(self._machines) or 'none yet'}")
@@ -185,7 +185,7 @@ class Simulation:
     def check(self) -> None:
         """Raises SimulationError with the violations (at most 20) that were found during the run, and by the checkers at its end.
 
-        Also raises it if the run has not ended, because then nothing was checked.
+        Also raises it before the end of the run, and after a run that failed, because then nothing was checked.
         """
         if not self._ran or self._running:
             raise SimulationError("check() was called before the end of run(); call it afterwards")
@@ -201,15 +201,15 @@ class Simulation:
         return self._number
 
     def oldest(self, queue: MessageQueue) -> int:
-        """Returns the offset of the oldest message that a queue has; those before it were deleted. Raises as ``taken`` does."""
+        """Returns the offset of a queue's oldest message, or of its end if it has none. Raises ValueError for one of no broker."""
         return broker_of(queue, self.brokers).bounds(queue)[0]
 
     def held(self, queue: MessageQueue, offset: int) -> MessageExt | None:
-        """Returns the message that a broker has at an offset; None if it has none. Raises as ``taken`` does."""
+        """Returns the message at an offset of a queue; None if there is none. Raises ValueError for a queue of no broker."""
         return broker_of(queue, self.brokers).held(queue, offset)
 
     def taken(self, queue: MessageQueue) -> int:
-        """Returns the highest offset in a queue at which a broker has lost a message; -1: none. A later message may have it.
+        """Returns the highest offset in a queue at which a broker has lost a message, -1 for none; a later message may have it.
         Raises ValueError for a queue of no broker."""
         return broker_of(queue, self.brokers).taken.get(queue, -1)
 
@@ -228,7 +228,7 @@ class Simulation:
     # -- as scenarios use it
 
     async def calm(self, seconds: float) -> None:
-        """Ends all faults for good at the first call, and returns ``seconds`` after that."""
+        """Ends all drawn faults for good at the first call, and waits until that is ``seconds`` ago."""
         if self._calm_from is None:
             if self._injector is not None:
                 self._injector.close()
@@ -236,7 +236,7 @@ class Simulation:
         await asyncio.sleep(max(0.0, self._calm_from + seconds - self.now))
 
     def rest(self) -> None:
-        """Ends all faults; no other one begins until ``go_on``."""
+        """Ends all drawn faults; no other one begins until ``go_on``."""
         if self._injector is not None:
             self._injector.rest()
 
@@ -277,7 +277,7 @@ class Simulation:
         return seeded_generator(self.seed, name)
 
     def usual_drift(self, name: str) -> float:
-        """Returns the usual drift of a machine's clock; 0 for that of ``run``'s function: it shows the simulation's time."""
+        """Returns the usual drift of a machine's clock; 0 for that of ``run``'s function: it runs at the simulation's speed."""
         return 0.0 if name == MAIN else self.generator(f"clock of {name}").uniform(-USUAL_DRIFT, USUAL_DRIFT)
 
     def entered(self, machine: Machine) -> None:
@@ -305,7 +305,7 @@ class Simulation:
         self._history.open = True
         self.scheduler.left()
         if machine.name == MAIN:
-            self.failed(machine, SimulationError("its process was ended, and with it the function of run(); crash others"))
+            self.failed(machine, SimulationError("its process was ended, and with it the function of run(); end only others"))
 
     def loop_made(self, loop: SimulatedLoop) -> None:
         loop.set_exception_handler(self._report)
@@ -427,7 +427,7 @@ class Simulation:
         return group_violations(self.group, self._history.calls, stored, troubles, excused, taken, pops)
 
     def _report(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """Adds a violation for an error that reached a loop's exception handler, because no code has handled it."""
+        """Handles the errors of a loop that no code has handled: adds a violation for each that is no CallbackError."""
         error = context.get("exception")
         if isinstance(error, CallbackError):
             return

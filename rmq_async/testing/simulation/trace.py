@@ -1,4 +1,4 @@
-"""The trace of a run: a digest of every frame that the network has delivered, by link."""
+"""The trace of a run: a digest of all frames that the network has delivered, in each direction of each stream."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ class Trace:
         return len(self._streams)
 
     def add(self, stream: str, time: int, data: bytes) -> None:
-        """Adds bytes that one direction of a stream has delivered at ``time`` (nanoseconds); no bytes at its end. Bytes that are no
-        frames are digested unchanged."""
+        """Adds bytes that one direction of a stream has delivered at ``time`` (nanoseconds); no bytes at its end. If a frame in
+        them is malformed, all of them are digested unchanged."""
         if not data:
             self._end(stream)
             return
@@ -78,7 +78,7 @@ def _line(time: int, stream: str, frame: Frame) -> bytes:
 
 
 def _body(command: RemotingCommand) -> bytes:
-    """Returns the body without its compression, whose bytes differ between versions of zlib."""
+    """Returns the body; that of a SEND_MESSAGE_V2 request decompressed, since compressed bytes differ between versions of zlib."""
     body, fields = command.body or b"", command.ext_fields or {}
     if command.code != RequestCode.SEND_MESSAGE_V2 or command.is_response:
         return body

@@ -1,5 +1,5 @@
 """Detects callbacks that do not end: a thread watches counters of calls and of moves of the time, and raises an error in the
-thread of the simulation when they stand still."""
+thread of the simulation when one of them stands still."""
 
 from __future__ import annotations
 

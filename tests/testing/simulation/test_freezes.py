@@ -29,7 +29,7 @@ def test_a_dead_end_names_each_task_and_where_it_waits() -> None:
         processes.run(main)
     text = str(raised.value)
     assert "seed 4711" in text
-    assert "nothing is scheduled" in text
+    assert "no call is ready and no timer is set" in text
     assert "the reader waits at locks.py" in text
     assert "main waits at test_freezes.py" in text
 

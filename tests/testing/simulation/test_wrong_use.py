@@ -19,8 +19,8 @@ def quiet(seed: int = 1, **options: Any) -> Simulation:
 @pytest.mark.parametrize(
     ("use", "text"),
     [
-        (lambda: Simulation(1, brokers=0), "brokers must be a number from 1 to 26, not 0"),
-        (lambda: Simulation(1, name_servers=True), "name_servers must be a number from 1 to 8, not True"),
+        (lambda: Simulation(1, brokers=0), "brokers must be an int from 1 to 26, not 0"),
+        (lambda: Simulation(1, name_servers=True), "name_servers must be an int from 1 to 8, not True"),
         (lambda: Simulation("1"), "seed must be an int, not '1'"),  # type: ignore[arg-type]
         (lambda: Faults(frozenset(["fire"])), "there is no kind of fault 'fire'"),
         (lambda: Faults(rate=-1.0), "faults need a finite rate from 0 on and 0 <= start <= end, not rate=-1.0"),
@@ -32,10 +32,10 @@ def quiet(seed: int = 1, **options: Any) -> Simulation:
         (lambda: quiet().machine("broker-a"), "outside of run\\(\\)"),
         (lambda: quiet().link("main", "broker-a"), "there is no machine 'main'"),
         (lambda: run_seed("none", 1), "there is no scenario 'none'"),
-        (lambda: Simulation(1, faults="swarm"), "faults must be Faults or None, not 'swarm'"),  # type: ignore[arg-type]
+        (lambda: Simulation(1, faults="swarm"), "faults must be an object such as Faults.swarm\\(\\), or None, not 'swarm'"),  # type: ignore[arg-type]
         (lambda: Faults("broker-crash"), "kinds of faults are a set of names, not 'broker-crash'"),  # type: ignore[arg-type]
         (lambda: quiet().run(asyncio.sleep(1)), "not a coroutine: leave out its parentheses"),  # type: ignore[arg-type]
-        (lambda: quiet().run(lambda simulation: None), "not one that returns None"),  # type: ignore[arg-type, return-value]
+        (lambda: quiet().run(lambda simulation: None), "not a function that returns None; define it by async def"),  # type: ignore[arg-type, return-value]
     ],
 )
 def test_wrong_use_gets_one_sentence(use: Callable[[], object], text: str) -> None:
@@ -92,7 +92,9 @@ def test_service_that_is_no_coroutine_function_is_named() -> None:
     async def main(simulation: Simulation) -> None:
         await simulation.machine("orders").run(lambda: None)  # type: ignore[arg-type, return-value]
 
-    with pytest.raises(SimulationError, match=r"orders failed at .* takes a coroutine function, not one that returns None"):
+    with pytest.raises(
+        SimulationError, match=r"orders failed at .* takes a coroutine function, not a function that returns None"
+    ):
         quiet().run(main)
 
 
@@ -117,7 +119,7 @@ def test_simulation_runs_once() -> None:
 
     simulation = quiet()
     simulation.run(main)
-    with pytest.raises(SimulationError, match="this simulation has run"):
+    with pytest.raises(SimulationError, match=r"run\(\) was called before; make a new Simulation"):
         simulation.run(main)
 
 

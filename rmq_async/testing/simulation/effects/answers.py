@@ -27,7 +27,7 @@ def error(chance: Random, machine: BrokerMachine) -> Effect:
 
 
 def delay(chance: Random, machine: BrokerMachine) -> Effect:
-    """Delays answers."""
+    """Delays all answers by the same drawn time."""
     before, gate = machine.requests, machine.broker.listener.gate
     gate.set_delay(chance.choice((0.05, 0.5, 2.0)))
     return Done(lambda: gate.set_delay(0.0), lambda: machine.requests != before)

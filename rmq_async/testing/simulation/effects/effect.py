@@ -36,7 +36,7 @@ class Cluster(Protocol):
 
     @property
     def links(self) -> Sequence[Link]:
-        """Links over which something was sent."""
+        """Links over which something was sent, or that were asked for."""
 
     def free_address(self) -> str:
         """Returns an address that no machine has and no earlier call has returned."""

@@ -29,7 +29,7 @@ LATE: Final = (1.0, 10.0, 60.0)
 
 
 def empty(chance: Random, machine: BrokerMachine) -> Effect:
-    """Makes pops return at once without messages."""
+    """Makes the next pops return at once without messages."""
     faults = machine.broker.popping.faults
     faults.empty = asked = chance.randint(1, MOST)
     left = asked
@@ -42,7 +42,7 @@ def empty(chance: Random, machine: BrokerMachine) -> Effect:
 
 
 def lost_acks(chance: Random, machine: BrokerMachine) -> Effect:
-    """Makes acknowledgements have no effect, although they are answered."""
+    """Makes the next acknowledgements have no effect, although they are answered."""
     faults = machine.broker.popping.faults
     faults.lost_acks = asked = chance.randint(1, MOST)
     left = asked
@@ -81,7 +81,7 @@ def late_revival(chance: Random, machine: BrokerMachine) -> Effect:
 
 
 def repeated_revival(chance: Random, machine: BrokerMachine) -> Effect:
-    """Makes each popped message be redelivered twice."""
+    """Makes a broker redeliver a popped message twice each time."""
     faults = machine.broker.popping.faults
     before = machine.broker.popping.revived
     faults.copies = 2

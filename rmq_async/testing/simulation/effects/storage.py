@@ -82,7 +82,7 @@ def slow_disk(chance: Random, machine: BrokerMachine) -> Effect:
 
 
 def forget(cluster: Cluster, chance: Random, machine: NameServerMachine) -> Effect:
-    """Makes a name server remove a broker and ignore its registrations."""
+    """Makes a name server hide a broker and ignore its registrations."""
     known, broker = machine.registrations, chance.choice(cluster.brokers).name
     before = known.differences
     known.forgotten[broker] = None
@@ -104,7 +104,7 @@ def disagree(cluster: Cluster, chance: Random, machine: NameServerMachine) -> Ef
 
 
 def _topics(machine: BrokerMachine) -> Sequence[str]:
-    """Topics of users."""
+    """Returns the names of the topics except the broker's own; retry topics of groups are among them."""
     table = machine.disk.topics
     return [topic.config.topic_name for topic in table if not table.is_own(topic.config.topic_name)]
 

@@ -2,7 +2,7 @@
 
 Bytes go from the sender's kernel to the receiver's in segments, each after its own latency; numbers keep them in order. Both
 kernels hold a bounded number of bytes. A segment that a cut link loses stays with its sender, which sends it again at growing
-intervals; since a cut has a known end, only the first repetition after it is simulated. An answer that changes nothing but the
+intervals; of these repetitions only the first one after the end of the cut is simulated. An answer that changes nothing but the
 sender's room counts at once, without an event of its own: such answers would be a fifth of all events.
 """
 
@@ -163,7 +163,7 @@ class Flow:
             self._question = None
 
     def end(self) -> None:
-        """Drops the segments in transit too."""
+        """Stops sending as ``abandon`` does, and drops the segments in transit too."""
         self.abandon()
         self._over = True
         self._early.clear()

@@ -107,10 +107,10 @@ class Host(Network):
             self._attempts.pop(attempt, None)
 
     def listen(self, loop: SimulatedLoop, factory: Factory, host: str | None, port: int) -> asyncio.AbstractServer:
-        """Listens on one address, or on all for None; port 0 is a free one.
+        """Returns a server that listens on one address, or on all for None, "" and "0.0.0.0"; port 0 is a free one.
 
         A listener of one address is not reached by an address that the machine gets later. Raises OSError for an address that the
-        machine does not have and a port that is taken, OverflowError for a port above 65535.
+        machine does not have and a port that is taken, OverflowError for a port outside 0-65535.
         """
         address = ANY if host in (None, "", ANY) else self._own(str(host))
         if not 0 <= port <= 65535:
@@ -144,14 +144,14 @@ class Host(Network):
     # -- as other machines see it
 
     def listener(self, place: Place) -> Listener | None:
-        """Returns the listener at an address and port of this machine."""
+        """Returns the listener that an address and port of this machine reach; None if there is none."""
         address, port = place
         return self.ports.get((ANY, port)) or self.ports.get((address, port))
 
     # -- what can befall it
 
     def crash(self) -> None:
-        """Ends the process: the kernel closes its streams, with a reset or in order, and refuses connects from now on."""
+        """Ends the process: the kernel closes its streams, with a reset or in order, and ends its listeners."""
         self._end_process()
         for end in list(self.ends.values()):
             if not end.closed:

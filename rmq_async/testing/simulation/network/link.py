@@ -116,7 +116,8 @@ class Link:
 
     @property
     def held(self) -> int:
-        """Number of segments, in both directions, that did not arrive: a cut lost them, or a machine that was off or had moved."""
+        """Number of segments of streams, in both directions, that did not arrive because of a cut, or because a machine was off or
+        had moved."""
         return sum(way.held for way in self._ways.values())
 
     @property
@@ -152,7 +153,7 @@ class Link:
     def slow(self, seconds: float) -> None:
         """Sets the additional latency of both directions in seconds; 0 removes it.
 
-        Raises SimulationError for a number that is negative or infinite.
+        Raises SimulationError for anything but a finite number from 0 on.
         """
         if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < float("inf"):
             raise SimulationError(f"a link is slowed by a finite number of seconds from 0 on, not {seconds!r}")
@@ -182,5 +183,5 @@ class Link:
 
 
 def system_error(number: int, text: str = "") -> OSError:
-    """Returns the error that a system call of that errno raises."""
+    """Returns the OSError of an errno, with the system's text unless ``text`` is given."""
     return OSError(number, text or os.strerror(number))

@@ -23,7 +23,7 @@ Factory = Callable[[], asyncio.BaseProtocol]
 
 
 class Listener:
-    """A port of a machine. ``accept``: called when connections wait, on the loop of the process."""
+    """A port on which a process listens. ``accept``: called when connections wait; while the process is paused, after the pause."""
 
     def __init__(self, place: Place, wakes: Wakes, accept: Callable[[], None]) -> None:
         self.place = place
@@ -37,7 +37,7 @@ class Listener:
         return len(self.waiting) >= BACKLOG
 
     def serves(self, address: str) -> bool:
-        """Returns whether the listener is bound to an address of the machine, or to all."""
+        """Returns whether the listener is bound to ``address``, or to all addresses of the machine."""
         return self.place[0] in ("0.0.0.0", address)  # noqa: S104 - an address to compare with
 
     def accepted(self, end: End) -> None:
@@ -49,7 +49,7 @@ class Listener:
             self._wakes.wake(self._accept)
 
     def close(self) -> None:
-        """Resets the connections that wait for the process."""
+        """Resets the connections that wait for the process; from now on, each accepted one is reset."""
         self.closed = True
         while self.waiting:
             self.waiting.popleft().reset()

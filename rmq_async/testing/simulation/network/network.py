@@ -40,13 +40,14 @@ class SimulatedNetwork:
 
     @property
     def links(self) -> tuple[Link, ...]:
-        """The links over which something was sent, in the order of their first use."""
+        """The links over which something was sent or that ``link`` has returned, in the order of their first use."""
         return tuple(self._links.values())
 
     def host(self, name: str) -> Host:
         """Returns a new machine, with the next address from 10.0.0.1 on.
 
-        Raises SimulationError for a name that is empty or taken ("localhost" always is), and for an address that a machine has.
+        Raises SimulationError for a name that is empty or taken ("localhost" always is), and if another machine has moved
+        to that address.
         """
         if not name or name in self._hosts or name == "localhost":
             text = f"there is a machine {name!r}; choose another name" if name else "the name of a machine must not be empty"

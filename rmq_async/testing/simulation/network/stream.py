@@ -179,7 +179,7 @@ class End:
             self.writable()
 
     def expect(self, accepted: Callable[[End], None], scheduler: Scheduler) -> None:
-        """Waits for the end of the handshake, and then calls ``accepted``; drops the stream after ``HANDSHAKE``."""
+        """Calls ``accepted`` at the end of the handshake; drops the stream if that does not come within ``HANDSHAKE``."""
         self.accepted = accepted
         self._handshake = scheduler.after(HANDSHAKE, self._drop)
 

@@ -25,7 +25,7 @@ class Streams:
         self.transports: dict[int, SimulatedTransport] = {}
 
     def lost(self, number: int) -> None:
-        """Runs when a stream has ended."""
+        """Removes the transport of a stream that has ended."""
         self.transports.pop(number, None)
 
 
@@ -80,7 +80,7 @@ class SimulatedTransport(asyncio.Transport):
             self._end.owner = self
 
     def _begin_reading(self) -> None:
-        """Begins after ``connection_made`` and after the calls that wait for it, as asyncio's loops read a socket after
+        """Begins to read after ``connection_made`` and after the calls that wait for it, as asyncio's loops read a socket after
         both."""
         if not self._closing:
             self._reading = True
@@ -89,7 +89,8 @@ class SimulatedTransport(asyncio.Transport):
     # -- what it is
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        """Returns ``peername``, ``sockname``, ``socket``, or ``unread``: the number of bytes in the kernel's receive queue."""
+        """Returns ``peername``, ``sockname``, ``socket``, ``unread`` (the number of bytes in the kernel's receive queue), or
+        else ``default``."""
         match name:
             case "peername":
                 return self._end.remote
@@ -121,7 +122,7 @@ class SimulatedTransport(asyncio.Transport):
             self.readable()
 
     def readable(self) -> None:
-        """Reads, because the kernel has bytes, the end of the stream or an error."""
+        """Schedules a read if the kernel has bytes, the end of the stream or an error, unless reading is paused."""
         if self._reading and not self._read_paused and not self._reads and self._end.ready:
             self._reads = True
             self._loop.call_soon(self._read, context=self._context)
@@ -208,7 +209,7 @@ class SimulatedTransport(asyncio.Transport):
                 self._end.finish()
 
     def writable(self) -> None:
-        """Writes, because the kernel accepts more bytes."""
+        """Schedules a write of the buffered bytes, because the kernel accepts more."""
         if self._buffer and not self._writes:
             self._writes = True
             self._loop.call_soon(self._write, context=self._context)

@@ -59,7 +59,8 @@ class Scenario(NamedTuple):
     kinds: frozenset[str] = frozenset(KINDS)
 
     async def play(self, simulation: Simulated) -> None:
-        """Runs the services on their machines until their time is over, and adds violations for those that do not end."""
+        """Runs the services on their machines until their time is over; adds violations for those that do not end, and for floods
+        of connects."""
         until = simulation.now + self.duration
         services = {simulation.machine(name).run(_started(name, simulation, until)): name for name in self.workloads}
         await asyncio.wait(services, timeout=self.duration, return_when=asyncio.FIRST_EXCEPTION)

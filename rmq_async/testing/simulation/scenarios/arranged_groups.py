@@ -122,7 +122,7 @@ async def _handle_batch(log: GroupLog, chance: Random, life: int, batch: Batch) 
 
 
 async def _read(log: GroupLog, chance: Random, life: int, consumer: Consumer) -> None:
-    """Reads until it is cancelled. A message that fails is given back; one that is in hand at the end goes back to the buffer."""
+    """Reads until it is cancelled; gives some messages back, and gives others up as dead letters."""
     while True:
         with suppress(RocketMQError):
             async for message in consumer:

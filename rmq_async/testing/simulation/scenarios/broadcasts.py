@@ -103,7 +103,7 @@ class _Listener:
             self._cluster.violation(f"repeated: {self._name} has handled {message.msg_id} of {message.queue} twice in one life")
 
     async def _catch_up(self) -> None:
-        """Waits until no message is left, for ``CAUGHT_UP_WITHIN`` seconds at most; then reports those that are."""
+        """Waits until no message is left, for ``CAUGHT_UP_WITHIN`` seconds at most; then reports up to three that are."""
         end = self._cluster.now + CAUGHT_UP_WITHIN
         while (left := self._left()) and self._cluster.now < end:  # noqa: ASYNC110 - simulated time
             await asyncio.sleep(AGAIN)

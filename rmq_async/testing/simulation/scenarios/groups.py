@@ -202,7 +202,8 @@ class Crew:
             cluster.go_on()
 
     async def _routed(self) -> None:
-        """Waits until the name servers list all brokers again, because no member can find a broker that is not listed."""
+        """Waits until the name servers list all brokers again, for ``LONGEST_REGISTRATION`` seconds at most: no member can find a
+        broker that is not listed."""
         end = self.cluster.now + LONGEST_REGISTRATION
         while not self.cluster.routed:
             if self.cluster.now >= end:
@@ -217,7 +218,7 @@ class Crew:
             await asyncio.sleep(LOOK_EVERY)
 
     def look_at_rest(self) -> None:
-        """Records the backlog of the group when all faults have ended and the brokers can be found."""
+        """Records the backlog of the group after ``_routed``, when all faults have ended."""
         self.log.look(resting=True)
 
     async def _drained(self) -> None:

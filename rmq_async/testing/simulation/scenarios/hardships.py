@@ -37,7 +37,7 @@ SHORTEST: Final = 3.0
 
 
 async def cancelled(cluster: Cluster, until: float) -> None:
-    """Cancels calls of all kinds at any moment, with few credits and a window of four; other calls must not be affected."""
+    """Cancels calls of several kinds at any moment, with few credits and a window of four; other calls must not be affected."""
     chance = cluster.generator("workload cancelled")
 
     async def asynchronous(producer: Producer, message: Message) -> None:
@@ -206,7 +206,7 @@ async def cold(cluster: Disturbed, until: float) -> None:
 
 
 async def closing(cluster: Disturbed, until: float) -> None:
-    """Makes calls from a slow event loop, without a pause, to brokers that close the connections which they accept."""
+    """Makes streams of calls from a loop that may be slow, to brokers that may close the connections which they accept."""
     chance = cluster.generator("workload closing")
     machine, links = cluster.machine("closing"), [cluster.link("closing", name) for name in ("broker-a", "broker-b")]
 

@@ -59,7 +59,7 @@ class Cluster(Protocol):
         """Adds a violation to those of the checkers."""
 
     async def calm(self, seconds: float) -> None:
-        """Ends all faults for good at the first call; returns ``seconds`` after that."""
+        """Ends all drawn faults for good at the first call, and waits until that is ``seconds`` ago."""
 
     def holders(self, topic: str) -> set[str]:
         """Returns the names of the brokers that have a topic."""
