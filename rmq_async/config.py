@@ -15,6 +15,7 @@ from rmq_protocol.constants import MAX_DECOMPRESSED_SIZE, MAX_FRAME_SIZE, Serial
 from rmq_protocol.errors import InvalidMessageError, shown
 
 from . import machine
+from ._text import type_name
 from .credentials import Credentials
 from .errors import ConfigError, InvalidGroupError
 from .options import suggests_keywords, unexpected_keyword
@@ -139,7 +140,7 @@ class ClientConfig:
 
     def _check_security(self) -> None:
         if not isinstance(self.credentials, Credentials | None):
-            raise ConfigError(f"credentials must be Credentials, not {type(self.credentials).__name__}")
+            raise ConfigError(f"credentials must be Credentials, not {type_name(self.credentials)}")
         if not isinstance(self.tls, bool | ssl.SSLContext):
             raise ConfigError(f"tls must be True, False or an ssl.SSLContext, not {shown(self.tls)}")
         check_flag("tls_verify", self.tls_verify)
@@ -233,7 +234,7 @@ def client_options(
     and for a ``client`` of another type; ConfigError for an invalid value.
     """
     if not isinstance(client, ClientConfig | None):
-        raise TypeError(f"client must be a ClientConfig, not {type(client).__name__}")
+        raise TypeError(f"client must be a ClientConfig, not {type_name(client)}")
     for name in options:
         if name not in _CLIENT_FIELDS and name not in others:
             raise unexpected_keyword(owner, name, [*_CLIENT_FIELDS, *others, "client", *(["config"] if others else [])])

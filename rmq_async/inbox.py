@@ -43,6 +43,7 @@ from rmq_protocol.errors import shown
 from rmq_protocol.message import MessageExt
 
 from ._database import check_dialect, check_engine, check_transactional, seconds_from_now, split_table_name
+from ._text import type_name
 from .config import check_group, check_seconds
 from .errors import ConfigError, InvalidMessageError
 
@@ -131,7 +132,7 @@ class Inbox:
 
     def _checked_key(self, message: MessageExt) -> str:
         if not isinstance(message, MessageExt):
-            raise TypeError(f"message must be a MessageExt, not {type(message).__name__}")
+            raise TypeError(f"message must be a MessageExt, not {type_name(message)}")
         key = self._key(message)
         if not isinstance(key, str) or not 1 <= len(key) <= LONGEST_KEY or "\0" in key:
             raise InvalidMessageError(
@@ -180,5 +181,5 @@ def _target(session: Session) -> tuple[AsyncSession | AsyncConnection, str]:
         return session, session.dialect.name
     if isinstance(session, AsyncSession):
         return session, session.get_bind().dialect.name
-    kind = type(session).__name__
+    kind = type_name(session)
     raise TypeError(f"session must be an AsyncSession, an async_scoped_session or an AsyncConnection, not {kind}")

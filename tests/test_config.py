@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from rmq_async import ClientConfig, ConfigError, FaultTable, Hook, Producer, ProducerConfig
+from rmq_async import ClientConfig, ConfigError, Credentials, FaultTable, Hook, Producer, ProducerConfig
 from rmq_protocol import compression
 
 
@@ -48,6 +48,7 @@ from rmq_protocol import compression
         ({"unit_name": ""}, "unit_name"),
         ({"unit_name": 7}, "unit_name"),
         ({"namespace": ""}, "namespace must be 1 to 100 characters"),
+        ({"credentials": Credentials}, "credentials must be Credentials, not the class Credentials"),
         ({"namespace": "a%b"}, "namespace"),
         ({"namespace": "a b"}, "namespace"),
         ({"namespace": "n" * 101}, "namespace"),
