@@ -1,4 +1,4 @@
-"""The client instance that producers, consumers and admins of one process share."""
+"""The client instance, which producers, consumers and admins with an equal config share on one event loop."""
 
 from __future__ import annotations
 

@@ -133,8 +133,8 @@ class Heartbeats:
         self._groups_changed(announce=True)
 
     async def remove_producer(self, group: str, timeout: float) -> None:
-        """Removes the group and unregisters it at all connected brokers; waits for their answers, at most 1 s (``FAREWELL``) or
-        ``timeout`` if that is shorter. Does nothing for a group that was not added."""
+        """Removes the group and unregisters it at all connected brokers; waits for their answers, at most ``timeout``, the
+        request timeout or 1 s (``FAREWELL``), the shortest of them. Does nothing for a group that was not added."""
         if group in self._producers:
             self._producers.discard(group)
             self._groups_changed(announce=False)
@@ -180,7 +180,7 @@ class Heartbeats:
                     due = machine.monotonic() + self._interval
                     self.round()
             except Exception:
-                logger.exception("heartbeats failed; the next round is in %s s", self._interval)
+                logger.exception("heartbeats failed; the next round is within %s s", self._interval)
 
     def round(self) -> None:
         """Starts a heartbeat to each master in use without a recent one; connects to those without a connection."""

@@ -104,9 +104,9 @@ class LifeCycle(Startable):
     async def stop(self, timeout: float | None = None) -> None:
         """Unregisters, and closes the connections unless others share them. Does nothing when not started or already stopped.
 
-        Pending calls fail with ClientStateError immediately. ``timeout``: seconds for the brokers' answers, 0 or more; default
-        3. Raises TypeError or ValueError for another ``timeout``, WrongLoopError on another loop, ForkedError in a forked
-        child.
+        Pending calls fail with ClientStateError immediately. ``timeout``: seconds for the brokers' answers, 0 or more; default: 3
+        for PullConsumer and Admin. Raises TypeError or ValueError for another ``timeout``, WrongLoopError on another loop,
+        ForkedError in a forked child.
         """
         budget = stop_budget(timeout, self._stop_timeout)
         while self._is_in(LifeState.STARTING, LifeState.STOPPING):
@@ -192,9 +192,11 @@ class LifeCycle(Startable):
         return ClientStateError(f"{self._label} is {self._state.value}{self._advice()}")
 
     def _advice(self) -> str:
-        """Returns what a user can do about the state, as the end of an error's text; "" for nothing."""
-        if self._state not in (LifeState.NEW, LifeState.STOPPED):
-            return ""
+        """Returns what a user can do about the state, as the end of an error's text."""
+        if self._state is LifeState.STARTING:
+            return "; await that start() first"
+        if self._state is LifeState.STOPPING:
+            return "; await that stop(), then start it again"
         return f": use it inside `async with {type(self).__name__}(...)`, or await its start() first"
 
     def _wrong_loop(self) -> WrongLoopError:

@@ -1,10 +1,9 @@
 """Requests to the name servers, of which any may answer.
 
 All have nearly the same data. The list is shuffled once, and the client stays with the server that answered last. When that one
-fails, the same call tries the others, and the client stays with the first of them that answers; servers to which a connect
-failed a moment ago are tried last. A silent server may use only its share of the time that is left: with two servers the second
-is tried after half of it. A server whose connection broke during a request (it may have been restarted since) is tried once
-more at the end.
+fails, the same call tries the others, those to which a connect failed a moment ago last, and the client stays with the first of
+them that answers. A silent server may use only its share of the time that is left: with two servers the second is tried after half
+of it. A server whose connection broke during a request (it may have been restarted since) is tried once more at the end.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ _ADVICE: Final = "check the addresses, and that a name server runs"
 
 
 class NoUsableAnswerError(NameServerError):
-    """At least one name server answered, but none usably: the network is not the cause."""
+    """The error of a request that some name server answered, but none usably: the network is not the cause."""
 
 
 class NameServers:
@@ -72,7 +71,7 @@ class NameServers:
     async def request(self, command: RemotingCommand, timeout: float) -> tuple[RemotingCommand, str]:
         """Returns the first answer, of any code, and the server's address.
 
-        Raises NameServerError, which names the failure of each server, when none answers within ``timeout`` seconds.
+        Raises NameServerError when none answers within ``timeout`` seconds.
         """
         return await self.ask(command, timeout, lambda response, _: response)
 
@@ -179,7 +178,7 @@ class NameServers:
         cause = next(iter(failures.values()), None)
         error: NameServerError
         if answered:
-            error = NoUsableAnswerError(f"no name server gave a usable answer: {tried}")
+            error = NoUsableAnswerError(f"no name server gave a usable answer: {tried}; look at their logs")
         else:
             silent = any(isinstance(error, RequestTimeoutError) for error in failures.values())
             late = silent or len(failures) < len(self._addresses)
@@ -190,7 +189,7 @@ class NameServers:
 
 
 def _nothing() -> None:
-    """Does nothing: no call waits for a result."""
+    """Does nothing: the default of ``NameServers.on_failure``."""
 
 
 def _reason(error: RocketMQError | None) -> str:

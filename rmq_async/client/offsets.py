@@ -238,12 +238,15 @@ def epoch_ms(when: float | datetime) -> int:
             )
         return round(when.timestamp() * 1000)
     if isinstance(when, bool) or not isinstance(when, int | float) or not -_FAR < when < _FAR:  # NaN is neither
-        raise ConfigError(f"a time must be epoch seconds from -2**53 to 2**53 or an aware datetime, not {shown(when)}")
+        raise ConfigError(
+            f"a time must be epoch seconds between -2**53 and 2**53, exclusive, or an aware datetime, not {shown(when)}"
+        )
     return round(when * 1000)
 
 
 def check_queue(queue: MessageQueue) -> MessageQueue:
-    """Returns ``queue`` as a MessageQueue. Raises ConfigError unless it is a tuple of topic, broker name and an id below 2**31."""
+    """Returns ``queue`` as a MessageQueue. Raises ConfigError unless it is a tuple of topic, broker name and an id from 0
+    to 2**31 - 1."""
     if isinstance(queue, tuple) and len(queue) == 3:
         topic, broker_name, queue_id = queue
         if (

@@ -53,7 +53,8 @@ async def send_back(
 
 
 async def send_dead_letter(instance: ClientInstance, group: str, topic: str, message: MessageExt) -> None:
-    """Sends a copy of ``message`` that its broker turns into a dead letter of ``group``. Names and errors as for ``send_back``."""
+    """Sends a copy of ``message`` that its broker turns into a dead letter of ``group``. Names are as for ``send_back``. Raises
+    BrokerError and the errors of a request."""
     retry_topic = RETRY_TOPIC_PREFIX + group
     times = message.reconsume_times + 1
     properties: dict[str, str | None] = {

@@ -331,7 +331,7 @@ class RouteTable:
         if old is not None and self._digests.get(topic) == digest:
             return _Answer(address, digest, old, remark)
         if not response.body:
-            raise RemoteProtocolError("the route has no body", address=address)
+            raise RemoteProtocolError(f"the answer with the route of topic {printable(topic)} has no body", address=address)
         try:
             route = topic_route(topic, decode_route(response.body), self._lists)
         except RemoteProtocolError as error:

@@ -37,7 +37,7 @@ _READ_AND_WRITE: Final = Perm.READ | Perm.WRITE
 class TopicRoute:
     """The route of a topic, with queues and addresses derived from it.
 
-    ``addresses``: broker name -> broker id -> "host:port", only those that can be connected to. ``version``: grows with each
+    ``addresses``: broker name -> broker id -> "host:port", without malformed ones. ``version``: grows with each
     change, over all topics of a client. ``provisional``: the topic does not exist; the first send creates it on these brokers.
     ``holders``: for a static topic, whose queues all name a pseudo broker, queue -> name of the broker that holds it now.
     """

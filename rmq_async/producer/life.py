@@ -143,7 +143,7 @@ class ProducerLife(LifeCycle):
 
     def _advice(self) -> str:
         if self._state not in (LifeState.NEW, LifeState.STOPPED):
-            return ""
+            return super()._advice()
         return f": send inside `async with {type(self).__name__}(...)`, or await its start() first"
 
 

@@ -1,4 +1,4 @@
-"""Limits the hosts in routes to which a client may connect.
+"""Limits the hosts to which a client may connect, except its name servers.
 
 A false name server can name any address as a broker's, and the client would connect there, with signatures if it has credentials.
 Hosts are compared as text, without a look-up: an allowed name may resolve to any address, and an allowed address does not allow
@@ -16,7 +16,7 @@ __all__ = ["AllowedHosts"]
 
 
 class AllowedHosts:
-    """The hosts that routes may lead to.
+    """The hosts to which a client may connect.
 
     ``allowed``: host names, addresses and networks in the form of ``ClientConfig.allowed_broker_hosts``.
     """

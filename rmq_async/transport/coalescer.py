@@ -1,12 +1,13 @@
 """Gathers frames and decides when to write them, so that one system call carries many.
 
-A frame is written immediately if no other request is pending. Otherwise frames are gathered and written together at the end of the
-loop iteration, or as soon as there are 64 of them or 64 KiB of large ones. uvloop and asyncio write immediately, so without this
-each frame would be a system call (measured: 1.2 us per frame one by one, 0.04 us in a joined write of 64).
+A frame is written immediately if no frame is gathered and its request is the only pending one, or a pull. Other frames are gathered
+and written together at the end of the loop iteration, or as soon as there are 64 of them or 64 KiB of large ones. uvloop and
+asyncio write immediately, so without this each frame would be a system call (measured: 1.2 us per frame one by one, 0.04 us in a
+joined write of 64).
 
 With many sends in flight, answers arrive one by one, and each would cause a write. Therefore, while at least 32 sends have no
-answer, fewer than 8 frames wait for the next answers. Without answers they are written after 20 ms, by one timer that a busy
-connection sets at most fifty times a second.
+answer, fewer than 8 frames wait for the next answers unless one is urgent. Without answers they are written after 20 ms, by one
+timer that a busy connection sets at most fifty times a second.
 
 The transport's buffer has a high-water mark of zero: not paused means that the kernel has taken every byte. (With TLS, up to
 64 KiB may still wait encrypted in the transport below.)
@@ -61,7 +62,7 @@ class WriteCoalescer:
         self.frames: list[bytes] = []
         """Gathered frames: small ones whole, large ones in parts."""
         self.room = 0
-        """While ``frames`` has fewer items than this, a check is scheduled, and small frames may be appended directly."""
+        """While ``frames`` has fewer items than this, a check or a timer is set, and small frames may be appended directly."""
         self.paused = False
         """Whether the transport's buffer is not empty, because the peer does not read."""
         self.writes = 0

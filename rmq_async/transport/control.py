@@ -22,8 +22,8 @@ MAX_UNREAD: Final = 1024 * 1024
 def send_control(connection: Connection, command: RemotingCommand) -> bool:
     """Sends ``command`` one-way, through all hooks and signed like any request, and returns True.
 
-    Returns False, with nothing sent, if the connection is closed, its peer does not read, or the command cannot be written; the
-    error of the last case is reported to the loop's exception handler.
+    Returns False, with nothing sent, if the connection takes no requests, more than MAX_UNREAD bytes wait because the peer does not
+    read, or the command cannot be written; the error of the last case is reported to the loop's exception handler.
     """
     if not connection.is_open or connection.buffered_bytes > MAX_UNREAD:
         return False

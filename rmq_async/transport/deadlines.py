@@ -1,8 +1,8 @@
 """The deadline timer of a connection: one timer, set for the earliest deadline in the request table.
 
 The same timer detects a dead peer: no byte came for ``dead_after`` seconds, counted from the first request written after the last
-byte. After a blocked loop no request times out immediately, because its answer may be in the socket: during a grace the loop first
-reads the bytes that are there.
+byte. After a blocked loop requests get a grace before they time out, because their answers may be in the socket: the loop first
+reads the bytes that are there. The number and the length of consecutive graces are limited.
 """
 
 from __future__ import annotations
@@ -117,7 +117,8 @@ class Deadlines:
             self.arm(max(earliest, now + SCAN_GRAIN))
 
     def _more_to_read(self, now: float) -> bool:
-        """Returns whether bytes that were in the socket at the end of a blocked iteration of the loop are still to be read.
+        """Returns whether bytes that were in the socket at the end of a blocked iteration of the loop may still have to be read;
+        False at the limits of graces.
 
         Frames that were gathered when the loop blocked are written first. Where the receive window may have been full, the grace
         ends with the first step that brings no byte.

@@ -1,7 +1,8 @@
 """Pending requests, and a pure function that finds the late ones.
 
 Each entry has two deadlines. At the first one the *attempt* has failed and its receiver gets the error. Until the second one, the
-end of the *call*, the entry stays, because a late answer may still say "stored". In most entries both are the same.
+end of the *call*, the entry stays if its frame was written, because a late answer may still say "stored". In most entries both are
+the same.
 
 The table is scanned when the earliest deadline is due, never per message: 1024 entries cost 20 us.
 """

@@ -82,7 +82,7 @@ def split_address(address: str) -> tuple[str, int]:
     routes."""
     found = host_and_port(address)
     if found is None:
-        text = f"an address must be host:port or [IPv6]:port, not {address[:200]!r}"
+        text = f"an address must be host:port or [IPv6]:port with a port from 1 to 65535, not {address[:200]!r}"
         raise ConnectError(text, permanent=True, address=address[:200])
     return found
 
@@ -156,7 +156,7 @@ class ConnectionPool:
         return address in self._connecting
 
     def backing_off(self, address: str) -> bool:
-        """Returns whether the last connect failed so recently that the next one waits."""
+        """Returns whether a new connect to ``address`` would wait for the end of a back-off."""
         backoff = self._backoffs.get(address)
         return backoff is not None and backoff.remaining(machine.monotonic()) > 0
 
@@ -212,7 +212,7 @@ class ConnectionPool:
         """Returns the error of a caller that got no connection within ``seconds``."""
         backoff = self._backoffs.get(address)
         if backoff is None:
-            text = f"no connection to {address} within {seconds:.3g} s"
+            text = f"no connection to {address} within {seconds:.3g} s; check that the server runs, or raise the timeout"
         else:
             text = f"no connection to {address} for {seconds:.3g} s; the last attempt failed: {backoff.reason}"
         return RequestTimeoutError(text, maybe_stored=False, address=address)
@@ -221,7 +221,8 @@ class ConnectionPool:
         """Returns the connect to ``address`` that is under way, or a new one. Raises ClientStateError if the client stops, and
         ConnectError for an address that is malformed or not allowed."""
         if self._closing:
-            raise ClientStateError("the client is stopping; start it again", address=address)
+            text = f"no connect to {address}: the client is stopping or stopped; start it again"
+            raise ClientStateError(text, address=address)
         if address not in self._connecting:
             host, _ = split_address(address)
             self._check_allowed(address, host)
@@ -239,9 +240,9 @@ class ConnectionPool:
     ) -> RemotingCommand:
         """Connects if necessary, sends one request and returns its answer, of any code, within ``timeout`` seconds.
 
-        A server that answers GO_AWAY has not processed the request, so it is sent once more over a new connection; without one,
-        the GO_AWAY is returned. ``sent_away``: the GO_AWAY that answered an earlier attempt; then there is only one more attempt.
-        Raises as ``connect`` and ``Connection.request`` do.
+        A server that answers GO_AWAY has not processed the request, so it is sent once more over a new connection; if the connect
+        fails or is too late, the GO_AWAY is returned. ``sent_away``: the GO_AWAY that answered an earlier attempt; then there is
+        only one more attempt. Raises as ``connect`` and ``Connection.request`` do.
         """
         deadline = machine.monotonic() + timeout
         response = sent_away

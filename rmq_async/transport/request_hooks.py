@@ -24,7 +24,7 @@ __all__ = ["HookedRequest", "RequestHook", "RequestHooks", "call_hook", "cancel_
 
 class RequestHook(Protocol):
     """A hook around each request of a client. ``before`` may change the command's ext_fields and nothing else. ``after`` gets the
-    answer, the error, or neither for a one-way request.
+    answer or the error, and neither after a one-way request that was sent.
 
     Equal hooks count as one.
     """
@@ -146,7 +146,7 @@ def cancel_hooked(receiver: Receiver) -> None:
 
 
 def _undo(command: RemotingCommand, kept: RemotingCommand) -> str | None:
-    """Reverts changes that a hook may not make; returns a text about them, None if there are none."""
+    """Reverts changes that a hook may not make; returns a text about the last one, None if there are none."""
     fault = None
     for name in command.__struct_fields__:
         if name != "ext_fields" and getattr(command, name) is not getattr(kept, name):

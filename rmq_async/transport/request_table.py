@@ -4,7 +4,7 @@ To be cheap, a request has one future and one table entry; no Task, no timer, no
 the earliest deadline. This module has no socket: frames go to the write coalescer.
 
 Bounds: at most ``window`` sends are on the wire, further ones are held in their order; while the peer does not read (the
-transport's buffer is not empty) every frame is held. The frame of a held request that times out or is cancelled is dropped.
+transport's buffer is not empty) every request is held. The frame of a held request that times out or is cancelled is dropped.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ def _oldest_of(owner: object, table: Mapping[int, Pending | HeldFrame], since: i
 
 
 class RequestTable:
-    """The requests of one connection. A request leaves the table with its answer, at the deadline of its call, or when its caller
-    cancels it.
+    """The requests of one connection. A request leaves the table with its answer, at the deadline of its call (of its attempt, if
+    its frame was not written), when its caller or its owner gives it up, or when the connection closes.
 
     ``lost(written, code)`` returns the error of a request on a connection that is not open; ``code`` is None for a request that
     did not enter the table. ``die``: called after ``dead_after`` seconds of silence, which begins when the first request, long
@@ -183,9 +183,9 @@ class RequestTable:
         """Starts a pull from a template and returns its opaque. The receiver gets a PullReply for messages in a JSON answer, else a
         RemotingCommand.
 
-        The frame is written immediately unless others are gathered: the caller is about to decode the previous answer, and the
-        peer should work meanwhile. ``gather``: True writes it at the end of the iteration, together with others; for callers that
-        start several pulls.
+        The frame is written immediately unless others are gathered or the peer does not read: the caller is about to decode the
+        previous answer, and the peer should work meanwhile. ``gather``: True writes it at the end of the iteration, together with
+        others; for callers that start several pulls.
         """
         opaque = self.next_opaque()
         pending = Pending(receiver, deadline, deadline, _PULL, typed=False, long_poll=template.held, pull=True)
@@ -228,7 +228,7 @@ class RequestTable:
         return pending
 
     def start_send(self, opaque: int, parts: bytes | list[bytes], pending: Pending, window: int) -> None:
-        """Enters any send of another kind. ``parts``: its frame, made with ``opaque``, an opaque of this table."""
+        """Enters a send of any kind. ``parts``: its frame, made with ``opaque``, an opaque of this table."""
         if not self.is_open:
             self.require_open()
         if pending.deadline < self.deadlines.at:
@@ -265,7 +265,8 @@ class RequestTable:
         return self.is_open and not self.writer.paused and not self.held
 
     def when_written(self, written: Callable[[int], None]) -> None:
-        """Calls ``written(0)`` when the kernel has the last byte of the frames that are queued now, or when they are dropped."""
+        """Calls ``written(0)`` when the kernel has the last byte of all frames that are queued until the next write, or when they
+        are dropped."""
         self.writer.when_written(written, 0)
 
     def submit_single_oneway(

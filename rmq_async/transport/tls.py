@@ -1,7 +1,7 @@
 """TLS: one context for all connections of a client, and texts for the causes of failed handshakes.
 
-Certificates are verified unless ``tls_verify`` is False; TLS 1.2 is the lowest version. A client with TLS never connects
-without it.
+Certificates are verified unless ``tls_verify`` is False, and TLS 1.2 is the lowest version; an SSLContext given as ``tls`` has its
+own settings for both. A client with TLS never connects without it.
 """
 
 from __future__ import annotations
@@ -67,7 +67,8 @@ def _make_context(verify: bool) -> ssl.SSLContext:
 
 
 def system_text(error: BaseException) -> str:
-    """Returns the error's text. For an OSError with an errno it is the system's text, because the texts of event loops differ."""
+    """Returns the error's text. For an OSError with an errno, except those of TLS and look-ups, it is the system's text, because
+    the texts of event loops differ."""
     if not isinstance(error, OSError) or isinstance(error, ssl.SSLError | socket.gaierror) or not error.errno:
         return str(error)
     return f"[Errno {error.errno}] {os.strerror(error.errno)}"

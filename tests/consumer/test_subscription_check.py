@@ -54,7 +54,7 @@ def test_every_difference_is_a_conflict_with_both_sides() -> None:
         SubscriptionConflict("C", "a", "SQL92: a"),
         SubscriptionConflict("E", None, "e"),
     )
-    taken, same = "each member takes messages away from the other", "all members need the same"
+    taken, same = "members miss messages", "all members need the same"
     assert str(found[0]) == f"this member is CLUSTERING, another one BROADCASTING; {taken}; {same} model"
     texts = [
         "topic A: this member subscribes to 'x', another one to nothing",

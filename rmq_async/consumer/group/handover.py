@@ -141,7 +141,7 @@ class Takeover:
 
     async def free(self, client_id: str, queues: Iterable[MessageQueue]) -> None:
         """Waits for the time that a member has to unlock its queues; then unlocks those of a member that has left the list,
-        unless a broker lists it again.
+        unless a broker lists it again or does not answer.
 
         Members that have joined since do not know that member. They would have to take its queues without locks, and could not
         hand them over before its locks end.
@@ -250,14 +250,14 @@ class Takeover:
         for queue in late:
             if queue not in seized and self._waiting.get(queue, 0.0) > patient:
                 continue
-            if queue in elsewhere or self._waiting.pop(queue, None) is None:  # or not wanted any more
+            if queue in elsewhere or (since := self._waiting.pop(queue, None)) is None:  # or not wanted any more
                 continue
             self._late.pop(queue, None)
             self._ready[queue] = machine.monotonic()
             if queue not in seized:
                 self._locks.assume([queue])
             how = "a member that is gone" if queue in seized else "another client, and is read without its lock"
-            late_by = self._patience if queue in seized else self._patience + FREED_WITHIN
+            late_by = machine.monotonic() - since
             logger.warning("queue %s is taken over %.1f s late: it was locked by %s", queue, late_by, how)
         await self._locks.unlock(sorted(seized - self._ready.keys()))
 

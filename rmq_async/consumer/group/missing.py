@@ -39,7 +39,7 @@ LONGEST_REQUEST: Final = 1.0
 
 class Missing(NamedTuple):
     """Queues of one topic and broker that left the route at the same time. ``age``: seconds since that time. ``unread``: number
-    of their messages that the group has not read; None if the broker has not answered."""
+    of their messages that the group has not read; None if it is not known."""
 
     queues: tuple[MessageQueue, ...]
     age: float

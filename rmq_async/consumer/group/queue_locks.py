@@ -62,10 +62,10 @@ class QueueLocks:
         self._assumed: dict[MessageQueue, float] = {}
         """Queue taken without its lock -> monotonic time of that."""
         self._unsure: dict[MessageQueue, float] = {}
-        """Queue whose last request was not answered -> monotonic time of that request: the broker may have a lock of this
+        """Queue whose last request was not confirmed -> monotonic time of that request: the broker may have a lock of this
         client."""
         self._owed: dict[MessageQueue, float] = {}
-        """Queue that was unlocked without an answer -> monotonic time of the first such unlock: the lock may keep other members
+        """Queue whose unlock was not confirmed -> monotonic time of the first such unlock: the lock may keep other members
         waiting."""
         self._lost: set[MessageQueue] = set()
         self._errors: dict[str, RocketMQError] = {}
@@ -89,12 +89,13 @@ class QueueLocks:
 
     @property
     def errors(self) -> Mapping[str, RocketMQError]:
-        """Broker name -> the error of the last request to it; brokers whose last request succeeded are not included."""
+        """Broker name -> the error of the last failed request to it, until a lock or unlock for this client succeeds there; the
+        newest MAX_ERRORS brokers."""
         return MappingProxyType(self._errors)
 
     @property
     def owes(self) -> bool:
-        """Returns whether a broker has not answered the unlock of a queue; ``unlock_owed`` repeats it."""
+        """Returns whether a broker has not confirmed the unlock of a queue; ``unlock_owed`` repeats it."""
         return bool(self._owed)
 
     def owns(self, queue: MessageQueue) -> bool:
@@ -178,7 +179,7 @@ class QueueLocks:
         await self._for_each_broker(to_unlock, self._unlock)
 
     async def unlock_owed(self) -> None:
-        """Repeats the unlocks that were not answered, until the locks have expired at their brokers."""
+        """Repeats, once, the unlocks that brokers have not confirmed, except those whose locks have expired there."""
         horizon = machine.monotonic() - LOCK_LIFE
         self._owed = {queue: since for queue, since in self._owed.items() if since > horizon and queue not in self._held}
 

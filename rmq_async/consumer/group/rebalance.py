@@ -96,7 +96,7 @@ class Rebalance:
             try:
                 balanced = await self.round()
             except Exception:
-                logger.exception("a rebalance round of group %s failed; the next one is in %s s", self._group, SPACING)
+                logger.exception("a rebalance round of group %s failed; the next one is within %s s", self._group, SPACING)
                 balanced = False
             await asyncio.sleep(max(began + SPACING - machine.monotonic(), 0.0))
             if balanced:
@@ -117,7 +117,8 @@ class Rebalance:
         return (*self._unknown, *self.missing.topics())
 
     async def round(self) -> bool:
-        """Computes the shares, calls ``apply``, and returns whether every topic's share is known for sure."""
+        """Computes the shares, calls ``apply``, and returns whether the next round can wait for its interval: False if for some
+        topic no broker lists the members, or the lists differ or lack this member."""
         instance = self._instance
         self.count += 1
         balanced = True

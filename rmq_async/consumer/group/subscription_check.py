@@ -35,7 +35,7 @@ MODE: Final = "\x00mode"
 """``topic`` of a conflict between members that pull and members that pop."""
 
 
-TAKEN: Final = "each member takes messages away from the other"
+TAKEN: Final = "members miss messages"
 
 
 class SubscriptionConflict(NamedTuple):

@@ -217,7 +217,7 @@ class _Line:
             self._losses += 1
             self._lost_by = error
             logger.warning(
-                "%d messages of broker %s were handled and not acknowledged, they may be delivered again: %s",
+                "%d acknowledgements to broker %s were given up, so the messages may be delivered again: %s",
                 given_up,
                 self._broker,
                 text,

@@ -64,8 +64,8 @@ class Arrivals:
 
     def accept(self, source: Source, popped: Popped) -> None:
         """Buffers the messages of an answer, except those that the subscription does not match, which are acknowledged, and
-        those whose attempts are used up, which become dead letters. Gives all back if the source is paused or the consumer is
-        stopping."""
+        those whose attempts are used up, which become dead letters. If the source is paused or the consumer is stopping, gives
+        all that match back."""
         found = self._leases(source, popped)
         subscription = source.subscription
         if subscription.tags != SUB_ALL:
@@ -153,11 +153,11 @@ class Arrivals:
         return msgspec.structs.replace(message, topic=topic, queue=queue)
 
     async def _dead_letter(self, lease: Lease, limit: int) -> None:
-        """Gives up a message whose attempts are used up: the last attempt had no outcome, because its member crashed or its
-        lease expired."""
+        """Gives up a message whose attempts are used up, as after a crash of the member that made the last one, or the end of its
+        lease."""
         message = lease.message
         logger.error(
-            "dead-lettered: message %s of %s (%s, offset %d) came for attempt %d, %d are allowed, and the last one had no outcome",
+            "dead-lettered: message %s of %s (%s, offset %d) came for attempt %d, and %d are allowed",
             message.msg_id,
             message.topic,
             message.queue,

@@ -49,7 +49,7 @@ class BrokerClock:
             self._offset = min(self._offset, offset)
 
     def forget(self) -> None:
-        """Discards the readings of the clock, because the broker's answers contradict them."""
+        """Discards the readings; the clock is not known until the next answer."""
         self._offset = self._older = inf
 
     def broker_ms(self, now: float) -> int | None:

@@ -1,7 +1,7 @@
 """Receives, acknowledges, gives back and extends popped messages: the handles and times, without handlers.
 
 Each answer to a pop has the broker's time, by which the next pop is dated (``clock``). A lease that is held is extended at
-about two thirds of its time, again and again, until it is over or ``max_lease`` has passed since its pop.
+about two thirds of its time, again and again, until it is over or would exceed ``max_lease`` since its pop.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class PopCore:
 
     ``given_back``, ``extended``: numbers of the changes that brokers have confirmed. ``unsure``: number of changes without an
     answer, after which a message may be delivered twice, or later than asked for. ``expired``: number of leases that ended
-    while this member held them.
+    while this member held them, or too soon for a call.
     """
 
     def __init__(self, requests: Requests, supervisor: Supervisor, invisible_time: float, max_lease: float) -> None:
@@ -277,8 +277,8 @@ class PopCore:
             del group[lease]
         if old:
             logger.warning(
-                "%d messages are held for longer than max_lease=%g s, %s is one; they are delivered again when their leases "
-                "end. Raise max_lease if handlers need so long",
+                "the leases of %d messages are extended no more, because of max_lease=%g s, %s is one; they are delivered again "
+                "when their leases end. Raise max_lease if handlers need so long",
                 len(old),
                 self._max_lease,
                 old[0].message.msg_id,

@@ -88,7 +88,8 @@ class PopMember:
 
     async def join(self) -> None:
         """Checks the brokers and the group, and joins the group. Raises ConfigError for a broker that cannot be popped or
-        cannot filter by a subscription's SQL condition, SubscriptionConflictError, and the errors of the requests."""
+        cannot filter by a subscription's SQL condition, SubscriptionConflictError if ``on_conflict`` is "raise", and the errors of
+        the requests."""
         instance = self._instance
         for topic in self._subscriptions:
             try:

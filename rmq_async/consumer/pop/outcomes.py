@@ -1,7 +1,7 @@
 """Carries out the outcomes of popped messages: acknowledgement, delivery after a delay, or dead letter. This member decides
 them.
 
-A broker neither counts attempts nor lengthens delays here, and has no dead letters of its own for popped messages.
+A broker counts attempts of popped messages, but does not limit them, lengthens no delays, and makes no dead letters.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class PopSettling(Settling):
 
 def _never_again(subscription: Subscription, item: Waiting, due: float) -> None:
     """Raises AssertionError: no popped message is handled again without a new delivery."""
-    raise AssertionError("a popped message must go back to its broker, and must not be handled again from the buffer")
+    raise AssertionError("a popped message is handled again without a new delivery; this is a bug of rmq_async")
 
 
 def _unused(queues: Iterable[HeldQueue], messages: list[MessageExt]) -> None:

@@ -199,7 +199,7 @@ class PopSession:
                 await self.core.acks.flush()
         if self.core.acks.pending:
             logger.warning(
-                "%d messages were handled and not acknowledged before the stop ended; they may be delivered again",
+                "%d acknowledgements were not answered before the stop ended, so the messages may be delivered again",
                 self.core.acks.pending,
             )
 
@@ -231,7 +231,7 @@ class PopSession:
             "messages given back": core.given_back,
             "changes without an answer": core.unsure,
             "leases that ended too early": core.expired,
-            "messages that were handled and not acknowledged": core.acks.lost,
+            "acknowledgements given up": core.acks.lost,
             "records that could not be read": arrivals.corrupt,
             "messages without a handle": arrivals.without_handle,
         }

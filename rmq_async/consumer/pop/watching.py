@@ -1,4 +1,4 @@
-"""Computes lag, statistics and health of a consumer that pops from its own state, without a request, in any thread."""
+"""Computes lag, statistics and health of a popping consumer: from what the consumer knows, without a request, in any thread."""
 
 from __future__ import annotations
 

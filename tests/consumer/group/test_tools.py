@@ -194,4 +194,4 @@ async def test_group_with_different_subscriptions(caplog: pytest.LogCaptureFixtu
                 await strict.start()
             async with second:
                 assert "subscription_conflict" in [problem.code for problem in second.health().problems]
-        assert "each member takes messages away from the other; all members need the same subscriptions" in caplog.text
+        assert "members miss messages; all members need the same subscriptions" in caplog.text
