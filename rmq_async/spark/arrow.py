@@ -1,9 +1,8 @@
 """Builds Arrow columns of messages.
 
-Rows are the fields of stored records (``rmq_protocol.columns``). Only the wanted columns are built, each as a whole: numbers are
-read from all rows at once, a text that is the same in every row is repeated, bodies and ids become one buffer with offsets, and
-Arrow splits properties. If a properties text is not as clients write it (no UTF-8, a name twice, an empty one), the properties of
-that batch are decoded one by one.
+Rows are the fields of stored records (``rmq_protocol.columns``). Only the wanted columns are built, each for all rows together.
+Arrow splits the properties; if one of a batch's texts is not what it can split (``_split``), the texts of that batch are
+decoded one by one.
 """
 
 from __future__ import annotations
@@ -218,8 +217,9 @@ def _maps(joined: bytes, sizes: Sequence[int]) -> Any:
 
 
 def _split(raw: Any, joined: bytes) -> Any:
-    """Returns the maps of the texts; None if one of them needs the decoder, because it does not consist of a name, byte 1, a value
-    and byte 2 for each property (the last byte 2 may be missing). ``joined``: all texts.
+    """Returns the maps of the texts; None if one of them needs the decoder: a text that is empty, not UTF-8, with an empty name or
+    value or a name twice, or that does not consist of a name, byte 1, a value and byte 2 for each property (the last byte 2 may be
+    missing). ``joined``: all texts.
 
     Names and values are cut by one separator: a second cut costs half as much again.
     """

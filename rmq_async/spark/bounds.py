@@ -29,9 +29,9 @@ def starts_of_options(
 ) -> dict[MessageQueue, int]:
     """Returns the start offset of every queue of ``latest``.
 
-    Raises ConfigError for an option that names a queue which is not read; for a queue that an option by queue does not name,
-    unless ``startingOffsets.default`` says where it begins; and for a queue without a message at or after the moment, unless
-    ``startingOffsetsByTimestampStrategy`` is "latest".
+    Raises ConfigError for an option that names a queue or topic which is not read; for a queue that an option by queue does not
+    name, unless ``startingOffsets.default`` says where it begins; and for a queue without a message at or after the moment,
+    unless ``startingOffsetsByTimestampStrategy`` is "latest".
     """
     bound = options.start
     if options.start_default == "error":

@@ -1,8 +1,8 @@
 """Requests of a planner to the cluster: the queues, and their first and last offsets.
 
-Each request is repeated for a while if that may help, so that the restart of a broker does not end a stream. Offsets are those of
-masters, because a replica may lack acknowledged messages and does not know it. If the options allow a replica, its offsets prove no
-loss (``Extents.proven``).
+A request is repeated for a while if that may help, so that the restart of a broker does not end a stream; those for reports and
+dashboards (``store_times``, ``commit``) are not. Offsets are those of masters, because a replica may lack acknowledged messages and
+does not know it. If the options allow a replica, its offsets prove no loss (``Extents.proven``).
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ class Extents(NamedTuple):
 
 
 def may_pass(error: RocketMQError) -> bool:
-    """Returns whether the same request may succeed later, because the broker or the connection failed and the request was
-    not refused."""
+    """Returns whether the same request may succeed later: after a retriable error, a NameServerError and a BrokerNotFoundError,
+    but not after a NoPermissionError."""
     if isinstance(error, NoPermissionError):
         return False
     return error.retriable or isinstance(error, NameServerError | BrokerNotFoundError)
@@ -84,11 +84,11 @@ class Cluster:
         self._options = options
 
     def queues(self, *, begun: bool = False, wanted: Collection[MessageQueue] = ()) -> tuple[MessageQueue, ...]:
-        """Returns the readable queues that the options choose. Raises TopicNotFoundError, ConfigError for an ``assign`` or a
-        pattern that fits no queue, and the errors of requests.
+        """Returns the readable queues that the options choose. Raises TopicNotFoundError, ConfigError for a queue of
+        ``assign`` that is not readable or a pattern without a readable queue, and the errors of requests.
 
-        ``begun``: the stream runs already, and no queue is required. ``wanted``: queues to wait for while requests are repeated:
-        a broker that restarts is in no route for a while.
+        ``begun``: the stream runs already, so queues of ``assign`` may be missing and a pattern may match nothing. ``wanted``:
+        queues to wait for as long as requests are repeated, because a broker that restarts is in no route for a while.
         """
 
         async def queues(reader: SparkReader) -> tuple[MessageQueue, ...]:
@@ -104,7 +104,7 @@ class Cluster:
             return error.found
 
     def newest(self, *, settled: bool = False) -> Extents:
-        """Returns the ``latest`` of the queues of a running stream, without those that are in no route any more. ``settled``: as
+        """Returns ``latest`` and ``proven`` of the queues that a running stream finds now; ``earliest`` is empty. ``settled``: as
         for ``extents``."""
 
         async def newest(reader: SparkReader) -> Extents:
@@ -152,7 +152,7 @@ class Cluster:
 
     def store_times(self, offsets: Mapping[MessageQueue, int]) -> dict[MessageQueue, int]:
         """Returns the store times of the messages at these offsets (epoch ms), for reports. It makes one attempt; queues
-        whose request fails are left out."""
+        without a message there, or whose request fails, are left out."""
 
         async def times(reader: SparkReader) -> dict[MessageQueue, int]:
             instance = reader.instance
@@ -173,7 +173,7 @@ class Cluster:
         return {}
 
     def commit(self, offsets: Mapping[MessageQueue, int]) -> bool:
-        """Commits offsets for dashboards in one attempt; errors are logged. Returns whether brokers accepted all of them."""
+        """Commits offsets for dashboards in one attempt, and logs the first error. Returns whether brokers accepted all of them."""
         group = self._options.group
 
         async def commit(reader: SparkReader) -> None:
@@ -194,7 +194,9 @@ class Cluster:
             failed.append(error)
         if failed:
             text = printable(failed[0])
-            logger.warning("group %s: offsets were not committed, so dashboards show old ones; first error: %s", group, text)
+            logger.warning(
+                "group %s: not all offsets were committed, so dashboards may show old ones; first error: %s", group, text
+            )
         return not failed
 
     # -- inside
@@ -250,9 +252,9 @@ class Cluster:
         alone = sorted(name for name in topics.keys() - led if routes.addresses_of(name))
         if alone and not self._options.replicas:
             raise BrokerNotFoundError(
-                f"broker {printable(alone[0])} has no master now, and its replicas may lack messages that were acknowledged; asked "
-                f"{self._options.fetch_retries} times more, {self._options.fetch_interval:.3g} s apart (option "
-                "fetchOffset.numRetries); offsetsFromReplicas=true plans with what a replica has",
+                f"broker {printable(alone[0])} has no master now, and its replicas may lack messages that were acknowledged; "
+                f"start the master, let reads wait longer for it (fetchOffset.numRetries, now {self._options.fetch_retries} tries, "
+                f"{self._options.fetch_interval:.3g} s apart), or set offsetsFromReplicas=true to plan with what a replica has",
                 broker=alone[0],
             )
         return _Holders(instance, wired, brokers, led if self._options.replicas else frozenset(topics))
@@ -315,7 +317,7 @@ class Cluster:
 
         found = await for_each(topics, queues)
         if not any(found.values()) and not begun:
-            raise ConfigError(f"option subscribePattern: no topic matches {pattern}; change it, or create a topic")
+            raise ConfigError(f"option subscribePattern: no readable topic matches {pattern}; change it, or create a topic")
         return tuple(queue for topic in topics for queue in found[topic])
 
 
@@ -342,7 +344,7 @@ class _Holders(NamedTuple):
 async def _acting(instance: ClientInstance, led: frozenset[str], topics: Iterable[str]) -> set[str]:
     """Returns the brokers of ``led`` that have no master: with ``enableSlaveActingMaster``, routes name a replica in its place.
 
-    The list of the cluster's brokers (106) keeps the real broker ids.
+    The list of the cluster's brokers (GET_BROKER_CLUSTER_INFO, 106) keeps the real broker ids.
     """
     routes = [route for topic in topics if (route := instance.routes.cached(topic)) is not None]
     doubted = {data.broker_name for route in routes for data in route.data.broker_datas if data.enable_acting_master} & led
@@ -355,7 +357,8 @@ async def _acting(instance: ClientInstance, led: frozenset[str], topics: Iterabl
 
 
 def _is_of_servers(topic: str, route: TopicRoute | None) -> bool:
-    """Returns whether brokers made the topic: they make topics named as themselves and as their cluster."""
+    """Returns whether the topic is one that each broker creates at its start (Java's TopicConfigManager): it is named after the
+    broker or its cluster, or is the cluster's topic of replies, <cluster>_REPLY_TOPIC."""
     brokers = () if route is None else route.data.broker_datas
     return any(topic in (each.broker_name, each.cluster, f"{each.cluster}_REPLY_TOPIC") for each in brokers)
 

@@ -64,7 +64,7 @@ class AccessOptions:
 
 def access_of(options: AccessOptions) -> Access:
     """Adds what the environment gives, and checks what can be checked without opening a file. Raises ConfigError for an invalid
-    option or combination."""
+    option or combination, and without a name server."""
     servers = _name_servers(options)
     access_key, secret_key, security_token = _credentials(options)
     _check_tls(options)
@@ -96,8 +96,8 @@ def _name_servers(options: AccessOptions) -> tuple[str, ...]:
 
 
 def _credentials(options: AccessOptions) -> tuple[str | None, str | None, str | None]:
-    """Returns access key, secret key and token, each from its option, else from the environment; None for all if they are
-    read at each use."""
+    """Returns access key, secret key and token, each from its option, else from the environment; None for all without an access
+    key, and if they are read at each use."""
     if options.credentials_file or options.credentials_provider:
         _check_renewed(options)
         return None, None, None
@@ -108,7 +108,7 @@ def _credentials(options: AccessOptions) -> tuple[str | None, str | None, str | 
         return None, None, None
     secret_key = options.secret_key or os.environ.get("RMQ_SECRET_KEY") or None
     if not secret_key:
-        raise ConfigError("option accessKey needs secretKey, or RMQ_SECRET_KEY in the environment")
+        raise ConfigError(f"access key {access_key} needs its secret: give the option secretKey or set RMQ_SECRET_KEY")
     return access_key, secret_key, options.security_token or os.environ.get("RMQ_SECURITY_TOKEN") or None
 
 
@@ -140,8 +140,8 @@ def _check_tls(options: AccessOptions) -> None:
 
 
 def client_config(access: Access, *, with_files: bool = True) -> ClientConfig:
-    """Returns the settings of a client. ``with_files``: False leaves out the files of TLS. Raises ConfigError for a file that
-    cannot be used."""
+    """Returns the settings of a client. ``with_files``: False leaves out the files of TLS. Raises ConfigError for an invalid
+    setting, and for a file that cannot be used."""
     credentials = None
     if access.access_key and access.secret_key:
         credentials = Credentials(access.access_key, access.secret_key, access.security_token)
@@ -168,7 +168,9 @@ def _context(access: Access) -> ssl.SSLContext:
     except (OSError, ValueError) as error:
         files = ", ".join(name for name in access.files if name)
         why = getattr(error, "reason", None) or error
-        raise ConfigError(f"{files} cannot be used: {why}; TLS needs PEM files that can be read on this machine") from None
+        raise ConfigError(
+            f"{files} cannot be used: {why}; TLS needs PEM files that this machine can read, with a key that is not encrypted"
+        ) from None
     if not access.tls_verify:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE

@@ -1,4 +1,5 @@
-"""Options and columns of Spark's Kafka source and sink that have another name here, for errors that give ours."""
+"""Hints about options and columns of Spark's Kafka source and sink, for errors: what replaces each one here, or why nothing
+does."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ _OPTIONS: Final[Mapping[str, str]] = {
     "kafkaconsumer.polltimeoutms": "it is called pullTimeoutMs",
     "kafka.bootstrap.servers": "the option nameserver gives the addresses of name servers, not of brokers",
     "kafka.group.id": "it is called consumerGroup",
-    "kafka.client.id": "RocketMQ has none; consumerGroup and producerGroup are what brokers know clients by",
+    "kafka.client.id": "client ids are generated; leave it out",
     "kafka.max.poll.records": "it is called pullBatchSize",
     "kafka.request.timeout.ms": "it is called requestTimeoutMs",
     "kafka.delivery.timeout.ms": "it is called sendTimeoutMs",
@@ -50,21 +51,21 @@ _SINK_COLUMNS: Final[Mapping[str, str]] = {
 
 
 def option_of_kafka(name: str) -> str | None:
-    """Returns the option that replaces an option of the Kafka source, as a part of a sentence; None for any other name."""
+    """Returns the hint about an option of Spark's Kafka source or sink, as a part of a sentence; None without one."""
     name = name.lower()
     if (hint := _OPTIONS.get(name)) is not None:
         return hint
     for family, hint in _FAMILIES.items():
         if name.startswith(family):
             return hint
-    return "settings of Kafka's clients are not passed on" if name.startswith(PREFIX) else None
+    return "settings of Kafka's clients are not passed on; leave it out" if name.startswith(PREFIX) else None
 
 
 def read_column_of_kafka(name: str) -> str | None:
-    """Returns the name of our column that the Kafka source calls ``name``; None if none has that name there."""
+    """Returns which columns have here what the Kafka source's column ``name`` has, as a part of a sentence; None without a hint."""
     return _READ_COLUMNS.get(name.lower())
 
 
 def sink_column_of_kafka(name: str) -> str | None:
-    """Returns the name of our column that the Kafka sink calls ``name``; None if none has that name there."""
+    """Returns which columns have here what the Kafka sink's column ``name`` has, as a part of a sentence; None without a hint."""
     return _SINK_COLUMNS.get(name.lower())

@@ -1,9 +1,9 @@
 """Reports the lag of streaming queries, as gauges of OpenTelemetry and a log line, from the progress that Spark reports.
 
-Everything comes from the offsets in a progress, so a listener asks no broker, and serves all queries of a session that read
-RocketMQ. A planner reports the ends of the queues at the last trigger, and the store time of the oldest message that the
-micro-batch leaves unread; for that it requests one message each of up to 64 queues, at each trigger that leaves messages
-unread, even without a listener (``StreamReader``).
+All figures come from the progress, so a listener asks no broker, and serves all queries of a session that read RocketMQ. A
+planner reports the ends of the queues at the last trigger, and the store time of the oldest message that the micro-batch leaves
+unread; for that it requests one message each of up to 64 queues, at each trigger that leaves messages unread, even without a
+listener (``StreamReader``).
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def _age_text(seconds: float | None) -> str:
 
 
 def lag_of(progress: StreamingQueryProgress, at: float = 0.0) -> QueryLag | None:
-    """Returns the lag in a progress; None for a query that reads no topic of RocketMQ. ``at``: see ``QueryLag``."""
+    """Returns the lag in a progress; None if no source in it has an end offset of RocketMQ. ``at``: see ``QueryLag``."""
     found: dict[str, TopicLag] = {}
     for source in progress.sources:
         start, end, latest = (_offsets(text) for text in (source.startOffset, source.endOffset, source.latestOffset))
@@ -112,7 +112,7 @@ class _Offsets(NamedTuple):
 
 
 def _offsets(text: object) -> _Offsets | None:
-    """Parses the text of ``EndOffset.to_json``; None for the offset of another source."""
+    """Parses the text of ``EndOffset.to_json``; None for anything else, such as the offset of another source."""
     try:
         data = json.loads(text) if isinstance(text, str) else None
     except ValueError:
@@ -149,7 +149,7 @@ class LagListener(StreamingQueryListener):
 
     It adds itself to ``spark.streams``; ``close`` removes it. ``meter``: an OpenTelemetry Meter for the gauges; None takes the
     one of the global provider where OpenTelemetry is installed, and makes no gauges elsewhere. ``interval``: seconds between
-    two log lines (INFO) about a query; 0 logs each micro-batch. Raises ValueError for an interval below 0.
+    two log lines (INFO) about a query; 0 logs each micro-batch. Raises ValueError for an interval below 0 and for NaN.
     """
 
     def __init__(self, spark: SparkSession, *, meter: Meter | None = None, interval: float = 10.0) -> None:
@@ -182,7 +182,7 @@ class LagListener(StreamingQueryListener):
         """Does nothing: there is no progress yet."""
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802
-        """Records the progress of a query, and logs it once per ``interval``."""
+        """Records the lag in a query's progress, and logs it at most once per ``interval``."""
         lag = lag_of(event.progress, monotonic())
         if lag is None:
             return

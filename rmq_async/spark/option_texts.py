@@ -1,7 +1,8 @@
 """The table of all options of ``format("rocketmq")``, and the texts of one query's options, each read as its type.
 
-An option that does not exist, or does not belong to the use, raises an error that names it; Spark itself would ignore it.
-Names are those of Spark's Kafka source if it has the same option. Spark passes option names in lower case.
+An option that does not exist, or does not belong to the use, raises an error that names it; Spark itself would ignore it. Most
+options that Spark's Kafka source has too have its names; ``kafka_names`` has hints about others. Spark passes option names in
+lower case.
 """
 
 from __future__ import annotations
@@ -128,7 +129,7 @@ _BY_NAME: Final = {name.lower(): option for option in OPTIONS for name in (optio
 _SPARKS_OWN: Final = frozenset({"checkpointlocation", "queryname", "outputmode", "triggerinterval"})
 """Options that Spark itself reads."""
 STREAM_ONLY: Final = frozenset(option.name.lower() for option in OPTIONS if option.uses == _STREAM) | _SPARKS_OWN
-"""Options, in lower case, that only a streaming read has."""
+"""Options, in lower case, that a streaming read has and a batch read has not."""
 
 
 class OptionTexts:
@@ -150,7 +151,8 @@ class OptionTexts:
                 uses = " or a ".join(option.uses)
                 raise ConfigError(f"option {option.name} is not one of a {use}, only of a {uses}; leave it out")
             if option.name in self._values:
-                raise ConfigError(f"option {option.name} is given twice, also as {' or '.join(option.aliases)}; leave one out")
+                names = " or ".join((option.name, *option.aliases))
+                raise ConfigError(f"option {option.name} is given twice; give it once, as {names}")
             self._values[option.name] = value
 
     def __contains__(self, name: str) -> bool:

@@ -1,6 +1,6 @@
 """Reads the options of ``format("rocketmq")`` and refuses combinations that contradict each other.
 
-This module is pure: it imports no Spark and asks no server, so that every mistake is an error before a job starts.
+This module imports no Spark and asks no server, so that mistakes which the options alone show are errors before a job starts.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ LENGTH_OF_ID: Final = 36
 
 @dataclass(frozen=True, kw_only=True)
 class ReadOptions:
-    """Checked options of a read. Times are seconds. Either ``topics`` or ``pattern`` is given; ``topics`` includes those of
-    ``assign``.
+    """Checked options of a read. Durations are seconds, moments milliseconds since 1970. Either ``topics`` or ``pattern`` is given;
+    ``topics`` includes those of ``assign``.
 
     ``start_default``: start of queues that a ``start`` by queue does not name; error, earliest or latest. ``group_prefix``:
     the tasks of a streaming query pull in the group ``group_of_query(group_prefix, id)`` instead of ``group``.
@@ -76,7 +76,7 @@ class ReadOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class WriteOptions:
-    """Checked options of a write. Times are seconds."""
+    """Checked options of a write. ``timeout``: seconds. ``rate``: messages per second of each task; None for no limit."""
 
     access: Access
     topic: str | None
@@ -90,7 +90,8 @@ class WriteOptions:
 
 
 def read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
-    """Returns the checked options of a read. Raises ConfigError for one that is unknown, malformed or contradicts another."""
+    """Returns the checked options of a read. Raises ConfigError for one that is unknown, malformed, missing or contradicts
+    another."""
     given = OptionTexts(options, "streaming read" if streaming else "batch read")
     group = given.text("consumerGroup") or DEFAULT_GROUP
     _named("consumerGroup", check_group, group)
@@ -103,7 +104,10 @@ def read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
         raise ConfigError(f"startingTimestamp {start} is after endingTimestamp {end}; give a later end")
     start_default = given.choice("startingOffsets.default", "error", "earliest", "latest")
     if "startingOffsets.default" in given and not isinstance(start, Positions):
-        raise ConfigError("option startingOffsets.default needs startingOffsets or startingOffsetsByTimestamp as JSON by queue")
+        raise ConfigError(
+            "option startingOffsets.default needs startingOffsets or startingOffsetsByTimestamp as JSON by queue; give one of "
+            "them, or leave it out"
+        )
     return ReadOptions(
         access=_access(given),
         topics=topics,
@@ -166,7 +170,8 @@ def read_options_of_either(options: Mapping[str, str]) -> ReadOptions:
 
 
 def write_options(options: Mapping[str, str], *, streaming: bool) -> WriteOptions:
-    """Returns the checked options of a write. Raises ConfigError for one that is unknown, malformed or contradicts another."""
+    """Returns the checked options of a write. Raises ConfigError for one that is unknown, malformed, missing or contradicts
+    another."""
     given = OptionTexts(options, "streaming write" if streaming else "batch write")
     topic = given.text("topic")
     if topic is not None:
@@ -274,7 +279,8 @@ def _bound(given: OptionTexts, side: str, default: Literal["earliest", "latest"]
 
 
 def chosen_columns(text: str | None) -> tuple[str, ...]:
-    """Returns the columns that the option names. Raises ConfigError for one that does not exist."""
+    """Returns the columns that the option names; all without it. Raises ConfigError for one that does not exist or is named
+    twice."""
     if text is None:
         return tuple(SOURCE_COLUMNS)
     by_name = {name.lower(): name for name in SOURCE_COLUMNS}
@@ -307,5 +313,7 @@ _UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 def _duration(text: str) -> float:
     match = re.fullmatch(r"([0-9]{1,9})\s*(ms|s|m|h|d)", text.strip(), re.ASCII)
     if match is None:
-        raise ConfigError(f"option maxTriggerDelay must be a number and ms, s, m, h or d, such as 90s, not {text[:100]!r}")
+        raise ConfigError(
+            f"option maxTriggerDelay must be a number of at most 9 digits and ms, s, m, h or d, such as 90s, not {text[:100]!r}"
+        )
     return int(match[1]) * _UNITS[match[2]]

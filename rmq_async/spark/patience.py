@@ -21,7 +21,8 @@ LAST_REST: Final = 1.0
 
 
 class Patience:
-    """Waits with growing pauses. ``seconds``: time since the last ``renew`` after which an error is raised."""
+    """Waits with growing pauses. ``seconds``: time since the last ``renew`` after which ``rest`` raises the error that it is
+    given."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds

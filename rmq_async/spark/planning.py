@@ -65,7 +65,8 @@ class EndOffset:
 
     @classmethod
     def from_json(cls, data: Any) -> EndOffset:
-        """Parses the form of ``to_json``. Raises ConfigError for a checkpoint of another source or of another version."""
+        """Parses the form of ``to_json``. Raises ConfigError for a checkpoint of another source or version, or
+        with offsets that cannot be read."""
         if not isinstance(data, dict) or not isinstance(data.get("q"), dict):
             raise ConfigError(f"the checkpoint holds no offsets of this source: {shown(json.dumps(data))}; use a new one")
         if data.get("v") != VERSION:
@@ -91,7 +92,7 @@ def limited(start: Offsets, latest: Offsets, limit: int | None) -> dict[MessageQ
     """Returns the end of a micro-batch of at most ``limit`` offsets, divided by backlog.
 
     Every queue with a backlog advances, however large the others' backlogs are; if there are more such queues than ``limit``, some
-    advance in this micro-batch and the others in the next. ``start`` has every queue of ``latest``. No end is below its start.
+    advance in this micro-batch and the others in later ones. ``start`` has every queue of ``latest``. No end is below its start.
     """
     backlog = {queue: latest[queue] - start[queue] for queue in latest if latest[queue] > start[queue]}
     ends = {queue: max(offset, start[queue]) for queue, offset in latest.items()}
@@ -101,8 +102,8 @@ def limited(start: Offsets, latest: Offsets, limit: int | None) -> dict[MessageQ
 
 
 def _shares(start: Offsets, backlog: Offsets, limit: int) -> dict[MessageQueue, int]:
-    """Divides ``limit``, which is less than all backlogs together: one offset for each queue, the rest in proportion to the
-    backlogs."""
+    """Divides ``limit``, which is less than all backlogs together: one offset for each queue (for some of them if ``limit`` is
+    less than their number), the rest in proportion to the backlogs."""
     queues = sorted(backlog)
     if limit < len(queues):
         # The sum of the starts grows by what was read, so the next micro-batch begins where this one ends.
@@ -136,8 +137,8 @@ def advance(begin: EndOffset, latest: Offsets, earliest: Offsets, limit: int | N
     offset.
 
     ``earliest``: first offsets of the queues that ``find_odd`` returned; they are read from there, and that becomes their
-    ``init``. ``keep_init``: each end holds the ``init`` of all queues; False leaves it out, because it would be half of the
-    text of checkpoints and progress.
+    ``init``. ``keep_init``: True keeps the ``init`` of ``begin`` too; False leaves it out, because it would be half of the text
+    of checkpoints and progress.
     """
     init = dict(begin.queues) if begin.init is None else dict(begin.init) if keep_init else {}
     starts = dict(begin.queues)
@@ -229,8 +230,8 @@ class Loss(NamedTuple):
 
 
 def find_losses(start: Offsets, end: Offsets, earliest: Offsets, latest: Offsets) -> list[Loss]:
-    """Returns a loss for each planned range of which a part is missing. ``earliest``, ``latest``: first offsets and ends of the
-    queues that exist now."""
+    """Returns a loss for each planned range of which a part is missing, and for each that begins beyond the last message, even
+    an empty one. ``earliest``, ``latest``: first offsets and ends of the queues that exist now."""
     losses = []
     for queue in sorted(end):
         first, last = start.get(queue, end[queue]), end[queue]
@@ -249,7 +250,7 @@ def find_losses(start: Offsets, end: Offsets, earliest: Offsets, latest: Offsets
 
 
 def raise_losses(losses: Sequence[Loss]) -> None:
-    """Raises OffsetRangeError for the first loss, with the number of the others."""
+    """Raises OffsetRangeError for the first loss, with the number of the others; does nothing without a loss."""
     if losses:
         more = f" (and {len(losses) - 1} more)" if len(losses) > 1 else ""
         raise OffsetRangeError(

@@ -63,7 +63,7 @@ def queue_of(key: str) -> MessageQueue:
     topic, _, rest = key.partition("/")
     broker, _, number = rest.rpartition("/")
     if not topic or not broker or not number.isascii() or not number.isdigit() or len(number) > 10:
-        raise ValueError(f"a queue must be topic/broker/number, not {shown(key)}")
+        raise ValueError(f"a queue must be topic/broker/number, not {shown(key)}; the number has 10 digits at most")
     return MessageQueue(topic, broker, int(number))
 
 
@@ -107,7 +107,10 @@ def parse_queues(option: str, data: Any) -> dict[str, dict[str, tuple[int, ...]]
             raise ConfigError(f'option {option}: {topic} must be {{"broker": [0, 1]}}, not {shown(brokers)}')
         for broker, numbers in brokers.items():
             if not isinstance(numbers, list) or not numbers or not all(_is_queue_id(number) for number in numbers):
-                raise ConfigError(f"option {option}: {topic}, {broker} must be a list of queue numbers, not {shown(numbers)}")
+                raise ConfigError(
+                    f"option {option}: {topic}, {broker} must be a list of queue numbers, not {shown(numbers)}; give one or more "
+                    "whole numbers from 0 to 2147483647"
+                )
             found.setdefault(topic, {})[broker] = tuple(dict.fromkeys(numbers))
     if not found:
         raise ConfigError(f"option {option} names no queue; name one or more")

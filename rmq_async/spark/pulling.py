@@ -7,10 +7,10 @@ chunk takes many pulls, and its responses are delivered as they come.
 
 A response must hold every offset from the requested one to the next one: a broker leaves deleted messages out without an error.
 Spark's thread counts the messages of a response and compares them with the request if the count differs; the loop checks the
-offsets that tags skipped, with one pull for each chunk (``consumer.read.continuity``).
+offsets that tags skipped (``consumer.read.continuity``).
 
 Pulls run on the worker's loop, which does not decode; Spark's thread reads the records straight into columns meanwhile.
-Responses that wait for it are bounded by their bytes: the first chunk may always continue, the others wait.
+Responses that wait for it are bounded: from ``WAITING_BYTES`` on only the first chunk pulls, and only if none of its own waits.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ CHUNKS_AHEAD: Final = (4, 32)
 answers of about ``AHEAD_BYTES``."""
 AHEAD_BYTES: Final = 2 * 1024 * 1024
 WAITING_BYTES: Final = 8 * 1024 * 1024
-"""Bytes of answers that wait for Spark's thread from which on only the first chunk pulls."""
+"""Bytes of answers that wait for Spark's thread from which on only the first chunk pulls, if it has none that waits."""
 PORTION: Final = 12
 PORTION_BYTES: Final = 512 * 1024
 """Number of answers, and of their bytes, from which on Spark's thread is woken."""
@@ -121,7 +121,8 @@ class Puller:
         """The lost offsets that were logged last."""
 
     def batches(self) -> Iterator[Rows]:
-        """Yields the rows of the responses, in order. Raises the error of a pull when waiting did not help."""
+        """Yields the rows of the responses, in the order of each range. Raises the error of a pull when waiting did not help,
+        and, if ``failOnDataLoss``, OffsetRangeError for lost offsets and CorruptMessageError for a damaged message."""
         try:
             rows = Rows(self._options.columns, self._instance.names.shown)
             for answer in self._answers():
@@ -168,7 +169,7 @@ class Puller:
         return found.resume
 
     def _compare(self, answer: _Answer) -> None:
-        """Finds offsets that a response lacks: they are lost, unless the topic is of a kind with gaps."""
+        """Reports the offsets that a response lacks as lost, unless the topic is of a kind with gaps."""
         pulled = answer.pulled
         queue = self._instance.names.wire_queue(answer.queue)
         offsets: set[int] = set()
@@ -196,7 +197,8 @@ class Puller:
     # -- on the loop
 
     async def _next(self) -> list[_Answer] | None:
-        """Waits for responses of the first chunk; returns them and, when it is complete, those of the chunks after it."""
+        """Waits for responses of the first chunk; returns them and, when it is complete, those of the chunks after it; None at the
+        end."""
         found: list[_Answer] = []
         while True:
             self._fill()
@@ -319,7 +321,8 @@ class Puller:
         return True
 
     async def _jump(self, chunk: _Chunk, pulled: PulledBody) -> bool:
-        """Moves a chunk below the queue's first offset to that offset; returns whether it moved."""
+        """Moves a chunk below the queue's first offset to that offset, and reports the offsets before it as lost; returns
+        whether it moved."""
         start, whole = chunk.offset, chunk.whole
         if start >= pulled.min_offset:
             return False

@@ -1,8 +1,8 @@
 """The parts of a ``where`` by which a batch read leaves messages unread (option ``filterPushdown``): tags, whole queues,
 offsets, store times.
 
-Spark still applies the whole filter, so this may leave in too many rows, never too few. Brokers' clocks may be set back, and
-then store times do not grow with offsets: a range of them is extended by ``SLACK_MS`` on both sides.
+Spark still applies the whole filter, so rows too many do no harm. If a broker's clock is set back, store times do not grow with
+offsets: a range of them is extended by ``SLACK_MS`` on both sides, so that no row is missing unless it was set back further.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ ASKED_FOR_TIMES: Final = 64
 
 
 def _of_query(options: ReadOptions, context: TaskContext | None) -> ReadOptions:
-    """Returns the options with the group of the streaming query that a task belongs to; only tasks know the query's id."""
+    """Returns the options; with ``group_prefix`` those with the group of the task's streaming query, whose id only tasks know."""
     query = None if context is None else context.getLocalProperty("sql.streaming.queryId")
     if options.group_prefix is None or not query:
         return options
@@ -194,8 +194,8 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._snapshot = self._cluster.newest(settled=True)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
-        """Returns the queues' end offsets at the last trigger and, by topic, the store time of the oldest unread message, from
-        which ``LagListener`` computes the lag; None before the first trigger."""
+        """Returns the queues' end offsets at the last trigger and, by topic where it is known, the store time of the oldest unread
+        message, from which ``LagListener`` computes the lag; None before the first trigger."""
         return self._reported
 
     @short_errors
@@ -221,7 +221,7 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     def _oldest_unread(self, ends: Offsets, latest: Offsets) -> dict[str, Any]:
         """Returns the store time of the oldest message that this micro-batch leaves unread, by topic: ``t`` of a reported
-        offset."""
+        offset. It looks at up to ``ASKED_FOR_TIMES`` queues."""
         left = {queue: last - ends.get(queue, last) for queue, last in latest.items() if last > ends.get(queue, last)}
         most = sorted(left, key=lambda queue: -left[queue])[:ASKED_FOR_TIMES]
         times = self._cluster.store_times({queue: ends[queue] for queue in most}) if most else {}

@@ -1,4 +1,4 @@
-"""``python -m rmq_async.spark.reference docs/spark.md`` writes the page's table of options anew, from the options themselves."""
+"""Writes the table of options of a page anew, from the options: ``python -m rmq_async.spark.reference docs/spark.md``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def options_table() -> str:
 
 
 def with_tables(page: str) -> str:
-    """Returns ``page`` with the table as it is now, in place of the one it has."""
+    """Returns ``page`` with the table as it is now, in place of the one it has. Raises ValueError for a page without one."""
     before, heading, rest = page.partition(HEADING)
     if not heading:
         raise ValueError(f"the page has no table of options; give docs/spark.md, or add these two lines:\n{HEADING}")

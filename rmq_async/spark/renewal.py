@@ -1,11 +1,11 @@
 """Credentials that change while a query runs: from a file, or from a function that driver and executors can import.
 
 A reader or writer is pickled once, so it holds the path or the name, never a secret. Each task, and each request of a planner,
-takes the credentials that are valid then (``current``): other credentials make another client, and the worker closes the old
-one when it is unused. If they are not available for a moment, the previous ones are used.
+takes the credentials that are valid then (``current``; a function's answer serves for ``PROVIDED_FOR`` seconds): other credentials
+make another client, and the worker closes the old one when it is unused. While none can be read, the previous ones are used.
 
 A file on a blocked mount, or a function that waits for a service, may take any time. So a separate thread reads them, callers
-wait for it up to ``LONGEST`` seconds, and later callers do not wait if there are previous credentials.
+wait for it up to ``LONGEST`` seconds, and after one has waited in vain, later ones with previous credentials do not wait.
 """
 
 from __future__ import annotations
@@ -160,7 +160,8 @@ def _read(path: str) -> Credentials:
         ) from None
     except (ValueError, RecursionError):
         raise ConfigError(
-            f"option credentialsFile: {path} holds no JSON; write an object with accessKey and secretKey"
+            f"option credentialsFile: {path} holds no JSON of at most {LONGEST_FILE} bytes; write an object with accessKey and "
+            "secretKey"
         ) from None
     names = {"accessKey", "secretKey", "securityToken"}
     if not isinstance(data, dict) or not {"accessKey", "secretKey"} <= data.keys() <= names:
@@ -189,9 +190,8 @@ def _provided(name: str) -> Credentials:
         return found
     if isinstance(found, tuple) and len(found) in (2, 3):
         return _made("credentialsProvider", lambda: Credentials(*found))
-    raise ConfigError(
-        f"option credentialsProvider: {name} must return Credentials or a tuple of texts, not {type(found).__name__}"
-    )
+    given = f"a tuple of {len(found)}" if isinstance(found, tuple) else type(found).__name__
+    raise ConfigError(f"option credentialsProvider: {name} must return Credentials or a tuple of 2 or 3 texts, not {given}")
 
 
 def _made(option: str, make: Callable[[], Credentials]) -> Credentials:

@@ -1,9 +1,9 @@
 """Turns Arrow rows into message content: bodies, properties as on the wire, targets; refuses rows that cannot be messages.
 
 A row costs about a microsecond here, so there is no Message and no dictionary per row. Each column is read once and becomes a
-list of texts, its part of the properties as on the wire; a missing column costs no time. Checks run over whole columns; only
-after one fails the row is searched, to name it. The joined parts are all of a row's properties but the unique id, which it
-gets when it is encoded (``sink_requests``).
+list of texts, its part of the properties as on the wire. Most checks run over whole columns, and search for the row, to name
+it, after one has failed. The joined parts are all of a row's properties but the unique id and ``WAIT``, which it gets when it
+is encoded (``sink_requests``).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .options import WriteOptions
 __all__ = ["DROPPED_PROPERTIES", "ID_PROPERTY", "Block", "Part", "blocks_of"]
 
 ID_PROPERTY: Final = "RMQ_SPARK_ID"
-"""The same on every copy of a row: <query or job>:<micro-batch>:<partition>:<row>, or the text of ``idColumn``."""
+"""Property that every copy of a row has, with <query or job>:<micro-batch>:<partition>:<row> or the text of ``idColumn``."""
 
 _STANDS_FOR: Final = {"TAGS": "tags", "KEYS": "keys", "__SHARDINGKEY": "shardingKey"}
 """Properties that stand for a column, in rows where the column is missing or NULL."""
@@ -248,7 +248,8 @@ class _Reading:
         return [topic for topic in topics if topic]
 
     def _texts(self, name: str, instead: Mapping[str, list[str | None]]) -> Sequence[str | None] | None:
-        """Returns the values of a column, or of the property in its place; None if no row has one."""
+        """Returns a text, or None, for each row: that of the column or, where it is missing or NULL, that of the property in its
+        place; None if there is neither the column nor the property."""
         column = self._columns.get(name)
         other = instead.get(name)
         if column is None:
@@ -297,7 +298,7 @@ class _Reading:
                         if value is not None:
                             text += f"{name}\x01{value}\x02"
                             if not name or not value:
-                                self._refuse(row, f"has property {name!r} = {value!r}: neither may be empty")
+                                self._refuse(row, f"has property {name[:80]!r} = {value[:80]!r}: neither may be empty")
                     elif name in standing:
                         instead[_STANDS_FOR[name]][row] = value
             texts.append(text)
@@ -307,7 +308,7 @@ class _Reading:
         return instead
 
     def _delays(self) -> set[int] | None:
-        """Returns the rows with a delayed delivery, each of which is sent alone."""
+        """Returns the rows with a delayed delivery, each of which is sent alone; None if there are none."""
         levels, column = self._numbers("delayLevel", range(MAX_DELAY_LEVEL + 1)), self._columns.get("deliverTimestamp")
         texts = [f"DELAY\x01{level}\x02" if level else "" for level in levels] if levels is not None else [""] * self._count
         if column is not None:
@@ -391,11 +392,13 @@ class _Reading:
             if size > MAX_PROPERTIES_SIZE:
                 body = len(block.bodies[row])
                 if body > MAX_BODY_SIZE:
-                    self._refuse(row, f"has a body of {body} bytes, the limit is {MAX_BODY_SIZE}")
+                    self._refuse(row, f"has a body of {body} bytes, the limit is {MAX_BODY_SIZE}; shorten it")
                 properties = size - body - RECORD_ROOM + _UNIQUE_ROOM
                 if properties > MAX_PROPERTIES_SIZE:
                     self._refuse(
-                        row, f"has properties of {properties} bytes, keys and tags included, the limit is {MAX_PROPERTIES_SIZE}"
+                        row,
+                        f"has properties of {properties} bytes, keys and tags included, the limit is {MAX_PROPERTIES_SIZE}; "
+                        "shorten them",
                     )
 
     def _null(self, column: Any) -> int:

@@ -6,8 +6,9 @@ Requests for one queue form a chain: each begins when the one before it is store
 ``send`` waits while ``IN_FLIGHT_BYTES`` are unacknowledged, so a slow broker slows the query down instead of filling the
 memory.
 
-The producer retries on other brokers and on the same one; if that fails and the error may pass, the request waits and is sent again
-unchanged until ``sendTimeoutMs`` are over, so that the restart of a broker only delays a write. The first failure ends the task.
+The producer retries on other brokers and on the same one; if that fails and the error may pass, the request waits and is sent
+again unchanged until ``sendTimeoutMs`` are over (unless ``sendRetries`` is 0), so that the restart of a broker only delays a
+write. The first failure ends the task.
 """
 
 from __future__ import annotations
@@ -81,15 +82,16 @@ class Sending:
         self._failure: BaseException | None = None
 
     def send(self, block: Block) -> None:
-        """Passes rows to the loop, and waits until they fit into memory; raises the error of an earlier send."""
+        """Passes rows to the loop, and waits until memory and rate let their requests begin; raises the error of an earlier
+        send, or that of looking up the queues of a topic."""
         self._worker.run(self._dispatch(block))
 
     def finish(self) -> None:
-        """Returns when all rows are acknowledged; raises the first failure."""
+        """Waits until all rows are acknowledged; raises the first failure."""
         self._worker.run(self._drain())
 
     def close(self) -> None:
-        """Cancels the sends in flight after a failure."""
+        """Cancels the sends in flight, of which none is left after ``finish``."""
         self._worker.run(self._cancel())
 
     # -- on the loop
@@ -164,7 +166,7 @@ class Sending:
                 topic, seconds = request.outgoing.topic, f"{self._options.timeout:.3g} s"
                 text = f"topic {topic}: {request.messages} rows were not confirmed within {seconds}"
                 raise RequestTimeoutError(
-                    f"{text} (option sendTimeoutMs): {error}",
+                    f"{text} (option sendTimeoutMs); check the brokers, or raise it: {error}",
                     maybe_stored=error.maybe_stored,
                     broker=error.broker,
                     address=error.address,
@@ -218,7 +220,8 @@ class Sending:
         await asyncio.gather(*running, return_exceptions=True)
 
     def _worth_waiting(self, error: RocketMQError) -> bool:
-        """Returns whether the same request may succeed later: not if a broker refused its content."""
+        """Returns whether the same request may succeed later: not if a broker refused it for good, nor for a missing topic unless
+        ``topic_known``."""
         last: BaseException | None = error.__cause__ if isinstance(error, SendError) else error
         if isinstance(last, TopicNotFoundError):
             return self._topic_known

@@ -1,4 +1,4 @@
-"""``format("rocketmq")``: the entry point that Spark calls with a name and options.
+"""The data source of ``format("rocketmq")``: the entry point that Spark calls with a name and options.
 
 Spark imports this in every session that uses any Python data source, to find the available sources, even if Spark's version is
 too old for this one. So no package but pyspark is imported before it is needed, and only a user of this source sees an error for
@@ -42,7 +42,8 @@ class RocketMQDataSource(DataSource):
     """The Spark data source ``rocketmq``, which reads and writes topics as DataFrames. docs/spark.md lists its options.
 
     Spark makes it and calls its methods. They raise ConfigError for an invalid option, which the error names, for a schema with
-    other columns than the source's or the sink's, and for a pyspark before 4.2; and the errors of requests to the cluster.
+    other columns than the source's or the sink's, for an overwrite, and for a pyspark before 4.2; and the errors of requests to the
+    cluster. The reader of a stream raises them at its first call.
     """
 
     @short_errors
@@ -98,7 +99,8 @@ class RocketMQDataSource(DataSource):
 
 
 def _narrowed(options: ReadOptions, schema: StructType, given: Mapping[str, str]) -> ReadOptions:
-    """Returns the options with the columns of the user's schema. Raises ConfigError for one that the source does not have."""
+    """Returns the options with the columns of the user's schema. Raises ConfigError for a schema without columns, with a column
+    that is named twice or that the source does not have in this type, or with others than the option ``columns``."""
     by_name = {name.lower(): name for name in SOURCE_COLUMNS}
     for field in schema.fields:
         wanted = SOURCE_COLUMNS.get(field.name)
@@ -117,9 +119,11 @@ def _narrowed(options: ReadOptions, schema: StructType, given: Mapping[str, str]
         raise ConfigError(f"schema: it has no column; name some of {', '.join(SOURCE_COLUMNS)}")
     twice = [name for name, count in Counter(columns).items() if count > 1]
     if twice:
-        raise ConfigError(f"schema: column {twice[0]} is there twice; name it once")
+        raise ConfigError(f"schema: column {twice[0]} is there more than once; name it once")
     if given.get("columns") is not None and columns != options.columns:
-        raise ConfigError("option columns and the schema say different things; give one of them")
+        raise ConfigError(
+            f"option columns is {', '.join(options.columns)}, the schema has {', '.join(columns)}; give one of them"
+        )
     return replace(options, columns=columns)
 
 

@@ -183,7 +183,8 @@ class Worker:
             return kept.client
 
     def _close_unused(self, wanted: object) -> None:
-        """Closes unused clients, on the loop; no call waits for that."""
+        """Closes the clients that were unused for ``IDLE`` seconds, and the longest unused ones beyond ``MOST``, on the loop;
+        no call waits for that."""
         now = monotonic()
         unused = [(kept.used, key) for key, kept in self._clients.items() if not kept.users and key != wanted]
         unused.sort(key=lambda pair: pair[0])

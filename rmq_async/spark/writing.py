@@ -1,9 +1,9 @@
-"""Batch writes and streaming writes. A task ends when the brokers have acknowledged every one of its rows.
+"""Batch writes and streaming writes. A task succeeds when the brokers have acknowledged every one of its rows.
 
 Rows without a queue or a sharding key are sent in batches, each to the queue that the producer chooses. Rows for a queue
-(``brokerName`` and ``queueId``, or a sharding key) keep their order: one batch of a queue is in flight at a time. Rows that cannot
-be in a batch (delays) are sent one by one. RocketMQ cannot undo a send: the next attempt of a failed task sends its rows again with
-the same ``RMQ_SPARK_ID``, and ``abort`` only logs that.
+(``brokerName`` and ``queueId``, or a sharding key) keep their order: one batch of a queue is in flight at a time. Rows that
+cannot be in a batch (delays, retry topics) are sent one by one. RocketMQ cannot undo a send: the next attempt of a failed task
+sends its rows again with the same ``RMQ_SPARK_ID``, and ``abort`` only logs that.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Sent(WriterCommitMessage):
 
 def sink_columns(schema: StructType, options: WriteOptions) -> tuple[str, ...]:
     """Returns the names of the columns to write. Raises ConfigError for one that is missing, unknown, doubled or of another
-    type."""
+    type, and for an invalid topic of the options."""
     names = [field.name for field in schema.fields]
     unknown = [name for name in names if name not in SINK_COLUMNS and name != options.id_column]
     if unknown:
@@ -145,7 +145,7 @@ def check_topic(options: WriteOptions) -> None:
 
 
 def warn_of_speculation(session: SparkSession) -> None:
-    """Warns of speculative tasks.
+    """Logs a warning if ``spark.speculation`` is on.
 
     It runs in the driver's own process: the processes that Spark starts there for a data source have no ``spark.speculation``.
     """
@@ -156,7 +156,7 @@ def warn_of_speculation(session: SparkSession) -> None:
 def _warn_of_speculation() -> None:
     logger.warning(
         "spark.speculation is on: slow tasks are run twice side by side, and what both of them send is in the topic twice, "
-        "with the same %s", ID_PROPERTY,
+        "with the same %s; turn it off, or let consumers skip copies", ID_PROPERTY,
     )  # fmt: skip
 
 
@@ -199,7 +199,8 @@ class _Writer(ABC):
 
     @abstractmethod
     def _topic_known(self, context: TaskContext) -> bool:
-        """Returns whether the topic of the option was looked up before this task."""
+        """Returns whether the topic of the option existed before this task: it was looked up, or this is not the first
+        micro-batch."""
 
     def _log(self, messages: Sequence[Any], what: str) -> None:
         sent = [message for message in messages if isinstance(message, Sent)]
@@ -239,7 +240,10 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
     def _job(self, context: TaskContext) -> str:
         query, batch = context.getLocalProperty("sql.streaming.queryId"), context.getLocalProperty("streaming.sql.batchId")
         if not query or not batch:
-            raise RuntimeError("Spark does not say of which query and micro-batch this task is, so its rows can have no ids")
+            raise RuntimeError(
+                "Spark does not say of which query and micro-batch this task is, so its rows can have no ids; report this, with "
+                "the version of Spark"
+            )
         return f"{query}:{batch}"
 
     def _topic_known(self, context: TaskContext) -> bool:

@@ -85,8 +85,9 @@ def text_of(mistake: Callable[[], object]) -> str:
         ({"topic": "T", "startingTimestamp": "yesterday"}, "option startingTimestamp must be "),
         ({"topic": "T", "failOnDataLoss": "no"}, "option failOnDataLoss must be true or false, not 'no'"),
         ({"topic": "T", "minPartitions": "0"}, "option minPartitions must be a whole number from 1 to 1000000, not '0'"),
-        ({"topic": "T", "namesrv": "x:1"}, "option nameserver is given twice, also as namesrv or namesrvAddr"),
-        ({"topic": "T", "accessKey": "k"}, "option accessKey needs secretKey, or RMQ_SECRET_KEY in the environment"),
+        ({"topic": "T", "namesrv": "x:1"},
+         "option nameserver is given twice; give it once, as nameserver or namesrv or namesrvAddr"),
+        ({"topic": "T", "accessKey": "k"}, "access key k needs its secret: give the option secretKey or set RMQ_SECRET_KEY"),
         ({"topic": "T", "secretKey": "s"}, "options secretKey and securityToken need accessKey"),
         ({"topic": "T", "sendTimeoutMs": "1"}, "option sendTimeoutMs is not one of a batch read, only of a batch write or a "
          "streaming write"),

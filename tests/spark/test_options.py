@@ -93,7 +93,9 @@ class TestValues:
         for text, seconds in (("500ms", 0.5), ("90s", 90), ("15m", 900), ("1 h", 3600), ("2d", 172800)):
             assert reading(True, minOffsetsPerTrigger="1", maxTriggerDelay=text).max_delay == seconds
         for text in ("15", "m", "-1s", "1w", "1.5s"):
-            with pytest.raises(ConfigError, match="option maxTriggerDelay must be a number and ms, s, m, h or d"):
+            with pytest.raises(
+                ConfigError, match="option maxTriggerDelay must be a number of at most 9 digits and ms, s, m, h or d"
+            ):
                 reading(True, minOffsetsPerTrigger="1", maxTriggerDelay=text)
 
     def test_topics(self) -> None:
@@ -150,9 +152,9 @@ class TestSource:
             (StructType().add("Body", "binary"), None, "schema: there is no column Body; body is meant"),
             (StructType().add("body", "string"), None, "schema: column body is binary, not string"),
             (StructType().add("storeTimestamp", "timestamp_ntz"), None, "schema: column storeTimestamp is timestamp, not"),
-            (StructType().add("body", "binary").add("body", "binary"), None, "schema: column body is there twice"),
+            (StructType().add("body", "binary").add("body", "binary"), None, "schema: column body is there more than once"),
             (StructType(), None, "schema: it has no column"),
-            (SOURCE_SCHEMA, "body", "option columns and the schema say different things"),
+            (SOURCE_SCHEMA, "body", "option columns is body, the schema has offset, body; give one of them"),
         ],
     )
     def test_a_schema_that_is_not_ours(self, schema: StructType, columns: str | None, expected: str) -> None:
