@@ -1,9 +1,9 @@
 """One run of ours for consume.py, in a process of its own.
 
-``python one_consume.py LOOP plain|service|latency NAMESRV TOPIC TAGS MESSAGES MORE BROKER_PID`` does what the program of the
-official client does (peers/java_pull, Consume.java), with ``Consumer`` and its defaults. ``python one_consume.py LOOP send NAMESRV
-TOPIC BODY RATE UNMEASURED MESSAGES`` sends messages one after the other, RATE a second; those after the first UNMEASURED begin with
-the time of their send: nanoseconds of the machine's monotonic clock, 8 bytes.
+``python one_consume.py LOOP plain|service|pop|latency NAMESRV TOPIC TAGS MESSAGES MORE BROKER_PID`` does what the program of the
+official client does (peers/java_pull, Consume.java), with ``Consumer`` and its defaults, of pop with ``mode="pop"``. ``python
+one_consume.py LOOP send NAMESRV TOPIC BODY RATE UNMEASURED MESSAGES`` sends messages one after the other, RATE a second; those after
+the first UNMEASURED begin with the time of their send: nanoseconds of the machine's monotonic clock, 8 bytes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import gc
 import os
 import sys
 import time
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
@@ -51,12 +51,12 @@ def figures(messages: int, size: int, start: Edge, end: Edge) -> dict[str, float
     }
 
 
-def consumer(namesrv: str) -> Consumer:
-    return Consumer(f"benchmark-consume-{time.monotonic_ns()}", namesrv=namesrv, start_from="earliest")
+def consumer(namesrv: str, mode: Literal["pull", "pop"] = "pull") -> Consumer:
+    return Consumer(f"benchmark-consume-{time.monotonic_ns()}", namesrv=namesrv, start_from="earliest", mode=mode)
 
 
 async def read(kind: str, namesrv: str, topic: str, tags: str, messages: int, broker: int) -> dict[str, float | None]:
-    """Has a new group handle the whole topic; measured from its first message to its last."""
+    """Has a new group handle the whole topic; measured from its first message to its last; of pop, to the last acknowledgement."""
     count = size = 0
     edges: list[Edge] = []
     over = asyncio.Event()
@@ -75,16 +75,20 @@ async def read(kind: str, namesrv: str, topic: str, tags: str, messages: int, br
             raise ValueError(f"message {message.msg_id} has not what was sent with it")
         await counts(message)
 
-    group = consumer(namesrv)
+    group = consumer(namesrv, "pop" if kind == "pop" else "pull")
     group.subscribe(topic, reads if kind == "service" else counts, tags=tags)
     async with group:
         try:
             async with asyncio.timeout(PATIENCE):
                 await over.wait()
+                if kind == "pop":
+                    await group.commit()  # returns when the broker has answered each acknowledgement
+                    edges[1] = Edge.now(broker)
         except TimeoutError:
             raise RuntimeError(f"{count} of {messages} messages came") from None
         await asyncio.sleep(SETTLES)
-    return figures(count, size, *edges)
+        acknowledged = {"acknowledged": group.stats().commits} if kind == "pop" else {}
+    return figures(count, size, *edges) | acknowledged
 
 
 async def latency(namesrv: str, topic: str, tags: str, backlog: int, expected: int, broker: int) -> dict[str, float | None]:

@@ -12,11 +12,13 @@ import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
 import org.apache.rocketmq.common.message.MessageExt;
 
 /**
- * Java's push consumer in consume.py: {@code Consume plain|service|latency NAMESRV TOPIC TAGS MESSAGES MORE BROKER_PID}.
+ * Java's push consumer in consume.py: {@code Consume plain|service|pop|latency NAMESRV TOPIC TAGS MESSAGES MORE BROKER_PID}.
  *
  * <p>DefaultMQPushConsumer with 20 threads, concurrent listeners that only count, and otherwise what the client chooses. plain,
  * service: new groups read the topic of MESSAGES messages MORE times so that the code is compiled, then one that is measured from its
- * first message to its last; the listener of service reads tags, key and a property. latency: a group reads the MESSAGES that are
+ * first message to its last; the listener of service reads tags, key and a property. pop: the same with consumers that pop, as the
+ * rebalance is left to the broker, whose mode for each group is set to POP; measured until the broker has taken all messages as done.
+ * * latency: a group reads the MESSAGES that are
  * there, prints "ready", and takes the delays of MORE messages with a time in their body, which is the machine's monotonic clock.
  */
 public final class Consume {
@@ -53,8 +55,14 @@ public final class Consume {
         System.exit(0);
     }
 
-    private DefaultMQPushConsumer started(MessageListenerConcurrently listener) throws Exception {
-        DefaultMQPushConsumer consumer = new DefaultMQPushConsumer("benchmark-consume-" + System.nanoTime());
+    /** {@code popping}: null for a consumer that pulls. */
+    private DefaultMQPushConsumer started(MessageListenerConcurrently listener, Popping popping) throws Exception {
+        String group = "benchmark-consume-" + System.nanoTime();
+        DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(group, popping);
+        if (popping != null) {
+            Popping.setMode(nameServer, topic, group);
+            consumer.setClientRebalance(false);
+        }
         consumer.setNamesrvAddr(nameServer);
         consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
         consumer.setConsumeThreadMin(THREADS);
@@ -71,6 +79,7 @@ public final class Consume {
         Edge[] edges = new Edge[2];
         CountDownLatch over = new CountDownLatch(1);
         boolean attributes = kind.equals("service");
+        Popping popping = kind.equals("pop") ? new Popping() : null;
         DefaultMQPushConsumer consumer = started((found, context) -> {
             for (MessageExt message : found) {
                 if (attributes && (message.getTags() == null || message.getKeys() == null || message.getUserProperty("shop") == null)) {
@@ -86,13 +95,18 @@ public final class Consume {
                 }
             }
             return ConsumeConcurrentlyStatus.CONSUME_SUCCESS;
-        });
+        }, popping);
         if (!over.await(PATIENCE, TimeUnit.SECONDS)) {
             throw new IllegalStateException(count.get() + " of " + messages + " messages came");
         }
+        if (popping != null) {
+            popping.awaitAcknowledged(messages, PATIENCE);
+            edges[1] = new Edge();
+        }
         Thread.sleep(300);
         consumer.shutdown();
-        return result(count.get(), size.get(), edges[0], edges[1], null);
+        String acknowledged = "\"acknowledged\": " + (popping == null ? null : popping.acknowledged());
+        return result(count.get(), size.get(), edges[0], edges[1], acknowledged);
     }
 
     private void latency(long backlog, int expected, PrintStream out) throws Exception {
@@ -120,7 +134,7 @@ public final class Consume {
                 }
             }
             return ConsumeConcurrentlyStatus.CONSUME_SUCCESS;
-        });
+        }, null);
         if (!ready.await(PATIENCE, TimeUnit.SECONDS)) {
             throw new IllegalStateException(count.get() + " of " + backlog + " messages came");
         }
@@ -135,16 +149,19 @@ public final class Consume {
         Thread.sleep(300);
         consumer.shutdown();
         Arrays.sort(delays);
-        out.println(result(taken.get(), 0, start, end, delays));
+        out.println(result(taken.get(), 0, start, end, quantiles(delays)));
     }
 
-    private String result(long messages, long size, Edge start, Edge end, long[] delays) throws Exception {
+    private static String quantiles(long[] sorted) {
+        double p99 = sorted[(int) Math.min(sorted.length - 1, sorted.length * 0.99)] / 1e6;
+        return "\"p50_ms\": " + sorted[sorted.length / 2] / 1e6 + ", \"p99_ms\": " + p99;
+    }
+
+    private String result(long messages, long size, Edge start, Edge end, String more) throws Exception {
         String brokerSeconds = broker == 0 ? "null" : String.valueOf(end.broker - start.broker);
-        String quantiles = delays == null ? "null, \"p99_ms\": null"
-            : delays[delays.length / 2] / 1e6 + ", \"p99_ms\": " + delays[(int) Math.min(delays.length - 1, delays.length * 0.99)] / 1e6;
         return String.format(
-            "{\"messages\": %d, \"bytes\": %d, \"seconds\": %s, \"client_seconds\": %s, \"broker_seconds\": %s, \"rss_mb\": %s, \"p50_ms\": %s}",
-            messages, size, (end.time - start.time) / 1e9, end.cpu - start.cpu, brokerSeconds, Meter.peakMebibytes(), quantiles);
+            "{\"messages\": %d, \"bytes\": %d, \"seconds\": %s, \"client_seconds\": %s, \"broker_seconds\": %s, \"rss_mb\": %s, %s}",
+            messages, size, (end.time - start.time) / 1e9, end.cpu - start.cpu, brokerSeconds, Meter.peakMebibytes(), more);
     }
 
     private final class Edge {
