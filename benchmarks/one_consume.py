@@ -2,8 +2,8 @@
 
 ``python one_consume.py LOOP plain|service|pop|latency NAMESRV TOPIC TAGS MESSAGES MORE BROKER_PID`` does what the program of the
 official client does (peers/java_pull, Consume.java), with ``Consumer`` and its defaults, of pop with ``mode="pop"``. ``python
-one_consume.py LOOP send NAMESRV TOPIC BODY RATE UNMEASURED MESSAGES`` sends messages one after the other, RATE a second; those after
-the first UNMEASURED begin with the time of their send: nanoseconds of the machine's monotonic clock, 8 bytes.
+one_consume.py LOOP send NAMESRV TOPIC BODY RATE UNMEASURED MESSAGES`` sends messages one after the other, RATE a second; those
+after the first UNMEASURED begin with the time of their send: nanoseconds of the machine's monotonic clock, 8 bytes.
 """
 
 from __future__ import annotations
