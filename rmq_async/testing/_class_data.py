@@ -44,7 +44,7 @@ class ClassData:
 
     @property
     def wanted(self) -> bool:
-        """Whether this Java can dump an archive and no process has tried yet."""
+        """Whether this Java can dump an archive, and no file is there yet: after a dump that failed there is an empty one."""
         return self._able and not self._file.exists()
 
     def options(self) -> tuple[str, ...]:
@@ -54,8 +54,8 @@ class ClassData:
         return (f"-XX:SharedArchiveFile={self._file}",) if self._able and self._file.stat().st_size else ()
 
     def write(self, pid: int) -> None:
-        """Makes the server with this pid dump its classes; the server stands still meanwhile. A dump that fails is logged and
-        never tried again."""
+        """Makes the server with this pid dump its classes; the server stands still meanwhile. Does nothing while another process
+        does it. Failures are logged; after a dump that ``jcmd`` could not make, none is tried again."""
         try:
             with _alone(self._file.with_suffix(".lock")) as alone:
                 if alone and self.wanted:

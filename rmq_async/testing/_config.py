@@ -56,8 +56,8 @@ class Profile:
 
 
 def jvm_options(profile: Profile, main_class: str, certificates: Path | None) -> tuple[str, ...]:
-    """Returns the JVM options of one kind of server for TLS, and those of the profile, which override the former because they come
-    last."""
+    """Returns the JVM options of one kind of server: the one that turns TLS off, then those of the profile, which may override
+    it."""
     options = profile.broker_jvm if main_class == BROKER_CLASS else profile.name_server_jvm
     return (_NO_TLS, *(option.replace(_CERTIFICATES, str(certificates)) for option in options))
 

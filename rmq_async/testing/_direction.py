@@ -56,7 +56,9 @@ class Direction:
     def bandwidth(self, bytes_per_second: float | None) -> None:
         """Limits each connection to this rate; None ends it. Raises ValueError for a rate of 0 or less, infinity and NaN."""
         if bytes_per_second is not None and not 0 < bytes_per_second < math.inf:
-            raise ValueError(f"a bandwidth must be a positive, finite number of bytes a second, not {bytes_per_second}")
+            raise ValueError(
+                f"bytes_per_second must be a positive, finite number, or None for no limit, not {bytes_per_second}"
+            )
         self.rate = bytes_per_second
         self._changed()
 
@@ -67,12 +69,13 @@ class Direction:
         that is negative, infinite or NaN.
         """
         if size is not None and size < 1:
-            raise ValueError(f"a piece must have at least 1 byte, not {size}")
+            raise ValueError(f"size must be at least 1 byte, or None for no limit, not {size}")
         self.size, self.pause = size, _seconds("pause", pause)
         self._changed()
 
     def stall(self) -> None:
-        """Forwards nothing until ``resume``; when the proxy's buffer is full it stops reading, so the sender's writes block."""
+        """Forwards nothing until ``resume`` or ``clear``; with a full buffer the proxy stops reading, so the sender's writes
+        block."""
         self.stalled = True
         self._changed()
 

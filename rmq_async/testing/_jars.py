@@ -57,7 +57,7 @@ _QUICK: Final = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
 
 
 def missing(version: str) -> str:
-    """Returns the reason why a cluster of ``version`` cannot run on this machine, or an empty text when it can.
+    """Returns what this machine lacks for a cluster of ``version``, Java or Maven, and the remedy; an empty text for nothing.
 
     Maven is not needed once the jars are in the cache.
     """
@@ -90,7 +90,7 @@ def resolve(version: str) -> str:
     """Returns the class path of name server and broker; blocks while Maven fetches jars that the cache does not have.
 
     Raises ClusterError for a malformed version, when the jars cannot be stored, and when Maven is missing, takes more than
-    15 minutes or fails (with its last lines).
+    15 minutes or fails (with its last lines); OSError where the directory above that of the jars cannot be made.
     """
     directory = _directory(version)
     if jars := _cached(directory):

@@ -1,7 +1,7 @@
 """Child processes of a cluster, in one process group, each controlled by its pid.
 
 They use ``subprocess.Popen`` and polling instead of asyncio's subprocesses, which belong to one event loop, while a cluster of a
-test session outlives the loops of its tests. Waiting polls every 20 ms.
+test session outlives the loops of its tests. Coroutines that wait for an end poll every 20 ms.
 """
 
 from __future__ import annotations

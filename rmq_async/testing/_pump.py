@@ -85,7 +85,7 @@ class Pump:
         sink.transport.set_write_buffer_limits(high=0)  # so that drain waits until the kernel has taken everything
 
     async def run(self) -> End:
-        """Forwards until the stream ends or a fault ends it; returns how it has ended."""
+        """Forwards until the stream ends, a fault ends it, or a connection breaks; returns how it has ended."""
         self._direction.waiters.add(self._wake.set)
         filling = asyncio.create_task(self._fill())
         try:
@@ -187,7 +187,7 @@ class Pump:
         assert isinstance(head.content, memoryview)
         due = self._due(loop.time()) or 0.0
         if self._sink.transport.is_closing():  # uvloop's transports raise RuntimeError then
-            raise ConnectionResetError("the receiving connection is closed")
+            raise ConnectionResetError(f"{size} bytes cannot be forwarded: the receiving connection is closed")
         self._sink.write(data)
         self._left_at = loop.time()
         self._written, self._written_at = size, max(due, self._left_at - _LATE)

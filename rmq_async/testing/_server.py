@@ -82,7 +82,7 @@ class Server:
         return int(pages or 0) * os.sysconf("SC_PAGE_SIZE")
 
     def cpu_seconds(self) -> float:
-        """Returns the user and system time of all threads so far, from /proc, with a resolution of 10 ms."""
+        """Returns the seconds of user and system time of all threads so far, from /proc in steps of 10 ms; 0.0 without it."""
         process = self._own()
         ticks = int(process.stat_field(14) or 0) + int(process.stat_field(15) or 0)
         return ticks / os.sysconf("SC_CLK_TCK")
@@ -93,7 +93,7 @@ class Server:
         A broker is up when every running name server routes to it, a name server when it routes to every running broker; brokers
         are made to register at once. Paused servers do not count. With ``registered=False`` a server is up when its port is open,
         and brokers register in their own time (10-30 s after a name server's restart). Raises ClusterError, with the end of the
-        server's log, when the server ends or is not up within ``timeout`` seconds.
+        server's log, when the server ends or is not up within ``timeout`` seconds; also when its cluster was stopped.
         """
         launch = self._launched()
         if self.running:
@@ -123,8 +123,8 @@ class Server:
     async def stop(self, timeout: float = STOP_TIMEOUT) -> None:
         """Shuts the server down by SIGTERM and returns when it has ended; does nothing while it does not run.
 
-        Its connections close at once; the process ends some 16 s later (5.5.0). Raises ClusterError when it has not ended after
-        ``timeout`` seconds; the shutdown continues then.
+        Its connections close at once, except with the profile "go-away"; a broker ends some 16 s later (5.5.0). Raises
+        ClusterError when it has not ended after ``timeout`` seconds; the shutdown continues then.
         """
         if not self.running and self._launched():
             return
@@ -132,12 +132,15 @@ class Server:
             raise ClusterError(f"{self.name} has not ended {timeout:g} s after SIGTERM; wait, or kill() it\n{self.log_tail()}")
 
     async def kill(self) -> None:
-        """Sends SIGKILL; returns when the process has ended and released the store. Does nothing while it does not run."""
+        """Sends SIGKILL; returns when the process has ended, after 30 s at the latest. Does nothing while it does not run."""
         if self.running or not self._launched():
             await self._own().kill()
 
     def pause(self) -> None:
-        """Stops the process by SIGSTOP until ``resume``: connections stay open, requests get no response."""
+        """Stops the process by SIGSTOP until ``resume``: connections stay open, requests get no response.
+
+        Raises ClusterError if it still runs after 1 s.
+        """
         self._own().pause()
 
     def resume(self) -> None:

@@ -39,8 +39,8 @@ class Answer:
     """Sends a response to the last request, or to the one at index ``to`` of those received.
 
     ``opaque``: None for that of the request, a number in place of it, or a function that makes a number from it. ``pieces``: the
-    number of equal parts in which the frame is written, or the byte offsets at which it is cut. ``pause``: seconds between two
-    parts. ``form``: the encoding of the header. Raises ValueError for pieces below 1.
+    number of parts, of about equal size, in which the frame is written, or the byte offsets at which it is cut. ``pause``: seconds
+    between two parts. ``form``: the encoding of the header. Raises ValueError for pieces below 1.
     """
 
     code: int = 0
@@ -139,7 +139,7 @@ def name_of(code: int) -> str:
 
 def differences(expected: Expect, came: RemotingCommand) -> list[str]:
     """Returns an empty list for a request that matches. Otherwise returns lines: those of an equal part begin with "  ", those of
-    another part with "- " (as expected) and "+ " (as received)."""
+    another part with "- " (as expected) and "+ " (as received), and one that says where two bodies differ with "? "."""
     lines = [*_compared("code", name_of(expected.code), name_of(came.code))]
     if expected.oneway is not None:
         lines += _compared("oneway", expected.oneway, came.is_oneway)

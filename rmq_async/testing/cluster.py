@@ -74,7 +74,7 @@ _HURRY_INTERVAL = 0.5
 
 
 def is_available(version: str = DEFAULT_VERSION) -> tuple[bool, str]:
-    """Returns whether a cluster of that version can be started on this machine, and the reason if not."""
+    """Returns whether this machine has what a cluster of ``version`` needs (Java, and Maven or the jars), and the reason if not."""
     reason = missing(version)
     return not reason, reason
 
@@ -106,7 +106,8 @@ class ExternalCluster:
         """Always empty, because replicas are used only through their controls."""
 
     async def start(self) -> None:
-        """Reads the brokers from the first name server that lists any. Raises ClusterError when none does."""
+        """Reads the brokers from the first name server that lists any. Raises ClusterError when none does, ValueError for an
+        address without a port."""
         for server in self.nameservers:
             if found := await broker_addresses(server.address):
                 self.brokers = [Server(name, address) for name, address in sorted(found.items())]
@@ -120,12 +121,13 @@ class ExternalCluster:
 class RealCluster(Startable):
     """Name servers and brokers of one cluster, as child processes of this one.
 
-    ``brokers``, ``nameservers``: numbers of masters and of name servers. ``replicas``: number of slaves of each broker, which
-    replicate asynchronously. ``profile``: "correctness" (long limits), "stock" (the servers' defaults), "correctness" with one
-    feature ("auth", "authorization", "transactions", "recall", "trace", "go-away", "tls", "mutual-tls"), or a Profile of your own;
-    servers ignore keys that their version does not know. ``version``: "5.5.0" or "4.9.7"; others are untested. ``small``: small
-    heaps; False for benchmarks. ``broker_conf`` and ``namesrv_conf`` override the profile's keys. ``directory``: holds all files,
-    which remain after ``stop``; a store found there is used. Default: a temporary directory, which is deleted.
+    ``brokers``: number of masters, 0 or more; ``nameservers``: number of name servers, 1 or more. ``replicas``: number of slaves of
+    each broker, which replicate asynchronously. ``profile``: "correctness" (long limits), "stock" (the servers' defaults),
+    "correctness" with one feature ("auth", "authorization", "transactions", "recall", "trace", "go-away", "tls", "mutual-tls"), or
+    a Profile of your own; servers ignore keys that their version does not know. ``version``: "5.5.0" or "4.9.7"; others are
+    untested. ``small``: small heaps; False for benchmarks. ``broker_conf`` and ``namesrv_conf`` override the profile's keys.
+    ``directory``: holds all files, which remain after ``stop``; a store found there is used. Default: a temporary directory, which
+    is deleted.
 
     The attributes ``nameservers``, ``brokers`` and ``replicas`` are lists, filled by ``start``; replicas are in the order of their
     brokers, ``broker-a-1`` is the first of broker-a. Raises ClusterError for a number out of range and for an unknown profile.
@@ -264,7 +266,7 @@ class RealCluster(Startable):
                 await asyncio.sleep(0.05)
 
     def cpu_seconds(self, server: Server) -> float:
-        """Returns ``server.cpu_seconds()``."""
+        """Returns the CPU time of one server in seconds, as ``Server.cpu_seconds`` does."""
         return server.cpu_seconds()
 
     def _lay_out(self, class_path: str) -> None:
@@ -339,7 +341,8 @@ class RealCluster(Startable):
         await self._introduce(self.replicas)
 
     async def _until_serving(self, server: Server, deadline: float) -> None:
-        """Waits until all name servers route to a restarted broker, or all brokers have registered at a restarted name server."""
+        """Waits until the name servers route to a restarted broker, or a restarted name server routes to the brokers. Servers that
+        are paused or down do not count."""
         if server not in self.nameservers:
             nameservers = [each for each in self.nameservers if each.running and not each.paused]
             await self._until_routed(nameservers, [server], deadline)

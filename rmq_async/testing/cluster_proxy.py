@@ -5,8 +5,8 @@
         cluster.brokers["broker-a"].to_client.stall()
 
 Clients take the brokers' addresses from routes, so the proxies of name servers replace each broker's address in responses by
-that of its proxy; all other bytes stay the same. A proxy is made when an address is first seen. Look-ups by offset message id
-bypass the proxies, because such an id holds the broker's own address. The servers must run without TLS.
+that of its proxy; all other bytes stay the same. A proxy is made when an address is first seen. An offset message id holds
+the broker's own address, so ``Admin.view_message`` finds no broker by it. The servers must run without TLS.
 """
 
 from __future__ import annotations
@@ -117,7 +117,9 @@ class ClusterProxy(Startable):
                 if self._open is None:
                     raise RemoteProtocolError(f"no proxy for {address}: this ClusterProxy is stopped; start() it")
                 if len(self._by_address) >= MAX_BROKERS:
-                    raise RemoteProtocolError(f"no proxy for {address}: {MAX_BROKERS} addresses have one, which is the limit")
+                    raise RemoteProtocolError(
+                        f"no proxy for {address}: {MAX_BROKERS} others have one, which is the limit; make a new ClusterProxy"
+                    )
                 proxy = await self._open.enter_async_context(self._proxy_for(address))
                 self._by_address[address] = proxy
             return proxy

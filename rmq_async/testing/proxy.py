@@ -78,7 +78,7 @@ class FaultProxy(Startable):
 
     @property
     def address(self) -> str:
-        """ "127.0.0.1:port". Raises RuntimeError before the first start."""
+        """The address for clients, "127.0.0.1:port". Raises RuntimeError before the first start, unless ``port`` was given."""
         if not self._port:
             raise RuntimeError("the proxy has no address before its first start; await start()")
         return f"127.0.0.1:{self._port}"
@@ -125,7 +125,7 @@ class FaultProxy(Startable):
         await server.wait_closed()
 
     def stall(self) -> None:
-        """Stalls both directions: nothing is passed on until ``resume``."""
+        """Stalls both directions: nothing is passed on until ``resume`` or ``clear``."""
         self.to_server.stall()
         self.to_client.stall()
 

@@ -102,7 +102,7 @@ class ScriptedPeer(Startable):
 
     @property
     def address(self) -> str:
-        """ "127.0.0.1:port". Raises RuntimeError before the start."""
+        """The address for clients, "127.0.0.1:port". Raises RuntimeError before the start."""
         if not self._port:
             raise RuntimeError("the peer has no address before its start; await start()")
         return f"127.0.0.1:{self._port}"

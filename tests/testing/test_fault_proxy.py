@@ -341,8 +341,8 @@ async def test_a_peer_that_does_not_read_does_not_hold_up_a_close(echo: Echo) ->
     [
         (lambda way: way.latency(-1), "latency must be a finite number of seconds from 0 on, not -1"),
         (lambda way: way.latency(0, jitter=float("nan")), "jitter must be a finite number of seconds from 0 on, not nan"),
-        (lambda way: way.bandwidth(0), "a positive, finite number of bytes a second, not 0"),
-        (lambda way: way.slice(0), "at least 1 byte, not 0"),
+        (lambda way: way.bandwidth(0), "a positive, finite number, or None for no limit, not 0"),
+        (lambda way: way.slice(0), "at least 1 byte, or None for no limit, not 0"),
         (lambda way: way.cut_after(-1), "must not be negative, it is -1"),
         (lambda way: way.cut_after(1, times=0), "times must be at least 1, or None for all connections, it is 0"),
         (lambda way: FaultProxy("nowhere"), "has no valid host"),
