@@ -1,7 +1,6 @@
 """The public methods of the admin: they check the arguments and call the other modules of this package.
 
-Requests about a topic go to the master of each broker that has it or will have it; requests about a queue to its broker;
-requests about a group to every master. An admin joins no group, so it sends no heartbeats.
+An admin joins no group, so it sends no heartbeats.
 """
 
 from __future__ import annotations
@@ -186,9 +185,9 @@ class Admin(ClientUser):
         """Returns brokers, topics and groups with their offsets and members at this moment, from those brokers that respond.
 
         ``topics``, ``groups``: one case-sensitive pattern or several, such as "orders*". ``system``: True includes those of the
-        system. Each broker gets a request for each topic and two for each group, 8 at a time; for each group with a lag up to two
-        messages are read. Raises NameServerError when no name server responds. A broker that does not respond is no error: the
-        result gives the reason (``BrokerOverview.problem``).
+        system, without the topics of retries and dead letters. Each broker gets a request for each topic and two for each group, 8
+        at a time; for each group with a lag up to two messages are read. Raises NameServerError when no name server responds. A
+        broker that does not respond is no error: the result gives the reason (``BrokerOverview.problem``).
         """
         wanted = Wanted(_patterns("topics", topics), _patterns("groups", groups), system)
         async with self._call() as instance:
@@ -224,8 +223,8 @@ class Admin(ClientUser):
         """Returns one message of ``topic`` by the offset id that a broker gave, or by the unique id that its sender gave (of
         several messages with that unique id the one stored first).
 
-        Raises QueryNotFoundError when there is none, TopicNotFoundError for an unknown topic, CorruptMessageError for a
-        damaged message.
+        Raises QueryNotFoundError when there is none, TopicNotFoundError for an unknown topic. A damaged message raises
+        CorruptMessageError where ``msg_id`` is its offset id; else it is logged and left out.
         """
         async with self._call() as instance:
             topic = self._wire(topic)
@@ -244,10 +243,12 @@ class Admin(ClientUser):
         end: float | datetime | None = None,
     ) -> tuple[MessageExt, ...]:
         """Returns the messages of ``topic`` with ``key`` among their keys, stored from ``begin`` to ``end`` (epoch seconds or aware
-        datetimes; None: no limit), by store time; of more than ``max_num`` (1 to 65535) the last. Stock brokers return at most 64.
+        datetimes; None: no limit), by store time; of more than ``max_num`` (1 to 65535) the last. A stock broker returns 64 at
+        most.
 
         Waits until each broker has indexed the messages that it acknowledged before the call, up to ``request_timeout``.
-        Returns an empty tuple if there is no message. Raises TopicNotFoundError for an unknown topic.
+        Returns an empty tuple if there is no message; logs damaged ones and leaves them out. Raises TopicNotFoundError for an
+        unknown topic.
         """
         async with self._call() as instance:
             topic = self._wire(topic)
@@ -299,9 +300,9 @@ class Admin(ClientUser):
         one before a message is dead-lettered, and ``consume_enable`` (True); ``rmq_protocol.bodies.SubscriptionGroupConfig`` has
         all of them.
 
-        Raises TypeError for an unknown setting or a value of another type, ConfigError without ``cluster`` or ``broker`` where
-        there are several clusters, BrokerNotFoundError when there is no such broker or cluster, BrokerError when a broker
-        refuses.
+        Raises TypeError for an unknown setting and for a value of another type or out of range, ConfigError without ``cluster`` or
+        ``broker`` where there are several clusters, BrokerNotFoundError when there is no such broker or cluster, BrokerError when
+        a broker refuses.
         """
         async with self._call() as instance:
             config = group_settings.group_config(self._wire_group(group), settings)
@@ -309,6 +310,7 @@ class Admin(ClientUser):
 
     async def delete_group(self, group: str) -> None:
         """Deletes a consumer group on all brokers: its settings, its offsets, its retry topics and **its dead letters**.
+        A retry topic of pops stays if its name may also be that of another group's.
 
         Raises ClientStateError while it has members, whose next heartbeats would create it again, and
         SubscriptionGroupNotExistError when there is nothing to delete.
@@ -363,8 +365,8 @@ class Admin(ClientUser):
             return await group_offsets.clone(instance, *names, self.config.request_timeout)
 
     async def dead_letters(self, group: str, *, limit: int = 1000) -> tuple[MessageExt, ...]:
-        """Returns the dead letters of ``group`` that ``resend_dead_letters`` has not sent, ``limit`` (1 to 65535) at most, by queue
-        and offset; an empty tuple for a group without any. Raises CorruptMessageError for a damaged one."""
+        """Returns the dead letters of ``group`` that ``resend_dead_letters`` has not sent or passed over, ``limit`` (1 to 65535)
+        at most, by queue and offset; an empty tuple for a group without any. Raises CorruptMessageError for a damaged one."""
         async with self._call() as instance:
             _check_number("limit", limit, _MAX_FOUND)
             found = await dead_letters.read(instance, self._wire_group(group), limit, self.config.request_timeout)

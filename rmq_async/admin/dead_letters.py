@@ -1,7 +1,7 @@
 """Reads the dead letters of a group from its ``%DLQ%`` topic, and sends them to their topics again.
 
-The offset of the group TOOLS_CONSUMER in the ``%DLQ%`` topic records which of them were sent again; every broker has this group
-for tools.
+The offset of the group TOOLS_CONSUMER in the ``%DLQ%`` topic records which of them were sent again or passed over; every broker has
+this group for tools.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ async def _queues(instance: ClientInstance, group: str, deadline: float) -> list
 
 
 async def _begin(instance: ClientInstance, queue: MessageQueue) -> int:
-    """Returns the offset of the first dead letter that was not sent again."""
+    """Returns the offset of the first dead letter that was neither sent again nor passed over."""
     return max(await committed_offset(instance, TOOLS_GROUP, queue) or 0, await min_offset(instance, queue))
 
 
@@ -144,7 +144,8 @@ async def _send(instance: ClientInstance, group: str, received: MessageExt, dead
     queues = route.publish_queues
     if not queues:
         raise TopicNotFoundError(
-            f"topic {instance.names.display_name(message.topic)} has no queue to write to; give it write permission"
+            f"topic {instance.names.display_name(message.topic)} has no queue to write to; give it queues with "
+            "write permission on a broker whose master runs"
         )
     if message.sharding_key is not None:
         queue = queues[abs(java_hash(message.sharding_key)) % len(queues)]  # beside the other messages of the key

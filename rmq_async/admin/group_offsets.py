@@ -105,7 +105,7 @@ async def _why_none(instance: ClientInstance, group: str, deadline: float) -> st
 
 
 def _of_pops(topic: str, group: str) -> tuple[str, str]:
-    """Returns the two names that the group's retry topic of pops from ``topic`` may have; a broker has at most one of them."""
+    """Returns the two names that the group's retry topic of pops from ``topic`` may have, by ``enableRetryTopicV2`` of a broker."""
     return pop_retry_topic_v1(topic, group), pop_retry_topic(topic, group)
 
 
@@ -143,7 +143,7 @@ async def _queues(instance: ClientInstance, topic: str, to: Target, timeout: flo
 
 
 async def _target(instance: ClientInstance, queue: MessageQueue, to: Target) -> int:
-    """Returns the new offset of a queue, between its first and last offset."""
+    """Returns the new offset of a queue, from its first to its next offset."""
     if isinstance(to, datetime):
         return await search_offset(instance, queue, epoch_ms(to) / 1000)
     low, high = await min_offset(instance, queue), await max_offset(instance, queue)
@@ -212,7 +212,8 @@ class _Reset:
     async def _ask(
         self, broker: str, address: str, *, timestamp: int = 0, queue_id: int = -1, offset: int | None = None
     ) -> bool:
-        """Sends a reset to a broker. Returns False where the broker knows no member to send the offsets to."""
+        """Sends a reset to a broker. Returns False where the broker knows no member to send the offsets to, or no offset
+        of the group."""
         code = RequestCode.INVOKE_BROKER_TO_RESET_OFFSET
         header = ResetOffsetRequestHeader(
             group=self._group, topic=self._topic, queueId=queue_id, offset=offset, timestamp=timestamp, isForce=True
@@ -259,7 +260,7 @@ def _shows(change: OffsetChange, offset: int | None) -> bool:
 
 
 def _timestamp_of(to: Target) -> int | None:
-    """Returns the time of a reset, ms since the epoch, as brokers take it; None for a reset by offset."""
+    """Returns the time of a reset as brokers take it, ms since the epoch or -1 for "latest"; None for a reset by offset."""
     if isinstance(to, datetime):
         return max(epoch_ms(to), 0)  # a negative time is the end of a queue to brokers, and no message is older than 1970
     return {"earliest": 0, "latest": -1}.get(to) if isinstance(to, str) else None

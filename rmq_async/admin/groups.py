@@ -113,7 +113,7 @@ def _not_there(instance: ClientInstance, group: str, brokers: Iterable[str]) -> 
 
 def group_config(group: str, settings: GroupSettings) -> SubscriptionGroupConfig:
     """Returns the settings of a group. Raises TypeError for an unknown setting, and for a value of another type than its setting
-    has."""
+    has or out of range."""
     unknown = sorted(settings.keys() - GroupSettings.__annotations__.keys())
     if unknown:
         raise TypeError(f"a group has no setting {', '.join(unknown)}; there are {', '.join(GroupSettings.__annotations__)}")
@@ -121,9 +121,7 @@ def group_config(group: str, settings: GroupSettings) -> SubscriptionGroupConfig
     try:
         return msgspec.convert(msgspec.to_builtins(config), SubscriptionGroupConfig)
     except (msgspec.ValidationError, TypeError) as error:
-        raise TypeError(
-            f"a setting of group {group} has a value of another type: {error}; see SubscriptionGroupConfig"
-        ) from None
+        raise TypeError(f"a setting of group {group} has an invalid value: {error}; see SubscriptionGroupConfig") from None
 
 
 async def create(

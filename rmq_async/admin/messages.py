@@ -1,4 +1,4 @@
-"""Finds single messages: by offset id, by unique id, by key.
+"""Finds messages: by offset id, by unique id, by key.
 
 An *offset id*, given by a broker, names the broker's address and a place in its commit log. The request goes only to an address
 that a name server lists: an id is text from outside and must not choose the peer of a connection. Every other id is a *unique id*,
@@ -166,8 +166,8 @@ async def _query(
     wanted: Callable[[MessageExt], bool],
     deadline: float,
 ) -> list[MessageExt]:
-    """Returns messages from the brokers' indexes, by store time. ``wanted(message)`` is False for one that has only the hash of its
-    key in common with the query."""
+    """Returns messages from the brokers' indexes, by store time. ``wanted(message)`` is False for one that does not match the
+    query, such as one that has only the hash of its key in common with it."""
     command = RemotingCommand(code=RequestCode.QUERY_MESSAGE, ext_fields={**to_ext(query)})
     found: list[MessageExt] = []
     for name, response in (await everywhere(instance, brokers, command, deadline)).items():
@@ -177,7 +177,8 @@ async def _query(
             raise broker_error(response.code, response.remark, request="QUERY_MESSAGE", broker=name, address=brokers[name])
         decoded = await _decode(instance, response.body, name, deadline)
         for corrupt in decoded.corrupt:
-            logger.error("a message that may have key %s is left out: %s", printable(query.key), printable(corrupt))
+            text = "a damaged message of broker %s that may have key %s is left out: %s"
+            logger.error(text, name, printable(query.key), printable(corrupt))
         found += [message for message in decoded.messages if message.topic == query.topic and wanted(message)]
     return sorted(found, key=lambda message: (message.store_time_ms, message.queue, message.queue_offset))
 

@@ -63,9 +63,12 @@ def masters_of(
     }
     if not masters and broker is not None:
         known = _listed(info.broker_addr_table)
-        raise BrokerNotFoundError(f"no name server knows a master of broker {broker}; there are: {known}", broker=broker)
+        text = (
+            f"no name server knows a master of broker {printable(broker)}; check the name, or start the master (known: {known})"
+        )
+        raise BrokerNotFoundError(text, broker=broker)
     if not masters:
-        of = f"cluster {cluster}" if cluster else "any broker"
+        of = f"cluster {printable(cluster)}" if cluster else "any broker"
         raise BrokerNotFoundError(f"no name server knows a master of {of}; check the name, or start a broker")
     return masters
 
@@ -76,12 +79,13 @@ def _broker_names(info: ClusterInfo, cluster: str | None, broker: str | None) ->
     clusters = info.cluster_addr_table
     if broker is not None:
         if cluster is not None and broker not in clusters.get(cluster, ()):
-            raise BrokerNotFoundError(f"cluster {cluster} has no broker {broker}; cluster_info() lists them", broker=broker)
+            text = f"cluster {printable(cluster)} has no broker {printable(broker)}; cluster_info() lists them"
+            raise BrokerNotFoundError(text, broker=broker)
         return {broker}
     if cluster is None:
         return set(info.broker_addr_table)
     if not clusters.get(cluster):
-        raise BrokerNotFoundError(f"no cluster is called {cluster}; there are: {_listed(clusters)}")
+        raise BrokerNotFoundError(f"no cluster is called {printable(cluster)}; there are: {_listed(clusters)}")
     return set(clusters[cluster])
 
 

@@ -110,7 +110,7 @@ class QueueLag(msgspec.Struct, frozen=True):
 
     @property
     def messages(self) -> int:
-        """Messages that are not committed; those that a filter leaves out and deleted ones count too."""
+        """Number of messages that are not committed; those that a filter leaves out and deleted ones count too."""
         return max(self.end - self.committed, 0)
 
 
@@ -123,12 +123,12 @@ class GroupLag(msgspec.Struct, frozen=True):
 
     @property
     def messages(self) -> int:
-        """Messages of the topics that are not committed."""
+        """Number of messages of the topics that are not committed."""
         return sum(each.messages for each in self.queues.values())
 
     @property
     def retries(self) -> int:
-        """Messages of the retry topics that are not committed; those whose delay has not passed are not in it yet."""
+        """Number of messages of the retry topics that are not committed; those whose delay has not passed do not count yet."""
         return sum(each.messages for each in self.retry_queues.values())
 
 
@@ -162,9 +162,9 @@ class BrokerOverview(msgspec.Struct, frozen=True):
 
 class GroupOverview(msgspec.Struct, frozen=True):
     """A consumer group. ``members``: client ids of the connected members; None if a broker refused the request, as a busy
-    one does. ``oldest_store_time_ms``: store time of the oldest message that is not committed, epoch ms; None if there
-    is none or it could not be read. It is read from two queues at most, those whose last committed messages are the
-    oldest. ``lag_unknown``: brokers that refused the group's offsets; ``lag`` does not include them."""
+    one does. ``oldest_store_time_ms``: store time of the oldest message that is not committed, epoch ms, retries left out; None if
+    there is none or it could not be read. It is read from two queues at most, those whose last committed messages are the oldest.
+    ``lag_unknown``: brokers that refused the group's offsets; ``lag`` does not include them."""
 
     lag: GroupLag
     members: tuple[str, ...] | None
@@ -173,8 +173,8 @@ class GroupOverview(msgspec.Struct, frozen=True):
 
 
 class Overview(msgspec.Struct, frozen=True):
-    """Brokers, topics and groups by name, from those brokers that respond. ``topics_unknown``: by topic, the brokers that
-    refused its offsets, as busy ones do; its queues on them are not in ``topics``."""
+    """Brokers that a name server knows, and topics and groups of those that respond, by name. ``topics_unknown``: by topic, the
+    brokers that refused its offsets, as busy ones do; its queues on them are not in ``topics``."""
 
     brokers: Mapping[str, BrokerOverview]
     topics: Mapping[str, Mapping[MessageQueue, QueueStats]]

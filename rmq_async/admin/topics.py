@@ -61,8 +61,8 @@ _REPLY_SUFFIX: Final = "_REPLY_TOPIC"
 
 
 def attribute_changes(attributes: Mapping[str, str] | None) -> str:
-    """Returns ``+key=value,...``, the form that AttributeParser reads. Raises ConfigError for a name or value that contains
-    these separators."""
+    """Returns ``+key=value,...``, the form that AttributeParser reads. Raises ConfigError unless ``attributes``
+    is None or a mapping of texts that are not empty and contain none of these separators."""
     if attributes is not None and not isinstance(attributes, Mapping):
         raise ConfigError(f'attributes must be a mapping such as {{"message.type": "FIFO"}}, not {shown(attributes)}')
     texts = []
@@ -125,7 +125,7 @@ async def delete(instance: ClientInstance, topic: str, cluster: str | None, dead
 async def delete_at(
     instance: ClientInstance, topic: str, masters: Mapping[str, str], deadline: float, cluster: str | None = None
 ) -> None:
-    """Deletes a topic on these brokers, and its route (in ``cluster`` only) on the name servers. The topic need not exist."""
+    """Deletes a topic on these brokers, and its route (of ``cluster``; None: of all) on the name servers. It need not exist."""
     code = RequestCode.DELETE_TOPIC_IN_BROKER
     answers = await everywhere(instance, masters, RemotingCommand(code=code, ext_fields={"topic": topic}), deadline)
     for name, response in answers.items():
