@@ -14,7 +14,7 @@ from __future__ import annotations
 try:
     import sqlalchemy.ext.asyncio  # noqa: F401
 except ImportError as missing:
-    raise ImportError('rmq_async.outbox needs a package: pip install "rmq-async[outbox]"') from missing
+    raise ImportError(f'rmq_async.outbox cannot import SQLAlchemy ({missing}): pip install "rmq-async[outbox]"') from missing
 
 from .outbox import Outbox
 from .rows import StuckMessage

@@ -23,10 +23,10 @@ _OVERHEAD: Final = 512
 
 
 class KeyOrder:
-    """The order of rows with equal keys.
+    """The order of the rows with one topic and sharding key.
 
-    ``waiting``: rows behind the row in flight. ``in_hand``: all rows whose outcome is not written yet. ``busy``: whether a task
-    sends its rows. ``broken``: whether it takes no more rows.
+    ``waiting``: rows behind the row in flight. ``in_hand``: ids of all rows whose outcome is not written yet. ``busy``: whether a
+    task sends its rows. ``broken``: whether it takes no more rows.
     """
 
     __slots__ = ("broken", "busy", "in_hand", "key", "waiting")

@@ -17,6 +17,7 @@ from rmq_protocol.message import Message
 from .. import machine
 from .._asyncio import Startable
 from .._database import check_transactional
+from .._text import type_name
 from .._turns import Turns
 from ..client import UniqueIds
 from ..config import check_seconds
@@ -76,7 +77,7 @@ class Outbox(Startable):
         status_interval: float = 10.0,
     ) -> None:
         if not isinstance(producer, Producer):
-            raise ConfigError(f"producer must be a Producer, not {type(producer).__name__}")
+            raise ConfigError(f"producer must be a Producer, not {type_name(producer)}")
         for name, callback in (("on_stuck", on_stuck), ("on_status", on_status)):
             if callback is not None and (not callable(callback) or asyncio.iscoroutinefunction(callback)):
                 raise ConfigError(f"{name} must be a plain function, not {shown(callback)}")
@@ -119,9 +120,10 @@ class Outbox(Startable):
         """Adds the message to the session's transaction and returns the id of its row.
 
         If this outbox is running, it sends the message of an AsyncSession right after the commit. A relay's next query finds
-        the others: messages of an AsyncConnection, those added while the outbox is stopped, holds as many rows as it may, or
-        cannot reach the topic. ``delay`` counts from now. A message with a sharding key is sent after those of its key and
-        topic that were added before it. All copies of the message have one ``unique_id``: its own, or a new one.
+        the others: messages of an AsyncConnection, and those added on another loop, while the outbox or its producer does not run,
+        or while the outbox holds as many rows as it may or cannot reach the topic. ``delay`` counts from now. A message with a
+        sharding key is sent after those of its key and topic that were added before it. All copies of the message have one
+        ``unique_id``: its own, or a new one.
 
         Raises InvalidMessageError for a message that ``Producer.send`` would refuse, a ``unique_id`` of more than 255
         characters, a sharding key of more than 2000 bytes, and a delivery outside the years 1970 to 9999; ConfigError for a
@@ -255,7 +257,7 @@ class Outbox(Startable):
 
 def _checked(session: object) -> AsyncSession | AsyncConnection:
     if not isinstance(session, AsyncSession | AsyncConnection):
-        kind = type(session).__name__
+        kind = type_name(session)
         raise TypeError(f"session must be an AsyncSession, an async_scoped_session or an AsyncConnection, not {kind}")
     return session
 

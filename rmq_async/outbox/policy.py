@@ -61,9 +61,9 @@ class FailedTopics:
         return list(self._troubles)
 
     def failed(self, topic: str, began: float, now: float) -> None:
-        """Records a failed send that began at ``began``, unless a send to the topic has succeeded since: the cause is one
-        broker of several, or one message. A failure lengthens the pause before the next trial only if its send began after the
-        last trial and after the last failure that lengthened the pause: sends that fail together count once."""
+        """Records a failed send that began at ``began``, unless a send to the topic has succeeded since: then the
+        cause is one broker of several, or one message. A failure lengthens the pause before the next trial only if its send began
+        after the last trial and after the last failure that lengthened the pause: sends that fail together count once."""
         if self._succeeded.get(topic, -1.0) >= began:
             return
         trouble = self._troubles.setdefault(topic, _Trouble())

@@ -3,7 +3,7 @@ status.
 
 Each loop survives errors: while the database is away it waits. Together they hold at most about ``window`` rows in memory,
 however long the table is. One batch of rows is read while another one is sent and the outcomes of a third one are written.
-Queries for due rows that find less than ``batch_size`` take at most a tenth of the time.
+Queries for due rows that find less than ``batch_size`` take at most a tenth of the time, trials of failed topics aside.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _STUCK_AT_ONCE: Final = 100
 _LAST_WRITE: Final = 1.0
 """Seconds to write the last outcomes after a stop whose time the sends have used up."""
 _SHARE: Final = 10
-"""The pause after a query that found less than ``batch_size`` rows, as a multiple of the query's time."""
+"""The shortest pause after a query that found less than ``batch_size`` rows, as a multiple of the query's time."""
 
 Step = Callable[[], Coroutine[Any, Any, bool]]
 
@@ -123,7 +123,11 @@ class Relay:
             self.sending.release(self._handed)
             self._handed.clear()
             if not await self.sending.finished(max(0.0, deadline - machine.monotonic())):
-                logger.warning("the outbox was stopped with sends under way; they are sent again when their leases expire")
+                logger.warning(
+                    "the outbox was stopped with sends in flight after %g s, whose messages are sent again when their leases "
+                    "expire; give stop() a longer timeout",
+                    timeout,
+                )
             await _within(max(0.0, deadline - machine.monotonic()) + _LAST_WRITE, self.sending.nothing_left)
             if self.sending.in_hand:
                 logger.warning(
@@ -277,7 +281,7 @@ class Relay:
             if found and self._on_stuck is None:
                 oldest = found[0]
                 logger.warning(
-                    "%d messages wait too long in the outbox, the first: row %d, topic %s, %d s old, %d attempts, last error %s; "
+                    "%d messages are stuck in the outbox, the first: row %d, topic %s, %d s old, %d attempts, last error %s; "
                     "those that are FAILED need a retry",
                     len(found), oldest.id, oldest.topic, oldest.age, oldest.attempts, oldest.last_error,
                 )  # fmt: skip

@@ -13,6 +13,8 @@ from rmq_protocol.message import Message
 from rmq_protocol.properties import message_properties
 from rmq_protocol.validation import check_message
 
+from .._text import type_name
+
 __all__ = ["LONGEST_ID", "SMALL_BODY", "Held", "StuckMessage", "as_added", "message_of", "row_of"]
 
 LONGEST_ID: Final = 255
@@ -71,7 +73,7 @@ def row_of(message: Message, unique_id: str, now: float, max_size: int) -> dict[
     9999. Raises TypeError for another object than a Message.
     """
     if not isinstance(message, Message):
-        raise TypeError(f"message must be a Message, not {type(message).__name__}")
+        raise TypeError(f"message must be a Message, not {type_name(message)}")
     check_message(message.topic, message.body, max_size, message.properties)
     unique_id = message.unique_id or unique_id
     if len(unique_id) > LONGEST_ID:

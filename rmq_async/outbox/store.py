@@ -1,7 +1,7 @@
 """The queries of an outbox. Each method has transactions of its own.
 
-Errors of the database (``DATABASE_ERRORS``) are passed on unchanged. Queries of a relay's loops raise TimeoutError after
-``patience`` seconds; queries of users have no time limit.
+Errors of the database (``DATABASE_ERRORS``) are passed on unchanged, but ``probe`` raises ConfigError for a missing table. Queries
+of a relay's loops raise TimeoutError after ``patience`` seconds; queries of users have no time limit.
 """
 
 from __future__ import annotations

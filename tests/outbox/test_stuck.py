@@ -132,11 +132,11 @@ async def test_without_a_callback_the_log_gets_it(
         await producer.stop()
         async with sessions.begin() as session:
             first, _ = [await outbox.add(session, Message("T", b"x")) for _ in range(2)]
-        await until(lambda: "wait too long" in caplog.text)
+        await until(lambda: "are stuck" in caplog.text)
         await asyncio.sleep(0.15)
-    reported = [record.getMessage() for record in caplog.records if "wait too long" in record.getMessage()]
+    reported = [record.getMessage() for record in caplog.records if "are stuck" in record.getMessage()]
     assert len(reported) == 1
-    assert reported[0].startswith(f"2 messages wait too long in the outbox, the first: row {first}, topic T,")
+    assert reported[0].startswith(f"2 messages are stuck in the outbox, the first: row {first}, topic T,")
     assert reported[0].endswith("last error None; those that are FAILED need a retry")
 
 
