@@ -30,8 +30,8 @@ class DoubtfulRegistrations(Registrations):
             super().register(registration)
 
     def knows(self, broker_name: str, address: str) -> bool:
-        """Returns whether a broker is registered under an address; a forgotten one may be."""
-        entry = self._entries.get(broker_name)
+        """Returns whether a broker is listed under its address; a forgotten one is not."""
+        entry = None if broker_name in self.forgotten else self._entries.get(broker_name)
         return entry is not None and entry.address == address
 
     def holders(self, topic: str, connection: Connection) -> list[Holder]:

@@ -209,6 +209,19 @@ def test_client_that_moved_sends_again() -> None:
     simulation.check()
 
 
+def test_name_server_does_not_list_a_broker_that_it_has_forgotten() -> None:
+    async def main(simulation: Simulation) -> None:
+        simulation.group.topics = ("T",)
+        effect = storage.forget(simulation, Random(1), simulation.name_servers[0])
+        assert not simulation.routed
+        assert set(simulation.group.look().unlisted) == {"broker-a"}
+        effect.end()
+        assert simulation.routed
+        assert not simulation.group.look().unlisted
+
+    quiet().run(main)
+
+
 def test_name_server_that_forgets_a_broker_knows_it_again() -> None:
     async def main(simulation: Simulation) -> None:
         await send(simulation, 20)
