@@ -23,4 +23,4 @@ class Frozen(BaseException):
 
 
 class DeadEnd(Exception):  # noqa: N818 - becomes a SimulationError that names the tasks
-    """Time does not move, or no call is left to run; the scheduler raises it."""
+    """The error that the scheduler raises when the time does not move, or no call is left to run."""

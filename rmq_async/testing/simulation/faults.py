@@ -48,7 +48,7 @@ class Faults:
     draws its own subset of the kinds, at least three, and a rate of half to one and a half times the given one.
 
     Raises SimulationError for a str as ``kinds``, for an unknown kind, for a rate below 0 or infinite, and unless
-    0 <= start <= end.
+    0 <= start <= end; TypeError for ``kinds`` that are not iterable.
     """
 
     kinds: frozenset[str] = frozenset(KINDS)

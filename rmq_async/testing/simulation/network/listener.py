@@ -89,7 +89,7 @@ class SimulatedServer(asyncio.AbstractServer):
     async def serve_forever(self) -> None:
         """Serves until it is cancelled, then closes. Raises RuntimeError for a server that is closed."""
         if self._listener.closed:
-            raise RuntimeError(f"server {self!r} is closed")
+            raise RuntimeError(f"server {self!r} is closed; make a new one by create_server()")
         try:
             await self._loop.create_future()
         finally:

@@ -181,7 +181,7 @@ class SimulatedTransport(asyncio.Transport):
         if not isinstance(data, bytes | bytearray | memoryview):
             raise TypeError(f"data argument must be a bytes-like object, not {type(data).__name__!r}")
         if self._eof_written:
-            raise RuntimeError("Cannot call write() after write_eof()")
+            raise RuntimeError("write() was called after write_eof(); write all bytes before")
         if not data or self._lost or self._loop.dead:
             return
         if not self._buffer:
@@ -310,7 +310,7 @@ def _fill(protocol: asyncio.BufferedProtocol, data: bytes) -> None:
     while left:
         buffer = memoryview(protocol.get_buffer(len(left)))
         if not buffer:
-            raise RuntimeError("get_buffer() returned an empty buffer")
+            raise RuntimeError("get_buffer() returned an empty buffer; return one of at least one byte")
         size = min(len(buffer), len(left))
         buffer[:size] = left[:size]
         protocol.buffer_updated(size)

@@ -16,7 +16,7 @@ from ....consumer import Batch, Consumer, Retry
 from ....errors import RocketMQError
 from ..chance import exponential
 from ..group_log import GROUP, Delivery, GroupLog
-from .groups import Crew, Staffed, decide
+from .groups import FAILURE, Crew, Staffed, decide
 from .services import Workload
 
 __all__ = ["ARRANGED_GROUPS"]
@@ -118,7 +118,7 @@ async def _handle_batch(log: GroupLog, chance: Random, life: int, batch: Batch) 
         how: Literal["dead", "failed", "done"] = "dead" if drawn < 0.01 else "failed" if drawn < 0.04 or failed else "done"
         log.end(delivery, how)
     if failed:
-        raise ValueError("drawn")
+        raise ValueError(FAILURE)
 
 
 async def _read(log: GroupLog, chance: Random, life: int, consumer: Consumer) -> None:

@@ -16,7 +16,7 @@ from rmq_protocol.message import MessageExt, MessageQueue
 from ....consumer import Consumer, Retry
 from ....errors import RocketMQError
 from ..chance import exponential
-from .groups import Staffed
+from .groups import FAILURE, Staffed
 from .readings import Stocked
 from .services import AGAIN, CALM, Workload
 
@@ -96,7 +96,7 @@ class _Listener:
         if chance.random() < 0.03:
             if self._attempts[place] == ATTEMPTS:
                 self._over.add(place)
-            raise ValueError("drawn")
+            raise ValueError(FAILURE)
         self._over.add(place)
         self._handled[place] += 1
         if self._handled[place] > 1:

@@ -23,7 +23,7 @@ from ..chance import exponential
 from ..group_log import GROUP, GroupLog
 from .services import AGAIN, CALM, Cluster, Workload
 
-__all__ = ["GROUPS", "Crew", "Staffed", "decide"]
+__all__ = ["FAILURE", "GROUPS", "Crew", "Staffed", "decide"]
 
 TOPICS: Final = ("Shared-0", "Shared-1")
 LOOK_EVERY: Final = 2.0
@@ -38,6 +38,7 @@ LONGEST_DRAIN: Final = 60.0
 """Seconds in which the rest is handled: after the calm, and after the last time at which a broker listed a member that had left."""
 LONGEST_CALL: Final = 40.0
 """Seconds of a handler call at most: after 60 s it counts as stuck."""
+FAILURE: Final = "the seed has drawn that this call fails; the library must handle it"
 FAREWELL: Final = 6.0
 """Seconds from the last look at the members' health to their stop."""
 
@@ -52,7 +53,7 @@ class Staffed(Cluster, Protocol):
 
     @property
     def routed(self) -> bool:
-        """Whether each name server lists all brokers."""
+        """Whether all brokers serve, and each name server lists them."""
 
     def rest(self) -> None:
         """Ends all faults; no other one begins until ``go_on``."""
@@ -292,10 +293,10 @@ def decide(log: GroupLog, chance: Random, delivery: Any) -> None:
     drawn = chance.random()
     if drawn < 0.01:
         log.end(delivery, "dead")
-        raise DeadLetter("drawn")
+        raise DeadLetter(FAILURE)
     if drawn < 0.06:
         log.end(delivery, "failed")
-        raise RetryLater(1) if drawn < 0.03 else ValueError("drawn")
+        raise RetryLater(1) if drawn < 0.03 else ValueError(FAILURE)
     log.end(delivery, "done")
 
 
