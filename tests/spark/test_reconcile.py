@@ -53,6 +53,8 @@ def test_a_window_is_two_options_in_milliseconds() -> None:
         window(start, start)
     with pytest.raises(ConfigError, match="has no time zone"):
         window(None, datetime(2026, 11, 20))
+    with pytest.raises(ConfigError, match="2026-11-20T00:00:00 has no time zone"):
+        window(datetime(2026, 11, 20), start)
 
 
 def _given(*arguments: str) -> argparse.Namespace:

@@ -94,13 +94,13 @@ def window(since: datetime | None, until: datetime | None) -> dict[str, str]:
 
     Raises ConfigError for a time without a zone, and for an empty window.
     """
-    if since is not None and until is not None and since >= until:
-        raise ConfigError(f"no time is from {since.isoformat()} to {until.isoformat()}; give a later end")
     bounds = {}
     if since is not None:
         bounds = {"startingTimestamp": _epoch_ms(since), "startingOffsetsByTimestampStrategy": "latest"}
     if until is not None:
         bounds["endingTimestamp"] = _epoch_ms(until)
+    if since is not None and until is not None and since >= until:
+        raise ConfigError(f"no time is from {since.isoformat()} to {until.isoformat()}; give a later end")
     return bounds
 
 
@@ -111,12 +111,13 @@ def _epoch_ms(when: datetime) -> str:
 
 
 def ask(options: Mapping[str, str], question: Callable[[Admin], Coroutine[Any, Any, T]]) -> T:
-    """Runs ``question`` with an admin client of the options' cluster. Raises RocketMQError."""
+    """Runs ``question`` with an admin client of the options' cluster, and returns its result. Raises RocketMQError."""
     return ask_at(read_options(options_for("batch read", options, topic="any"), streaming=False).access, question)
 
 
 def ask_at(access: Access, question: Callable[[Admin], Coroutine[Any, Any, T]]) -> T:
-    """Runs ``question`` with an admin client, also beside a running loop, as in a notebook. Raises RocketMQError."""
+    """Runs ``question`` with an admin client, also beside a running loop, as in a notebook, and returns its result. Raises
+    RocketMQError."""
 
     async def asking() -> T:
         async with Admin(client=client_config(current(access))) as admin:
