@@ -46,8 +46,8 @@ def _print_error(why: str, code: int) -> int:
 
 
 def _ended(code: int) -> int:
-    """Writes the rest of stdout and returns the exit code, 1 if writing failed. Output that cannot be written is dropped: the
-    interpreter would try again, and end with code 120."""
+    """Writes the rest of stdout and returns the exit code, 1 in place of 0 if writing failed. Output that cannot be written is
+    dropped: the interpreter would try again, and end with code 120."""
     try:
         sys.stdout.flush()
     except (OSError, ValueError):

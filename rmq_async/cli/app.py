@@ -61,7 +61,8 @@ class Commands(click.Group):
 
 
 def run_command(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command line; returns its exit code. Prints an error as one line on stderr."""
+    """Runs one command line; returns its exit code. Prints an error as one line on stderr; raises one that is a bug if the variable
+    RMQ_TRACEBACK is set."""
     with _logging_to_stderr():
         return _run(arguments)
 

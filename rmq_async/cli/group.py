@@ -1,4 +1,4 @@
-"""``rmq group``: shows, creates and deletes consumer groups, moves their offsets and sends their dead letters again."""
+"""The command ``rmq group``: shows, creates and deletes consumer groups, moves their offsets and sends their dead letters again."""
 
 from __future__ import annotations
 

@@ -21,7 +21,8 @@ AHEAD: Final = 4
 
 
 async def lines_of(descriptor: int, limit: int) -> AsyncGenerator[bytes, None]:
-    """Yields each line without its end. Raises OSError as reading does, ValueError for a line of more than ``limit`` bytes."""
+    """Yields each line without its end. Raises OSError as reading does, ValueError for a line of more than ``limit`` bytes; one
+    that ends in the chunk in which it exceeds the limit passes."""
     loop = asyncio.get_running_loop()
     chunks: asyncio.Queue[bytes | OSError] = asyncio.Queue()
     room = threading.Semaphore(AHEAD)

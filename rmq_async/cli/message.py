@@ -1,4 +1,4 @@
-"""``rmq message``: finds single messages by id or key."""
+"""The command ``rmq message``: finds single messages by id or key."""
 
 from __future__ import annotations
 

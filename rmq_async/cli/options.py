@@ -121,7 +121,7 @@ def pass_options(record: Callable[..., Options]) -> Callable[[Callable[[Options]
 
 
 class Interrupted(click.ClickException):
-    """SIGINT, printed like other errors (click would print an empty line before it)."""
+    """Error of a command that SIGINT has ended, printed like other errors (click would print an empty line before it)."""
 
     exit_code = 128 + signal.SIGINT
 
@@ -130,7 +130,7 @@ class Interrupted(click.ClickException):
 
 
 class Terminated(Interrupted):
-    """SIGTERM, printed in the same way."""
+    """Error of a command that SIGTERM has ended."""
 
     exit_code = 128 + signal.SIGTERM
 
@@ -143,9 +143,9 @@ def _interrupted_by(number: int) -> Interrupted:
 
 
 def run(work: Coroutine[Any, Any, T], *, signalled: bool = False) -> T:
-    """Runs a coroutine by ``rmq_async.run`` and returns its result. The first SIGINT or SIGTERM cancels it and raises Interrupted;
-    a second one ends the process at once, also while the loop is blocked by output that no one reads. ``signalled``: True if a
-    first signal has come already."""
+    """Runs a coroutine by ``rmq_async.run`` and returns its result. The first SIGINT or SIGTERM cancels it, and Interrupted is
+    raised; a second one ends the process at once, also while the loop is blocked by output that no one reads. ``signalled``:
+    True if a first signal has come already."""
     try:
         return rmq_async.run(_until_signal(work, signalled))
     except KeyboardInterrupt:  # before the signals are handled
@@ -173,7 +173,7 @@ def client_config(namesrv: str | None, timeout: float) -> ClientConfig:
     """Returns the settings of a command's client. Limits the library's log to errors: warnings would be further lines beside the
     one of the command's error.
 
-    Raises UsageError where no name server is known, and for security options that contradict each other.
+    Raises UsageError where no name server is known, and as ``security_settings`` does.
     """
     logging.getLogger("rmq_async").setLevel(logging.ERROR)
     if namesrv is None and not name_servers(os.environ.get(NAMESRV_ENVIRONMENT)):
@@ -210,7 +210,7 @@ class _Queue(ParamType):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, int]:
         broker, _, number = str(value).rpartition(":")
         if not broker or not number.isascii() or not number.isdigit() or len(number) > 9:
-            self.fail(f"{value!r} is not BROKER:ID, such as broker-a:0", param, ctx)
+            self.fail(f"{value!r} is not BROKER:ID, such as broker-a:0; ID has 9 digits at most", param, ctx)
         return broker, int(number)
 
 
@@ -226,7 +226,7 @@ class _Moment(ParamType):
             return int(value)
         moment = _time(value)
         if moment is None:
-            self.fail(f"{value!r} is not one of earliest, latest, {time_help}, an offset", param, ctx)
+            self.fail(f"{value!r} is not one of earliest, latest, {time_help}, an offset of at most 19 digits", param, ctx)
         return moment
 
 

@@ -1,4 +1,4 @@
-"""``rmq pull``: prints the messages of a topic."""
+"""The command ``rmq pull``: prints the messages of a topic."""
 
 from __future__ import annotations
 
@@ -77,11 +77,11 @@ class _Printed:
 @client_options
 @pass_options(_PullOptions)
 def pull(options: _PullOptions) -> int:
-    """Print the messages of TOPIC: bodies as they are, one a line, or with --json all that is known of each.
+    """Print the messages of TOPIC: bodies, one a line, or with --json all that is known of each.
 
-    Messages of one queue come in their order, those of several queues as the brokers answer. A time without a zone is local
-    time. Offsets of messages that are deleted before they are read go to stderr; with --follow, so does the number of printed
-    messages at the end.
+    Bodies are printed as they are, on a terminal with their control characters made visible. Messages of one queue come in
+    their order, those of several queues as the brokers answer. A time without a zone is local time. Offsets of messages that
+    are deleted before they are read go to stderr; with --follow, so does the number of printed messages at the end.
     """
     chosen = _range(options)
     config = client_config(options.namesrv, options.timeout)

@@ -26,7 +26,7 @@ _FILE: Final = click.Path(exists=True, dir_okay=False)
 
 
 def security_options(command: Command) -> Command:
-    """Adds the options. They are no parameters of the command: ``security_settings`` reads them."""
+    """Adds the options for credentials and TLS. They are no parameters of the command: ``security_settings`` reads them."""
     help_text = f"User to sign requests as; default: ${ACCESS_KEY}. The secret is taken from ${SECRET_KEY}."
     for option in (
         _option("--server-name", metavar="NAME", help="Name to look for in the servers' certificates."),
@@ -48,7 +48,7 @@ def security_given() -> bool:
 
 def security_settings() -> dict[str, Any]:
     """Returns the fields of ClientConfig from the running command's options. Raises UsageError for options that contradict each
-    other."""
+    other, for an access key without its secret, and for files that cannot be used."""
     given: dict[str, Any] = click.get_current_context().meta.get(_KEPT, {})
     settings: dict[str, Any] = {}
     access_key = given.get("access_key") or os.environ.get(ACCESS_KEY)
@@ -65,7 +65,7 @@ def security_settings() -> dict[str, Any]:
         settings |= {"tls": True, "tls_verify": not insecure}
     if given.get("server_name"):
         if "tls" not in settings:
-            raise click.UsageError("--server-name needs --tls, --ca or --cert")
+            raise click.UsageError("--server-name needs --tls, --ca or --cert; give one of them, or leave it out")
         settings["server_hostname"] = given["server_name"]
     return settings
 

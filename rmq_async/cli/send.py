@@ -1,4 +1,4 @@
-"""``rmq send``: sends one message, each line of standard input, or each message that ``rmq pull --json`` printed.
+"""The command ``rmq send``: sends one message, each line of standard input, or each message that ``rmq pull --json`` printed.
 
 As many messages are in flight as the producer has credits; results are printed in the order of the input. Messages for one
 queue or with a sharding key are sent one after the other, because a broker may store concurrent sends in any order. For

@@ -1,4 +1,4 @@
-"""``rmq server``: runs the embedded name server and brokers as a separate process."""
+"""The command ``rmq server``: runs the embedded name server and brokers as a separate process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM: the first one lets a command end in order, a second one ends it at once.
+"""Handles SIGINT and SIGTERM: the first one lets a command end in order, a second one ends it at once.
 
 The handlers are the interpreter's, not those of a loop: a loop that is blocked, by output that no one reads or by a call that does
 not return, would never call its own.
@@ -31,7 +31,7 @@ def end_at_once(number: int) -> None:
 
 @contextmanager
 def signals_handled(first: Callable[[int], object], again: Callable[[int], object] = end_at_once) -> Iterator[None]:
-    """Calls ``first`` with the number of the first signal, ``again`` with that of each later one.
+    """Calls ``first`` with the number of the first signal, ``again`` with that of each later one, while the body runs.
 
     Both are called in the main thread between any two of its steps, as handlers of ``signal.signal`` are: they pass work for a
     loop to ``call_soon_threadsafe``. Outside of the main thread it handles no signal.

@@ -1,4 +1,5 @@
-"""``rmq simulate``: runs seeds of a scenario on a simulated cluster, until one fails or their number or time is over."""
+"""The command ``rmq simulate``: runs seeds of a scenario on a simulated cluster, until one fails or their number or time is
+over."""
 
 from __future__ import annotations
 
@@ -83,8 +84,8 @@ class _SimulateOptions:
 def simulate(given: _SimulateOptions) -> int:
     """Run a scenario of the library on a simulated cluster, under virtual time, with faults that each seed draws.
 
-    Ends at the first seed that violates a promise (exit code 1), and prints the command that repeats it, without the kinds of
-    faults that it can do without. The same seed gives the same run on every machine.
+    Ends at the first seed that violates a promise (exit code 1), and prints a command that still fails, with each kind of fault
+    left out that the failure does not need. The same seed gives the same run on every machine.
     """
     given.check()
     output = Output(as_json=given.as_json)

@@ -1,5 +1,5 @@
-"""``rmq spark ...``: runs the pipelines of the extra ``spark``. They parse their own arguments, because they also run without
-``rmq``."""
+"""The command ``rmq spark``: runs the pipelines of the extra ``spark``. They parse their own arguments, because they also run
+without ``rmq``."""
 
 from __future__ import annotations
 

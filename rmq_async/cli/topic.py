@@ -1,4 +1,4 @@
-"""``rmq topic``: lists, creates, describes, copies and deletes topics."""
+"""The command ``rmq topic``: lists, creates, describes, copies and deletes topics."""
 
 from __future__ import annotations
 

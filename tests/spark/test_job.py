@@ -239,7 +239,7 @@ def test_archive_that_cannot_be_compacted_is_refused_before_it_is_written(monkey
     monkeypatch.setattr(archive, "Files", Files)
     monkeypatch.setattr(archive, "activate", lambda _: None)
     spark: Any = None
-    with pytest.raises(ConfigError, match="archive cannot be compacted: a store s3a does not rename files atomically"):
+    with pytest.raises(ConfigError, match="archive cannot be compacted: a store s3a is not known to rename files atomically"):
         archive.archive(spark, "T", "archive", compacting=True)
 
 
@@ -358,7 +358,7 @@ def test_tasks_share_messages_and_not_queues() -> None:
 
 
 def test_exact_queues_that_are_not_there() -> None:
-    with pytest.raises(ConfigError, match="topic x has no queue b/2 to write to, only b/0, b/1; add it"):
+    with pytest.raises(ConfigError, match="topic x has no queue b/2 to write to; it has b/0, b/1; add it"):
         replay.routes([archived(2)], {"x": queues("x", 2)}, "x", 1, exact=True)
     with pytest.raises(job.PipelineError, match="topic x has no queue that can be written to"):
         replay.routes([archived(0)], {"x": ()}, "x", 1, exact=False)

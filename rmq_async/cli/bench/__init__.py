@@ -1,4 +1,4 @@
-"""``rmq bench``: measures the rate at which a cluster takes messages from this machine, and the client's CPU time per
+"""The command ``rmq bench``: measures the rate at which a cluster takes messages from this machine, and the client's CPU time per
 message."""
 
 from __future__ import annotations

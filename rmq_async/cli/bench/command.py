@@ -1,4 +1,4 @@
-"""``rmq bench``: checks its options, runs the load, and counts the messages that the topic stored during that time."""
+"""The command ``rmq bench``: checks its options, runs the load, and counts the messages that the topic stored during that time."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class _BenchOptions(ClientOptions):
             raise click.UsageError("give --seconds or --messages, not both")
         if self.mode == "batch" and batch * (body + MESSAGE_OVERHEAD) > limit:
             raise click.UsageError(
-                f"a batch of {batch} bodies of {body} bytes is larger than {limit} bytes; lower --batch or --body"
+                f"a batch of {batch} bodies of {body} bytes may be larger than {limit} bytes; lower --batch or --body"
             )
         if self.messages is not None and self.messages < self.processes:
             raise click.UsageError(

@@ -1,4 +1,4 @@
-"""``rmq consume``: a member of a consumer group that prints messages or runs a command for each."""
+"""The command ``rmq consume``: a member of a consumer group that prints messages or runs a command for each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``rmq consume``: its options."""
+"""Defines ``rmq consume`` and its options."""
 
 from __future__ import annotations
 

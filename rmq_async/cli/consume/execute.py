@@ -37,7 +37,7 @@ class Commands:
     async def run(self, message: MessageExt, delivery: Delivery) -> int:
         """Runs the command by the shell, in a process group of its own, and returns its exit code; 128 + N after signal N.
 
-        When this call is cancelled it ends the whole process group. Raises OSError where no process can be started.
+        When this call is cancelled it ends the command, as ``end`` does. Raises OSError where no process can be started.
         """
         with _file_of(message.body) as body:
             process = await asyncio.create_subprocess_shell(
@@ -59,12 +59,14 @@ class Commands:
         return process.returncode if process.returncode >= 0 else 128 - process.returncode
 
     async def end(self) -> None:
-        """Ends all running commands, by SIGTERM and 1 s later by SIGKILL."""
+        """Ends all running commands: sends SIGTERM to their process groups, and SIGKILL to those whose shell still runs 1 s
+        later."""
         await asyncio.gather(*map(_end, self._running))
 
 
 def facts_of(message: MessageExt, delivery: Delivery) -> Mapping[str, str]:
-    """Returns the environment variables that describe the message; a field without a value is an empty text."""
+    """Returns the environment variables that describe the message; a field without a value is an empty text, and
+    U+FFFD replaces NUL, which the environment cannot hold."""
     facts = {
         "RMQ_TOPIC": message.topic,
         "RMQ_GROUP": delivery.group,

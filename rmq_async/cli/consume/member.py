@@ -31,7 +31,7 @@ LAST_COMMITS: Final = 1.0
 
 
 async def consume_messages(options: ConsumeOptions, config: ClientConfig) -> int:
-    """Consumes until --count, a signal or a failure; returns the exit code."""
+    """Consumes until --count, a signal or a failure; returns the exit code, or raises the failure."""
     loop, work = asyncio.get_running_loop(), _Work(options)
 
     def received(number: int) -> None:
@@ -70,7 +70,7 @@ async def _consume(options: ConsumeOptions, config: ClientConfig, work: _Work) -
 
 
 async def _started(consumer: Consumer, over: asyncio.Event) -> bool:
-    """Starts the consumer. Returns False if a signal comes first."""
+    """Starts the consumer. Returns False if a signal ends the start."""
     starting, waiting = asyncio.create_task(consumer.start()), asyncio.create_task(over.wait())
     try:
         await asyncio.wait((starting, waiting), return_when=asyncio.FIRST_COMPLETED)
@@ -130,7 +130,7 @@ class _Work:
         self._end()
 
     async def drained(self) -> None:
-        """Returns when no handler runs, or if ``cut`` comes first, when the running commands have been ended."""
+        """Waits until no handler runs or, if ``cut`` comes first, until the running commands have been ended."""
         waits = [asyncio.create_task(each.wait()) for each in (self._idle, self.cut)]
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         for each in waits:

@@ -1,4 +1,4 @@
-"""Options of ``rmq consume``."""
+"""The options of ``rmq consume``."""
 
 from __future__ import annotations
 

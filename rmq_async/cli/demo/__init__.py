@@ -1,4 +1,4 @@
-"""``rmq demo``: sends in every mode over real sockets and checks that every acknowledged message is stored."""
+"""The command ``rmq demo``: sends in every mode over real sockets and checks that every acknowledged message is stored."""
 
 from __future__ import annotations
 

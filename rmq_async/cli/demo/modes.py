@@ -42,7 +42,8 @@ class ModeRun:
     seconds: float = 0.0
 
     def next_keys(self, number: int) -> list[Key]:
-        """Returns the keys of the next messages and counts them as attempted; none when the time is over."""
+        """Returns the keys of the next messages and counts them as attempted; none when the time is over or all are
+        attempted."""
         first = len(self.attempted)
         if perf_counter() >= self.until:
             return []

@@ -139,7 +139,7 @@ def _of(number: int, what: str) -> str:
 
 
 def totals(reports: Sequence[ModeReport]) -> dict[str, object]:
-    """Returns the sums over the modes, and the ids of missing messages."""
+    """Returns the sums over the modes, and the keys and ids of up to ``NAMED`` missing messages."""
     missing = [
         {"key": str(key), "msg_id": result.msg_id if (result := report.acknowledged.get(key)) else None}
         for report in reports

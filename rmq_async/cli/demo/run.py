@@ -103,8 +103,8 @@ class _Demo:
 
     @asynccontextmanager
     async def _topic_on(self, admin: Admin) -> AsyncIterator[None]:
-        """Provides a topic for the body. On a cluster it is deleted afterwards, unless it is to be kept or the demo has found
-        problems."""
+        """Provides a topic for the body. On a cluster it is deleted afterwards, unless it is to be kept or the demo has failed or
+        found problems."""
         await admin.create_topic(self._topic, queues=QUEUES)
         yield
         if not self._embedded and not self._settings.keep_topic and not self._problems(self._reports()):

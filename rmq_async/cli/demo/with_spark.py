@@ -1,4 +1,5 @@
-"""``rmq demo --spark``: writes a table to a topic, reads it back, archives and replays it, and checks that nothing is missing.
+"""The demo on Spark, ``rmq demo --spark``: writes a table to a topic, reads it back, archives and replays it, and checks that
+nothing is missing.
 
 Spark's workers are processes and its calls block, so the broker runs on a loop in another thread. Each step uses the public
 interface: format("rocketmq") and the pipelines. This module can be imported only where pyspark is installed.

@@ -1,4 +1,4 @@
-"""``rmq outbox``: runs the relay of an outbox as a separate process, and inspects and maintains its table.
+"""The command ``rmq outbox``: runs the relay of an outbox as a separate process, and inspects and maintains its table.
 
 SQLAlchemy is imported once a command runs.
 """

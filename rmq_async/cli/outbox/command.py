@@ -1,4 +1,4 @@
-"""``rmq outbox``: its commands, their options, and the checks before they connect."""
+"""Defines ``rmq outbox``: its commands, their options, and the checks before they connect."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Connects to the database of a URL and shortens its errors. No part of a URL is printed except the name of a SQLite file, because
-any other part may hold a password."""
+"""Connects to the database of a URL and shortens its errors. The errors made here show no part of a URL except the name of a SQLite
+file, because any other part may hold a password; those of the database may name its user."""
 
 from __future__ import annotations
 
@@ -101,6 +101,8 @@ async def _connect(engine: AsyncEngine) -> None:
     except (ConfigError, *ERRORS):
         raise
     except OSError as error:
-        raise click.ClickException(f"the database cannot be reached: {str(error) or 'no answer in time'}") from error
+        raise click.ClickException(
+            f"the database cannot be reached: {str(error) or 'no answer in time'}; check its URL, and that it runs"
+        ) from error
     except (TypeError, ValueError) as error:
         raise click.UsageError(_REFUSED) from error

@@ -1,4 +1,5 @@
-"""``rmq outbox relay``: sends pending messages until a signal or, with --drain, until no row is left that can be sent."""
+"""The command ``rmq outbox relay``: sends pending messages until a signal or, with --drain, until no row is left that can be
+sent."""
 
 from __future__ import annotations
 

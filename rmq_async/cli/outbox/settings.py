@@ -1,4 +1,4 @@
-"""Options of ``rmq outbox relay``."""
+"""The options of ``rmq outbox relay``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``rmq top``: a live view of topics, groups and brokers."""
+"""The command ``rmq top``: a live view of topics, groups and brokers."""
 
 from __future__ import annotations
 

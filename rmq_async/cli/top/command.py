@@ -1,4 +1,4 @@
-"""``rmq top``: its options, and the loop that refreshes the view."""
+"""Defines ``rmq top``: its options, and the loop that refreshes the view."""
 
 from __future__ import annotations
 

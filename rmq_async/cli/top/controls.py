@@ -40,8 +40,8 @@ class Order:
     reverse: bool = False
 
     def sorted(self, rows: Sequence[Row], table: str) -> list[Row]:
-        """Returns the rows in order: names from A to Z, numbers from the largest; unknown values come last. Rows with equal
-        values are in the order of names."""
+        """Returns the rows in order: names from A to Z, numbers from the largest, the other way round if ``reverse``; unknown
+        values come last. Rows with equal values stay in their order."""
         name = _FIELDS.get(self.column, self.column)
         known = [row for row in rows if getattr(row, name) is not None]
         unknown = [row for row in rows if getattr(row, name) is None]

@@ -234,8 +234,8 @@ def _before(files: Files, path: str, checkpoint: str, topics: Sequence[str], pat
 def check_pair(
     path: str, checkpoint: str, content: Sequence[str] | None, written: Sequence[int], read: Sequence[int], done: Sequence[int]
 ) -> None:
-    """Checks that path and checkpoint belong together. ``content``: names in the path. ``written``, ``read``, ``done``:
-    numbers of the batches in its log, of those that the checkpoint has begun, and of those that it has finished."""
+    """Raises ConfigError if path and checkpoint do not belong together. ``content``: names in the path. ``written``, ``read``,
+    ``done``: numbers of the batches in its log, of those that the checkpoint has begun, and of those that it has finished."""
     if written and (not read or max(written) > max(read)):
         known = f"knows {max(read) + 1}" if read else "is missing or empty"
         raise ConfigError(
@@ -340,7 +340,8 @@ class _Archive:
         )
 
     def check(self, given: argparse.Namespace) -> None:
-        """Checks the arguments, and that the topics exist. Raises ConfigError, TopicNotFoundError, and the errors of requests."""
+        """Checks the arguments, and that the topics exist that they name. Raises ConfigError, TopicNotFoundError, and the
+        errors of requests."""
         options, topics = connection_options(given), given.topic or ()
         _check(topics, given.pattern, options)
         if given.compact:

@@ -1,10 +1,10 @@
 """Rewrites small files of an archive into large ones, while no query writes to it.
 
-Each micro-batch of an archive adds a file for each topic, date and task. With every tenth micro-batch, Spark's file sink adds a
-``.compact`` file to its log, which lists the files of all micro-batches up to that one, and readers follow that list. So new
-files are written without a list that names them, and one rename replaces the list: readers see the old files before it and the
-new ones after it, never both, even if this process ends at any point. Old files stay for running readers; a later run deletes
-files that no list names (``KEPT``).
+Each micro-batch of an archive adds a file for each topic, date and task. By default with every tenth micro-batch, Spark's file
+sink adds a ``.compact`` file to its log, which lists the files of all micro-batches up to that one, and readers follow that
+list. So new files are written without a list that names them, and one rename replaces the list: readers see the old files
+before it and the new ones after it, never both, even if this process ends at any point. Old files stay for running readers; a
+later run deletes files that no list names (``KEPT``).
 
 It needs a file system that renames atomically over an existing file: HDFS and local ones do; object stores need a committer of
 their own and are refused by their scheme.
@@ -77,8 +77,8 @@ class Compacted:
 def compact(spark: SparkSession, path: str, ddl: str) -> Compacted:
     """Rewrites the small files of the archive at ``path``. ``ddl``: its columns without those of partitions.
 
-    Raises ConfigError for a store without atomic renames and for a log of an unknown form, and PipelineError if the rewritten
-    files hold another number of rows.
+    Raises ConfigError for a session of Spark Connect, for a store that is not known to rename atomically and for a log of an
+    unknown form, and PipelineError if the rewritten files hold another number of rows.
     """
     files = Files(spark)
     check_store(path, files.scheme(path))
@@ -103,15 +103,16 @@ def compact(spark: SparkSession, path: str, ddl: str) -> Compacted:
 
 
 def check_store(path: str, scheme: str) -> None:
-    """Raises ConfigError for the scheme of a store without atomic renames."""
+    """Raises ConfigError for the scheme of a store that is not known to rename files atomically."""
     if scheme not in _ATOMIC:
         raise ConfigError(
-            f"{path} cannot be compacted: a store {scheme} does not rename files atomically; archive without compacting (--compact)"
+            f"{path} cannot be compacted: a store {scheme} is not known to rename files atomically; archive without compacting "
+            "(--compact)"
         )
 
 
 def newest_list(names: Iterable[str]) -> str | None:
-    """Returns the name of the newest list of all files; None before the tenth micro-batch."""
+    """Returns the name of the newest list of all files; None if no micro-batch has made one yet."""
     lists = [name for name in names if re.fullmatch(r"[0-9]+\.compact", name)]
     return max(lists, key=_number, default=None)
 

@@ -29,7 +29,7 @@ class Files:
         self._settings: Any = spark._jsc.hadoopConfiguration()
 
     def names(self, path: str) -> list[str] | None:
-        """Returns the names in a directory, sorted; None if it does not exist."""
+        """Returns the names in a directory, sorted; None if there is no directory."""
         place, system = self._at(path)
         if not system.exists(place) or not system.getFileStatus(place).isDirectory():
             return None
@@ -76,7 +76,7 @@ class Files:
         return found
 
     def move(self, path: str, to: str) -> None:
-        """Renames a file. Raises OSError if the store refuses, as it does for a target that exists."""
+        """Renames a file. Raises OSError if the store refuses, as HDFS does for a target that exists."""
         place, system = self._at(path)
         if not system.rename(place, self._jvm.org.apache.hadoop.fs.Path(to)):
             raise OSError(

@@ -120,7 +120,8 @@ def parser(name: str, job: Job) -> argparse.ArgumentParser:
 
 
 def connection_options(given: argparse.Namespace) -> dict[str, str]:
-    """Returns options of format rocketmq from the common arguments. Raises ConfigError for an ``--option`` without "="."""
+    """Returns options of format rocketmq from the common arguments. Raises ConfigError for an ``--option`` that is not
+    NAME=VALUE."""
     options = {
         "nameserver": given.namesrv,
         "accessKey": given.access_key,
@@ -133,7 +134,7 @@ def connection_options(given: argparse.Namespace) -> dict[str, str]:
 
 
 def named_values(argument: str, texts: Sequence[str]) -> dict[str, str]:
-    """Returns the values of a repeated argument NAME=VALUE. Raises ConfigError for one without "="."""
+    """Returns the values of a repeated argument by name. Raises ConfigError for one that is not NAME=VALUE."""
     found = {}
     for text in texts:
         name, equals, value = text.partition("=")

@@ -1,7 +1,7 @@
-"""Counts latencies by bucket: bounded for any number of them, and merged by addition.
+"""Buckets of latencies: their number is bounded, and counts by bucket are merged by addition.
 
-Below 128 microseconds, each number of microseconds is a bucket; above there are 64 buckets for each doubling. A percentile is
-reported as the upper bound of its bucket, which is less than 1.6 % above the measured value.
+Latencies are rounded to microseconds. Below 128 each number of microseconds is a bucket; above there are 64 buckets for each
+doubling. A percentile is reported as the upper bound of its bucket, less than 1.6 % above the rounded value, ``HIGHEST`` at most.
 """
 
 from __future__ import annotations

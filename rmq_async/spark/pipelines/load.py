@@ -1,4 +1,5 @@
-"""``rmq spark load``: sends messages from the executors at a rate, in one mode after another, and reports the results.
+"""The pipeline of ``rmq spark load``: sends messages from the executors at a rate, in one mode after another, and reports the
+results.
 
 Each mode is a Spark job of ``tasks`` tasks that begin together and write their counts to result files; the topic's offsets
 before and after it give the number of stored messages, to compare with the acknowledged ones. ``--report`` computes the
@@ -170,7 +171,7 @@ def _together(context: BarrierTaskContext) -> None:
 def _write_options(options: Mapping[str, str], topic: str) -> WriteOptions:
     for name in options:
         if name.lower() in {other.lower() for other in OTHERS}:
-            raise ConfigError(f"option {name} has no meaning for a load; use its arguments rate, size and batch")
+            raise ConfigError(f"option {name} has no meaning for a load; leave it out: rate, size and batch are arguments")
     return write_options({"producerGroup": DEFAULT_GROUP, **options, "topic": topic}, streaming=False)
 
 
@@ -311,8 +312,8 @@ Exit code 1 if a message failed or an acknowledged one is not in the topic."""
         parser.add_argument("--plot", metavar="FILE", help="picture of the run, PNG or SVG, on this machine (extra bench)")
 
     def check(self, given: argparse.Namespace) -> None:
-        """Checks the arguments. Raises ConfigError for invalid ones, and TopicNotFoundError for a topic that does not exist
-        and is not to be created."""
+        """Checks the arguments. Raises ConfigError for invalid ones, TopicNotFoundError for a topic that does not exist and is
+        not to be created, and the errors of requests."""
         if given.plot is not None:
             needs_matplotlib()
         if given.report:

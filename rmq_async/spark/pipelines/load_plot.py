@@ -21,8 +21,8 @@ def needs_matplotlib() -> None:
 
 
 def plot(run: RunReport, path: str) -> None:
-    """Writes a picture in the format that the path's ending names: PNG, SVG, PDF. Raises ConfigError for another format,
-    OSError if the file cannot be written."""
+    """Writes a picture in the format that the path's ending names, such as PNG, SVG or PDF. Raises ConfigError for an unknown
+    format and where matplotlib is not installed, OSError if the file cannot be written."""
     needs_matplotlib()
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

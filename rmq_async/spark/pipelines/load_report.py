@@ -44,7 +44,7 @@ class Figures:
 
     @property
     def uncounted(self) -> int:
-        """Number of attempted messages with an unknown outcome: always 0."""
+        """Number of attempted messages without a counted outcome; another number than 0 is a bug of the counting."""
         return self.attempted - self.done - sum(self.failed.values())
 
 
@@ -65,7 +65,7 @@ class ModeReport:
 
     @property
     def lost(self) -> int:
-        """Number of messages that were done but are not in the topic."""
+        """Number of messages that were done but are not in the topic; 0 if ``stored`` is None."""
         return 0 if self.stored is None else max(self.total.done - self.stored, 0)
 
     def problems(self) -> list[str]:
@@ -128,7 +128,7 @@ class RunReport:
 
     @property
     def lost(self) -> int:
-        """Number of messages that were acknowledged and are not in the topic; unknown for one-way messages."""
+        """Number of messages that were acknowledged and are not in the topic; one-way messages are not counted."""
         return sum(mode.lost for mode in self.modes if mode.mode != "oneway")
 
     def problems(self) -> list[str]:

@@ -65,7 +65,7 @@ def shared_rate(rate: int, tasks: int) -> tuple[int, int]:
 
 
 def target_queues(access: Access, topics: Iterable[str]) -> dict[str, tuple[MessageQueue, ...]]:
-    """Returns the queues of each topic that can be written to. Raises TopicNotFoundError."""
+    """Returns the queues of each topic that can be written to. Raises TopicNotFoundError and the other errors of requests."""
 
     async def queues(admin: Admin) -> dict[str, tuple[MessageQueue, ...]]:
         return {topic: publish_queues(topic, await admin.topic_route(topic)) for topic in sorted(set(topics))}

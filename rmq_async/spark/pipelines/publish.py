@@ -31,8 +31,8 @@ ORDER: Final = "rmqSparkOrder"
 
 @dataclass(frozen=True, kw_only=True)
 class PublishSummary:
-    """The result of one run. ``messages``: rows sent and acknowledged; of a dry run: rows. ``bytes``: of bodies. ``arrived``:
-    growth of the topic, messages of other producers included; None without the permission to read it."""
+    """The result of one run. ``messages``: rows sent and acknowledged; of a dry run: rows. ``bytes``: of their bodies. ``arrived``:
+    growth of the topic, messages of other producers included; None of a dry run and where it could not be read."""
 
     topic: str
     messages: int
@@ -135,7 +135,9 @@ class MessageColumns:
                 f"a property cannot be named {reserved[0]}, which is reserved for the system; give the column another name"
             )
         if self.order_by is not None and self.sharding_key is None:
-            raise ConfigError("an order needs a sharding key: only messages with the same one are kept in order")
+            raise ConfigError(
+                "an order needs a sharding key, since only messages with the same one are kept in order; give one, or no order"
+            )
 
     def select(self, frame: DataFrame) -> DataFrame:
         """Returns the columns of the sink. NULL and blank keys and properties are left out."""

@@ -4,8 +4,8 @@
     rmq spark reconcile --topic orders --outbox --format jdbc --read-option url=jdbc:postgresql://db/shop ...
 
 One full outer join of two aggregates by identity: rows of the table, messages of the topic. Both are shuffled and spill to
-disk; bodies are not built into columns, and the driver gets only figures and a few examples. The table is read before the ends
-of the queues are requested, so that a row that is acknowledged during the run is never called missing.
+disk; bodies are not built into columns, and the driver gets the figures and the findings to print. The table is read before the
+ends of the queues are requested, so that a row that is acknowledged during the run is never called missing.
 
 Findings: ``missing``, acknowledged but not in the topic; ``unacknowledged``, in the topic although no row of the table says (or
 says yet) that it was sent; ``unknown``, in the topic but not in the table; ``duplicate``, more often in the topic than in the
@@ -118,7 +118,7 @@ def reconcile(
     no findings. ``fail_on``: kinds that make the summary ``failed``; acknowledged rows without an identity always do. ``out``:
     path of the findings as Parquet, which must not exist. ``progress``: called once for the table and once for the topics.
 
-    Raises ConfigError for invalid arguments, and if there are rows but none is acknowledged, which means a wrong name of a
+    Raises ConfigError for invalid arguments, and if there are rows but none is acknowledged, which suggests a wrong name of a
     state; the errors of requests to the cluster, and those of Spark.
     """
     table = table or SentTable()

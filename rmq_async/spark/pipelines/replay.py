@@ -1,8 +1,9 @@
 """Replays an archive to topics, each queue in its order.
 
-A first pass over the small columns counts the messages in the window, by queue. Each queue is sent to the queue of the same name if
-the target has it, else to one that depends on its name only. So messages of one queue, and with them those of one sharding key,
-keep their order; one task sends all of a queue, by ascending offset. Queues that share a task advance together, each by its share.
+A first pass over the small columns counts the messages in the window, by queue. Each queue is sent to the queue of the same
+broker and number if the target has it, else to one that its name and the number of the target's queues determine. So messages
+of one queue, and with them those of one sharding key, keep their order; one task sends all of a queue, by ascending offset.
+Queues that share a task advance together, each by its share.
 
 As a program: ``rmq spark replay``, or this file given to ``spark-submit``.
 """
@@ -75,9 +76,9 @@ class Route(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class ReplaySummary:
-    """The result of one run. ``found``: messages in the window. ``messages``: sent and acknowledged; ``bytes``: of their bodies.
-    ``arrived``: growth of the topics, with the messages of other producers; None without the permission to read it. ``queues``:
-    by queue of the archive, the number of its messages and their target."""
+    """The result of one run. ``found``: messages in the window. ``messages``: sent and acknowledged; ``bytes``: of their
+    bodies. ``arrived``: growth of the topics, with the messages of other producers; None of a dry run and where it could not be
+    read. ``queues``: by queue of the archive, the number of its messages and their target."""
 
     path: str
     topics: tuple[str, ...]
@@ -200,8 +201,8 @@ def routes(
     *,
     exact: bool,
 ) -> list[Route]:
-    """Assigns every source to one queue of the target, of the same broker and number, else one that its name alone decides, and
-    to one task; tasks get about the same number of messages.
+    """Assigns every source to one queue of the target, of the same broker and number, else one that its name and the number of the
+    target's queues determine, and to one task; tasks get about the same number of messages.
 
     Raises ConfigError with ``exact`` for a source whose queue the target does not have, PipelineError for a target without any
     queue that can be written to.
@@ -219,9 +220,9 @@ def routes(
         queue = MessageQueue(target, source.broker, source.queue_id)
         if queue not in queues:
             if exact:
-                there = ", ".join(f"{queue.broker_name}/{queue.queue_id}" for queue in queues)
+                there = ", ".join(f"{queue.broker_name}/{queue.queue_id}" for queue in queues) or "none"
                 raise ConfigError(
-                    f"topic {target} has no queue {source.broker}/{source.queue_id} to write to, only {there}; add it, or replay "
+                    f"topic {target} has no queue {source.broker}/{source.queue_id} to write to; it has {there}; add it, or replay "
                     "without exact_queues (--exact-queues)"
                 )
             if not queues:

@@ -33,7 +33,7 @@ class Said:
         self._thread.start()
 
     def text(self) -> str:
-        """Returns the first 64 KiB, after up to a second for the children to end."""
+        """Returns the first 64 KiB, and the number of bytes after them, when the children have ended or a second is over."""
         self._thread.join(LAST_WORDS)
         more = f"\n... and {self._left_out} bytes more\n" if self._left_out else ""
         return self._kept.decode(errors="replace") + more
