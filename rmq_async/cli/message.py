@@ -20,7 +20,7 @@ __all__ = ["message"]
 @click.group(invoke_without_command=True, short_help="Find messages by id or key.")
 @click.pass_context
 def message(context: click.Context) -> int:
-    """Single messages."""
+    """Find single messages by id or key."""
     return needs_command(context)
 
 

@@ -58,7 +58,7 @@ _OF_PROPERTIES: Final = frozenset({"msgId", "tags", "keys", "properties"})
 
 
 class Rows:
-    """The rows of one record batch while it is filled: records are added to ``stored``, then ``came`` notes their queue.
+    """Rows that are collected for a record batch: records are added to ``stored``, then ``came`` notes their queue.
 
     ``shown``: returns the name of a topic without its namespace. ``runs``: queues, each with the row before which its rows end.
     """
@@ -154,7 +154,7 @@ def _cut(kind: Any, joined: bytes, sizes: Sequence[int]) -> Any:
 
 
 def _texts(values: list[str]) -> Any:
-    """Returns a column of texts, which are often all equal."""
+    """Returns a column of texts; if all are equal, Arrow repeats one of them."""
     if values.count(values[0]) == len(values):
         return pa.repeat(pa.scalar(values[0], pa.string()), len(values))
     return pa.array(values, pa.string())

@@ -203,7 +203,8 @@ class Cluster:
 
     def _ask(self, question: Callable[[SparkReader], Awaitable[T]], retries: int | None = None, *, begun: bool = False) -> T:
         """Makes a request, and repeats it while that may help, ``retries`` times at most; None: as often as the options say.
-        ``begun``: repeats it for a missing topic too, because a topic is missing while its only broker restarts."""
+        ``begun``: repeats it for a missing topic too, because a topic is missing while its only broker restarts. After an
+        AuthenticationError it begins once more, with credentials that are read anew if they can be."""
         options = self._options
 
         async def asking(reader: SparkReader) -> T:

@@ -108,7 +108,7 @@ def _credentials(options: AccessOptions) -> tuple[str | None, str | None, str | 
         return None, None, None
     secret_key = options.secret_key or os.environ.get("RMQ_SECRET_KEY") or None
     if not secret_key:
-        raise ConfigError(f"access key {access_key} needs its secret: give the option secretKey or set RMQ_SECRET_KEY")
+        raise ConfigError("the access key needs its secret: give the option secretKey or set RMQ_SECRET_KEY")
     return access_key, secret_key, options.security_token or os.environ.get("RMQ_SECURITY_TOKEN") or None
 
 

@@ -39,8 +39,8 @@ LENGTH_OF_ID: Final = 36
 
 @dataclass(frozen=True, kw_only=True)
 class ReadOptions:
-    """Checked options of a read. Durations are seconds, moments milliseconds since 1970. Either ``topics`` or ``pattern`` is given;
-    ``topics`` includes those of ``assign``.
+    """The checked options of a read. Durations are seconds, moments milliseconds since 1970. Either ``topics`` or ``pattern``
+    is given; ``topics`` includes those of ``assign``.
 
     ``start_default``: start of queues that a ``start`` by queue does not name; error, earliest or latest. ``group_prefix``:
     the tasks of a streaming query pull in the group ``group_of_query(group_prefix, id)`` instead of ``group``.
@@ -76,7 +76,7 @@ class ReadOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class WriteOptions:
-    """Checked options of a write. ``timeout``: seconds. ``rate``: messages per second of each task; None for no limit."""
+    """The checked options of a write. ``timeout``: seconds. ``rate``: messages per second of each task; None for no limit."""
 
     access: Access
     topic: str | None

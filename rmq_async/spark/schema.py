@@ -1,4 +1,4 @@
-"""The columns of reads and of writes: names, SQL types, and the part of a message in each.
+"""The columns of reads and of writes: names and SQL types.
 
 Spark is imported by the functions that return its types.
 """

@@ -55,7 +55,7 @@ def short_errors_iterated(function: Callable[P, Iterator[T]]) -> Callable[P, Ite
 
 
 def sentence(error: BaseException) -> str | None:
-    """Returns the text of a RocketMQError inside an exception of Spark; None if there is none."""
+    """Returns the first line of the last RocketMQError in the text of an exception of Spark; None if there is none."""
     found = _ours.findall(str(error))
     return found[-1].strip() if found else None
 

@@ -1,8 +1,8 @@
 """The data source of ``format("rocketmq")``: the entry point that Spark calls with a name and options.
 
 Spark imports this in every session that uses any Python data source, to find the available sources, even if Spark's version is
-too old for this one. So no package but pyspark is imported before it is needed, and only a user of this source sees an error for
-a missing package.
+too old for this one. So of the extra's packages only pyspark is imported before it is needed, and only a user of this source
+sees an error for a missing package.
 """
 
 from __future__ import annotations

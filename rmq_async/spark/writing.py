@@ -1,4 +1,4 @@
-"""Batch writes and streaming writes. A task succeeds when the brokers have acknowledged every one of its rows.
+"""Writers of batch writes and streaming writes. A task succeeds when the brokers have acknowledged every one of its rows.
 
 Rows without a queue or a sharding key are sent in batches, each to the queue that the producer chooses. Rows for a queue
 (``brokerName`` and ``queueId``, or a sharding key) keep their order: one batch of a queue is in flight at a time. Rows that

@@ -65,7 +65,7 @@ class TestAccess:
     @pytest.mark.parametrize(
         ("given", "expected"),
         [
-            ({"access_key": "k"}, "access key k needs its secret: give the option secretKey or set RMQ_SECRET_KEY"),
+            ({"access_key": "k"}, "the access key needs its secret: give the option secretKey or set RMQ_SECRET_KEY"),
             ({"secret_key": "s"}, "options secretKey and securityToken need accessKey; give it too"),
             ({"tls_files": (None, None, "key")}, "option tlsKeyFile is the key of tlsCertFile, which is missing"),
             ({"tls_verify": False}, "option tlsVerify needs tls=true; give both, or leave it out"),

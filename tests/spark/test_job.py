@@ -205,7 +205,7 @@ def server() -> Iterator[ThreadedRocketMQ]:
         (
             archive,
             ["--topic", "gone", "--path", "s3a://b/a", "--compact"],
-            "s3a://b/a cannot be compacted: a store s3a does not",
+            "s3a://b/a cannot be compacted: a store s3a is not known to rename",
         ),
         (dlq_replay, ["g o"], "group 'g o' holds a character that is not allowed"),
         (reconcile, ["--topic", "gone", "--sent", "p"], "gone"),

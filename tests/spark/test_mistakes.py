@@ -87,7 +87,7 @@ def text_of(mistake: Callable[[], object]) -> str:
         ({"topic": "T", "minPartitions": "0"}, "option minPartitions must be a whole number from 1 to 1000000, not '0'"),
         ({"topic": "T", "namesrv": "x:1"},
          "option nameserver is given twice; give it once, as nameserver or namesrv or namesrvAddr"),
-        ({"topic": "T", "accessKey": "k"}, "access key k needs its secret: give the option secretKey or set RMQ_SECRET_KEY"),
+        ({"topic": "T", "accessKey": "k"}, "the access key needs its secret: give the option secretKey or set RMQ_SECRET_KEY"),
         ({"topic": "T", "secretKey": "s"}, "options secretKey and securityToken need accessKey"),
         ({"topic": "T", "sendTimeoutMs": "1"}, "option sendTimeoutMs is not one of a batch read, only of a batch write or a "
          "streaming write"),

@@ -141,8 +141,8 @@ def relay(options: RelayOptions) -> int:
 def retry(ids: tuple[int, ...], all_failed: bool, database: str | None, table: str, as_json: bool) -> int:
     """Make messages due now: the rows with these IDs, or with --all-failed all that have failed for good.
 
-    A row with an ID must have failed for good or wait for another attempt. Exit code 1 if one does not: it is not in the table,
-    sent, or being sent.
+    A row with an ID must be pending or have failed for good. Exit code 1 if one is neither: it is not in the table, sent, or being
+    sent.
     """
     if bool(ids) == all_failed:
         raise click.UsageError(
@@ -173,8 +173,8 @@ def retry(ids: tuple[int, ...], all_failed: bool, database: str | None, table: s
 @_table_options
 @json_option
 def purge(older_than: float, failed: bool, database: str | None, table: str, as_json: bool) -> int:
-    """Delete messages that were sent or, with --failed, that have failed for good, a thousand in a transaction. There is no
-    confirmation."""
+    """Delete messages that were sent or, with --failed, failed for good longer than --older-than ago, a thousand in a transaction.
+    There is no confirmation."""
     output = Output(as_json=as_json)
 
     async def work(store: Store) -> int:

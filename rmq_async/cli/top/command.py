@@ -169,7 +169,7 @@ class _Top:
                 await self._watch(admin, show)
 
     async def _watch(self, admin: Admin, show: Callable[[Figures], Awaitable[None]]) -> None:
-        """Reads and shows the figures once per interval until the end. When no name server responds, it shows the last figures
+        """Reads and shows the figures once per interval until the end. When an overview cannot be read, it shows the last figures
         with that problem; with --once, or if there are no figures yet, it raises the error."""
         watch, last = Watch(), None
         while not self._ended.is_set():
