@@ -116,7 +116,8 @@ async def until_readable(
         latest, behind = end, gap
         await asyncio.sleep(backoff.next())
     logger.warning(
-        "the newest messages of broker %s cannot be read yet: after %.3g s its queues are %s bytes behind its commit log",
+        "the newest messages of broker %s cannot be read yet: after %.3g s its queues are %s bytes behind its commit log; read "
+        "again later, or look at the broker's load",
         broker_name,
         patience,
         behind,
@@ -278,11 +279,14 @@ async def known_queue(instance: ClientInstance, queue: MessageQueue) -> MessageQ
     if _has(route, queue):
         return queue
     counts = {data.broker_name: max(data.read_queue_nums, data.write_queue_nums) for data in route.data.queue_datas}
+    if route.holders:  # of a static topic, whose queues name a pseudo broker
+        counts = {each.broker_name: each.queue_id + 1 for each in sorted(route.holders)}
     topic, broker_name, queue_id = instance.names.display_name(queue.topic), queue.broker_name, queue.queue_id
     if broker_name not in counts:
         where = printable(", ".join(sorted(counts)))
         raise BrokerNotFoundError(
-            f"topic {topic} is not on broker {printable(broker_name)}, it is on {where}", broker=broker_name
+            f"topic {topic} is not on broker {printable(broker_name)}, it is on {where}; give a queue that it has there",
+            broker=broker_name,
         )
     count = counts[broker_name]
     there = f"it has 0 to {count - 1} there" if count else "it has none there; give a queue of another broker"

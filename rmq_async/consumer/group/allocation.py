@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
+from rmq_protocol.errors import shown
 from rmq_protocol.message import MessageQueue
 
 from ..strategies import ANOTHER, Allocate
@@ -44,6 +45,7 @@ def share_of(
             for index, member in enumerate(members)
         ]
         found.update(allocate(client_id, queues, others))
-    if not found <= set(queues):
-        raise ValueError(f"allocate must return queues out of those that it was given, not {sorted(found - set(queues))[:3]}")
+    if strange := found.difference(queues):
+        text = ", ".join(sorted(map(shown, strange))[:3])
+        raise ValueError(f"allocate must return queues out of those that it was given, not {text}")
     return frozenset(found)
