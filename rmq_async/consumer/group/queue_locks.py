@@ -273,7 +273,10 @@ class QueueLocks:
     def _keep(self, broker_name: str, error: RocketMQError) -> None:
         if broker_name not in self._errors:
             text = printable(error, 500)
-            logger.warning("a request for locks of group %s failed at broker %s: %s", printable(self._group), broker_name, text)
+            logger.warning(
+                "a request for locks of group %s failed at broker %s; check that it runs, and that this user may subscribe with "
+                "the group: %s", printable(self._group), broker_name, text,
+            )  # fmt: skip
             while len(self._errors) >= MAX_ERRORS:
                 del self._errors[next(iter(self._errors))]
         self._errors[broker_name] = error.with_traceback(None)
