@@ -281,7 +281,7 @@ class Admin(ClientUser):
 
     async def groups(self) -> tuple[str, ...]:
         """Returns the names of all consumer groups that the brokers have settings of, those of the system included, sorted;
-        with ``namespace``, only of those in it. A broker creates a group at the group's first heartbeat, if the broker's
+        with ``namespace``, only of those in it. A broker creates a group at its first heartbeat or pull, if the broker's
         ``autoCreateSubscriptionGroup`` is on."""
         async with self._call() as instance:
             return await group_settings.list_groups(instance, self._deadline())
@@ -294,7 +294,8 @@ class Admin(ClientUser):
         broker: str | None = None,
         **settings: Unpack[group_settings.GroupSettings],
     ) -> None:
-        """Creates a consumer group, or replaces all its settings: those that are not given get their defaults.
+        """Creates a consumer group, or replaces its settings: those that are not given get their defaults; brokers keep its
+        attributes, and only apply the changes in ``attributes`` (Java's SubscriptionGroupManager).
 
         ``cluster``, ``broker``: as for ``create_topic``. ``settings``: such as ``retry_max_times`` (16), attempts after the first
         one before a message is dead-lettered, and ``consume_enable`` (True); ``rmq_protocol.bodies.SubscriptionGroupConfig`` has

@@ -178,6 +178,9 @@ async def _as_stored(instance: ClientInstance, received: MessageExt, deadline: f
     try:
         packed = await instance.threads.run(partial(compress, body, kind), deadline)
     except TimeoutError:
-        text = f"dead letter {received.msg_id}: not sent, its {len(body)} bytes were not compressed in time; call again"
+        text = (
+            f"dead letter {received.msg_id}: not sent, its {len(body)} bytes were not compressed in time; call again, or raise "
+            "request_timeout"
+        )
         raise RequestTimeoutError(text, maybe_stored=False) from None
     return (packed, int(SysFlag.COMPRESSED | kind.value)) if len(packed) < len(body) else (body, 0)

@@ -139,7 +139,8 @@ async def _at(
         error = broker_error(response.code, response.remark, request="VIEW_MESSAGE_BY_ID", broker=broker, address=address)
         if type(error) is BrokerSystemError:  # "can not find message by the offset", or no record begins there
             raise not_found(
-                f"no message {printable(msg_id)}: {response.remark or ''}; check the id, and that the message is not deleted"
+                f"no message {printable(msg_id)}: {printable(response.remark or 'the broker gives no reason')}; check the id, and "
+                "that the message is not deleted"
             ) from None
         raise error
     decoded = await _decode(instance, response.body, broker, deadline)

@@ -62,7 +62,7 @@ class _Found(msgspec.Struct):
     topics: dict[str, dict[MessageQueue, QueueStats] | None] = {}
     lags: dict[str, dict[MessageQueue, QueueLag] | None] = {}
     members: dict[str, tuple[str, ...] | None] = {}
-    """By topic or group; None for one about which the broker refused to answer."""
+    """Keys are topics or groups; a value is None where the broker refused to answer."""
 
 
 async def overview(instance: ClientInstance, wanted: Wanted, timeout: float) -> Overview:

@@ -205,8 +205,8 @@ async def _until_shown(
         await asyncio.sleep(SHOWN_EVERY)
     where = printable(", ".join(sorted(wanted)))
     raise RequestTimeoutError(
-        f"topic {instance.names.display_name(topic)} was created on {where}, but no name server shows its settings there yet; "
-        "topic_route() shows later whether it does"
+        f"topic {instance.names.display_name(topic)} was created or changed on {where}, but no name server shows its settings "
+        "there yet; topic_route() shows later whether it does"
     )
 
 
@@ -226,7 +226,7 @@ async def sync(
     info = await cluster_info(instance, machine.monotonic() + timeout)
     brokers = {name: masters_of(info, broker=name)[name] for name in (from_broker, to_broker)}
     if from_broker == to_broker:
-        raise ConfigError(f"topics cannot be copied from broker {from_broker} to itself; give two brokers")
+        raise ConfigError(f"topics cannot be copied from broker {printable(from_broker)} to itself; give two brokers")
     settings = await for_each(brokers, lambda name: settings_of(instance, name, brokers[name], machine.monotonic() + timeout))
     source, target = settings[from_broker], settings[to_broker].topic_config_table
     own, names = {*info.broker_addr_table, *info.cluster_addr_table}, instance.names
@@ -247,7 +247,8 @@ async def sync(
             synced.append(SyncedTopic(topic, action, plain))
     if not synced:
         raise TopicNotFoundError(
-            f"broker {from_broker} has no topic of users that matches {' or '.join(patterns)}; check the patterns",
+            f"broker {printable(from_broker)} has no topic of users that matches {printable(' or '.join(patterns))}; check the "
+            "patterns",
             broker=from_broker,
         )
     if not dry_run:

@@ -80,7 +80,8 @@ class Outbox(Startable):
             raise ConfigError(f"producer must be a Producer, not {type_name(producer)}")
         for name, callback in (("on_stuck", on_stuck), ("on_status", on_status)):
             if callback is not None and (not callable(callback) or asyncio.iscoroutinefunction(callback)):
-                raise ConfigError(f"{name} must be a plain function, not {shown(callback)}")
+                kind = "the coroutine function " if asyncio.iscoroutinefunction(callback) else ""
+                raise ConfigError(f"{name} must be a plain function, not {kind}{shown(callback)}")
         self._settings = Settings(
             lease=lease,
             poll_interval=poll_interval,

@@ -25,7 +25,7 @@ _TIMEOUT = 2.0
 
 @dataclass(frozen=True)
 class Access:
-    """Access settings of a cluster. ``tls``: None for plain connections. ``credentials``: sign requests; None for unsigned ones."""
+    """Access settings of a cluster. ``tls``: None for plain connections. ``credentials``: None for unsigned requests."""
 
     tls: ssl.SSLContext | None = None
     credentials: SessionCredentials | None = None

@@ -112,7 +112,9 @@ class ExternalCluster:
             if found := await broker_addresses(server.address):
                 self.brokers = [Server(name, address) for name, address in sorted(found.items())]
                 return
-        raise ClusterError(f"no name server of NAMESRV_ADDR={self.namesrv} lists a broker; start the cluster there")
+        raise ClusterError(
+            f"no name server of NAMESRV_ADDR={self.namesrv} lists a broker; start the cluster there, without TLS"
+        )
 
     async def stop(self) -> None:
         """Does nothing: the cluster keeps running."""

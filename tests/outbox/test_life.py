@@ -332,7 +332,7 @@ async def test_a_locked_database_is_waited_for(
         ({"table": "schema."}, "1 to 40 bytes in UTF-8"),
         ({"table": "t" * 41}, "1 to 40 bytes in UTF-8"),
         ({"on_stuck": 1}, "on_stuck must be a plain function, not 1"),
-        ({"on_status": asyncio.sleep}, "on_status must be a plain function"),
+        ({"on_status": asyncio.sleep}, "on_status must be a plain function, not the coroutine function"),
         ({"producer": object()}, "producer must be a Producer, not object"),
         ({"engine": object()}, "engine must be an AsyncEngine"),
     ],
