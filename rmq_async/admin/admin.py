@@ -138,8 +138,8 @@ class Admin(ClientUser):
         changes nothing.
 
         Returns the change of each topic; each may take ``request_timeout``. Raises BrokerNotFoundError for an unknown broker,
-        ConfigError if both are the same, TopicNotFoundError when ``from_broker`` has no such topic, and as ``create_topic``
-        does.
+        ConfigError if both are the same, TopicNotFoundError when ``from_broker`` has no such topic, BrokerError when
+        ``to_broker`` refuses one, RequestTimeoutError when one was created or changed but no name server shows it in time.
         """
         patterns = _patterns("topics", topics)
         async with self._call() as instance:
@@ -242,9 +242,9 @@ class Admin(ClientUser):
         begin: float | datetime | None = None,
         end: float | datetime | None = None,
     ) -> tuple[MessageExt, ...]:
-        """Returns the messages of ``topic`` with ``key`` among their keys, stored from ``begin`` to ``end`` (epoch seconds or aware
-        datetimes; None: no limit), by store time; of more than ``max_num`` (1 to 65535) the last. A stock broker returns 64 at
-        most.
+        """Returns the messages of ``topic`` with ``key`` among their keys, stored from ``begin`` to ``end`` (inclusive, epoch
+        seconds or aware datetimes; None: no limit), by store time; of more than ``max_num`` (1 to 65535) the last. A stock broker
+        returns 64 at most (``maxMsgsNumBatch``).
 
         Waits until each broker has indexed the messages that it acknowledged before the call, up to ``request_timeout``.
         Returns an empty tuple if there is no message; logs damaged ones and leaves them out. Raises TopicNotFoundError for an
@@ -311,7 +311,7 @@ class Admin(ClientUser):
 
     async def delete_group(self, group: str) -> None:
         """Deletes a consumer group on all brokers: its settings, its offsets, its retry topics and **its dead letters**.
-        A retry topic of pops stays if its name may also be that of another group's.
+        A retry topic of pops stays if its name may also be that of a retry topic of another group.
 
         Raises ClientStateError while it has members, whose next heartbeats would create it again, and
         SubscriptionGroupNotExistError when there is nothing to delete.
@@ -347,9 +347,9 @@ class Admin(ClientUser):
         that they hold, over the new ones, so the offsets are read again, for up to 15 s while there are members: see
         ``OffsetChange.verified``.
 
-        Raises ConfigError for another ``to``, TopicNotFoundError, SubscriptionGroupNotExistError when the group does not exist,
-        and ClientStateError if ``to`` gives offsets, the group has members, and a broker resets by time only (before 5.2.0, or
-        without ``useServerSideResetOffset``).
+        Raises ConfigError for another ``to`` and for an offset below 0, TopicNotFoundError for an unknown topic,
+        SubscriptionGroupNotExistError when the group does not exist, and ClientStateError if ``to`` gives offsets, the group has
+        members, and a broker resets by time only (before 5.2.0, or without ``useServerSideResetOffset``).
         """
         async with self._call() as instance:
             wire = self._wire_group(group), self._wire(topic)
@@ -358,8 +358,8 @@ class Admin(ClientUser):
     async def clone_offsets(self, source: str, target: str, topic: str) -> tuple[OffsetChange, ...]:
         """Gives ``target`` the offsets that ``source`` has in ``topic``; returns the changes, by queue.
 
-        Raises ClientStateError while ``target`` has members, SubscriptionGroupNotExistError when it does not exist or ``source``
-        has no offset in the topic, TopicNotFoundError.
+        Raises ClientStateError while ``target`` has members, SubscriptionGroupNotExistError when ``target`` does not exist or
+        ``source`` has no offset in the topic, and TopicNotFoundError for an unknown topic.
         """
         async with self._call() as instance:
             names = self._wire_group(source), self._wire_group(target), self._wire(topic)
@@ -375,7 +375,8 @@ class Admin(ClientUser):
 
     async def resend_dead_letters(self, group: str, *, limit: int | None = None, skip_topics: str | Sequence[str] = ()) -> int:
         """Sends the dead letters of ``group`` to the topics that they were first sent to, with their ids, tags, keys and
-        properties; returns their number, ``limit`` at most (None: all). Letters of the last second may be missing; call again.
+        properties; returns their number, at most ``limit`` (1 to 2^31 - 1; None: all). Letters of the last second may be
+        missing; call again.
 
         All groups of these topics get them, not only ``group``. The brokers keep the number of letters that were sent again,
         and the next call continues after them; a letter that was sent just before a call failed may be sent twice.
@@ -394,8 +395,9 @@ class Admin(ClientUser):
     async def consume_directly(self, group: str, client_id: str, message: MessageExt) -> ConsumeMessageDirectlyResult:
         """Lets a member of ``group`` handle a message now, beside all others; its outcome changes no offset and no retry.
 
-        ``message``: a message that a method of this class has returned. Brokers wait 10 s for the member, so the call has 11 s
-        at least. Raises BrokerError if there is no such member.
+        ``message``: a message that a method of this class has returned. Brokers wait 10 s for the member
+        (``Broker2Client.callClient``), so the call has 11 s at least. Raises BrokerError if there is no such member,
+        BrokerNotFoundError if the message's broker has no master now.
         """
         async with self._call() as instance:
             deadline = machine.monotonic() + max(self.config.request_timeout, _MEMBER_TIME)
@@ -405,7 +407,7 @@ class Admin(ClientUser):
         """Returns the status that a member of ``group`` reports: its queues with their offsets and buffers, subscriptions and
         rates.
 
-        Brokers wait 10 s for the member, so the call has 11 s at least. Raises GroupNotOnlineError if there is no such member.
+        The call has 11 s at least, as that of ``consume_directly``. Raises GroupNotOnlineError if there is no such member.
         """
         async with self._call() as instance:
             deadline = machine.monotonic() + max(self.config.request_timeout, _MEMBER_TIME)

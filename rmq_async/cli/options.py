@@ -143,9 +143,10 @@ def _interrupted_by(number: int) -> Interrupted:
 
 
 def run(work: Coroutine[Any, Any, T], *, signalled: bool = False) -> T:
-    """Runs a coroutine by ``rmq_async.run`` and returns its result. The first SIGINT or SIGTERM cancels it, and Interrupted is
-    raised; a second one ends the process at once, also while the loop is blocked by output that no one reads. ``signalled``:
-    True if a first signal has come already."""
+    """Runs a coroutine by ``rmq_async.run`` and returns its result or raises its error. The first SIGINT or SIGTERM cancels it;
+    when that ends it, Interrupted is raised, for SIGTERM its subclass Terminated. A second one ends the process at once, also
+    while the loop is blocked by output that no one reads. ``signalled``: True if a first signal has come already, so that the next
+    one is the second. Outside of the main thread no signal is handled."""
     try:
         return rmq_async.run(_until_signal(work, signalled))
     except KeyboardInterrupt:  # before the signals are handled

@@ -298,8 +298,8 @@ class EmbeddedRocketMQ(PopSwitches):
         broker.expire(queue, before, corrected=corrected)
 
     def truncate(self, broker: str, count: int) -> int:
-        """Removes the last ``count`` messages that the broker has stored, as happens when a replica with a lag becomes the
-        master. Returns the number of removed messages.
+        """Removes the last ``count`` messages that the broker has stored, or all if it has fewer, as happens when a replica with
+        a lag becomes the master. Returns the number of removed messages.
 
         Maximum offsets of their queues decrease, and the broker assigns these offsets again; committed offsets stay, and may
         be ahead of their queues. Messages that wait in topics of the broker (delays, transactions) count too.

@@ -59,7 +59,7 @@ class SubscriptionGroups:
         return config
 
     def use(self, name: str) -> SubscriptionGroupConfig:
-        """Finds a group as ``find`` does; raises Refused (26) instead of returning None."""
+        """Returns the group's settings as ``find`` does. Raises Refused (26) where ``find`` returns None."""
         config = self.find(name)
         if config is None:
             full = group_refusal(name) is None

@@ -54,7 +54,7 @@ class Outbox(Startable):
     A message is stuck if it was added more than ``stuck_after`` seconds ago and is not sent, has failed ``stuck_attempts``
     times, or is FAILED. ``on_stuck(message)``: called on the loop for each stuck message, once in ``stuck_period`` seconds,
     by one of the running outboxes of the table; None: a warning is logged instead. ``on_status(status)``: called every
-    ``status_interval`` seconds, for metrics; None: no calls.
+    ``status_interval`` seconds, for metrics; None: no calls. Numbers of seconds are above 0 and below 10^9.
 
     Raises ConfigError for invalid settings, and for another database than PostgreSQL or a SQLite file. The methods also pass on
     the errors of the database: SQLAlchemyError, and OSError or an error of the driver if it cannot be reached.
@@ -186,8 +186,8 @@ class Outbox(Startable):
         expires, so they may be stored twice. ``add`` still works: other relays, or this one after another start, send the
         messages.
 
-        Raises ConfigError for a timeout that is negative or no number of seconds; WrongLoopError and ForkedError as ``start``
-        does.
+        Raises ConfigError for a timeout that is negative, no number of seconds, or 10^9 s and more; WrongLoopError if the outbox
+        runs on another loop, ForkedError if it was started in the parent process.
         """
         budget = self._producer.config.stop_timeout if timeout is None else timeout
         check_seconds("timeout", budget, zero=True)
@@ -250,7 +250,7 @@ class Outbox(Startable):
         """Deletes rows that were sent more than ``older_than`` seconds ago, a thousand in a transaction; returns their number.
 
         ``failed``: deletes the rows that have been FAILED for as long instead; their messages are lost. Raises ConfigError for
-        a time that is negative or no number of seconds.
+        a time that is negative, no number of seconds, or 10^9 s and more.
         """
         check_seconds("older_than", older_than, zero=True)
         return await self._store.purge(older_than, failed=failed)

@@ -40,7 +40,8 @@ STATES: Final = (PENDING, SENDING, SENT, FAILED)
 def outbox_table(metadata: MetaData, name: str = "rmq_outbox") -> Table:
     """Returns the table of an outbox as part of ``metadata``, for Alembic or to create it with the tables of a service.
 
-    ``name``: at most 40 bytes in UTF-8, or "schema.name". Raises ConfigError for another name.
+    ``name``: at most 40 bytes in UTF-8, or "schema.name". Raises ConfigError for another name, and SQLAlchemy's
+    InvalidRequestError if ``metadata`` has a table of that name already.
     """
     schema, table = split_table_name(name)
     time = DateTime(timezone=True)

@@ -166,7 +166,8 @@ class LagListener(StreamingQueryListener):
 
     @property
     def lags(self) -> dict[str, QueryLag]:
-        """Returns the lag at the last micro-batch of each running query, by the id of its run."""
+        """Returns the lag at the last micro-batch of each running query that reads RocketMQ, by the id of its run;
+        a query is absent until its first progress."""
         with self._lock:
             return dict(self._lags)
 
@@ -182,7 +183,8 @@ class LagListener(StreamingQueryListener):
         """Does nothing: there is no progress yet."""
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802
-        """Records the lag in a query's progress, and logs it at most once per ``interval``."""
+        """Records the lag in a query's progress, and logs it at most once per ``interval`` for each query. Ignores a query that
+        does not read RocketMQ."""
         lag = lag_of(event.progress, monotonic())
         if lag is None:
             return

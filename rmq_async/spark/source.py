@@ -41,9 +41,10 @@ one micro-batch and end as if that were all."""
 class RocketMQDataSource(DataSource):
     """The Spark data source ``rocketmq``, which reads and writes topics as DataFrames. docs/spark.md lists its options.
 
-    Spark makes it and calls its methods. They raise ConfigError for an invalid option, which the error names, for a schema with
-    other columns than the source's or the sink's, for an overwrite, and for a pyspark before 4.2; and the errors of requests to the
-    cluster. The reader of a stream raises them at its first call.
+    Spark makes it and calls its methods. They raise ConfigError for an invalid option, which the error names, for a schema that has
+    no column, a column twice, or one that the source or the sink does not have in this type, for an overwrite, and for a pyspark
+    before 4.2; and the errors of requests to the cluster. ``streamReader`` raises none of them: the reader that it returns does,
+    at its first call.
     """
 
     @short_errors

@@ -26,7 +26,7 @@ BATCHES_AT_ONCE: Final = 8
 class ModeRun:
     """One mode under way. ``until``: value of ``perf_counter()`` after which no further message is begun.
 
-    ``latencies``: seconds of each call; in mode batch, of each batch.
+    ``latencies``: seconds of each call that succeeded; in mode async until ``on_success``, in mode batch of each batch.
     """
 
     mode: str

@@ -86,15 +86,20 @@ def archive(
     """Adds the messages of ``topics`` that the archive lacks, with all columns, partitioned by topic and date (UTC, of the
     store time).
 
-    ``pattern``: a regular expression, instead of ``topics``. ``checkpoint``: path of the positions that were read,
-    PATH/_checkpoint by default; it belongs to the archive for ever. ``starting``: start of the first run, "earliest", "latest"
-    or a time (a naive one is UTC); later runs start where the last ended. ``max_offsets``: maximum offsets of a micro-batch.
-    ``tags``: "a || b"; None for all messages. ``files``: maximum files per topic and date of a micro-batch. ``compression``:
-    that of Parquet. ``compacting``: True rewrites small files of earlier runs into large ones afterwards. ``options``: of
-    format rocketmq. ``progress``: called once per micro-batch.
+    ``pattern``: a regular expression for whole names of topics, with () as ``topics``. ``checkpoint``: path of the positions
+    that were read, PATH/_checkpoint by default; it belongs to the archive for ever. ``starting``: start of the first run,
+    "earliest", "latest" or a time (a naive one is UTC); later runs start where the last ended. ``max_offsets``: maximum offsets
+    of a micro-batch; None: no limit. ``tags``: "a || b"; None for all messages. ``files``: maximum files per topic and date of a
+    micro-batch; None: no limit. ``compression``: that of Parquet. ``compacting``: True afterwards rewrites the files below 32 MiB
+    of each topic and date, where there are two or more, into files of about 128 MiB, as far as the newest ``.compact`` list of
+    the archive names them (Spark writes one with every tenth micro-batch by default), and deletes its Parquet files older than a
+    day that no list names. ``options``: of format rocketmq. ``progress``: called once per micro-batch.
 
-    Raises ConfigError for invalid arguments, if path, checkpoint and topics do not belong together, and for a session of Spark
-    Connect; PipelineError if compacted files do not hold the same number of rows; and the errors of Spark.
+    Raises ConfigError for both or neither of ``topics`` and ``pattern``, for an option that names columns or topics, if path,
+    checkpoint and topics do not belong together, and for a session of Spark Connect; with ``compacting`` also for a store that
+    is not known to rename files atomically and, after the run, for a log of an unknown form. Raises PipelineError, also after
+    the run, if the rewritten files hold another number of rows; and the errors of Spark, whose text names the cause, such as an
+    invalid option.
     """
     began = monotonic()
     wanted = (topics,) if isinstance(topics, str) else tuple(topics)

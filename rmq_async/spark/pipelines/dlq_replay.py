@@ -91,14 +91,15 @@ def replay_dead_letters(
     """Sends the dead letters of ``group`` to their original topics; only counts them if ``send`` is False.
 
     ``options``: of format rocketmq, for both directions. ``topic``: the target of messages that do not name their original
-    topic. ``since``, ``until``: range of their store times as dead letters, aware, ``until`` exclusive. ``tags``: "a || b".
-    ``key``: only messages with this key. ``where``: SQL on the columns of the source. ``max_replays``: maximum number of replays
-    of one message in all runs. ``look``: False sends without reading the messages of earlier runs from the target topics.
-    ``rate``: maximum messages per second. ``progress``: called once per target topic, and while sending.
+    topic. ``since`` (inclusive), ``until`` (exclusive): aware, the range of their store times as dead letters; None: no limit.
+    ``tags``: "a || b". ``key``: only messages with this key. ``where``: SQL on the columns of the source. ``max_replays``:
+    maximum number of replays of one message in all runs, 1 or more. ``look``: False sends without reading the messages of
+    earlier runs from the target topics. ``rate``: maximum messages per second; None: no limit. ``progress``: called once per
+    target topic, and while sending.
 
     Every group that reads a target topic gets the message, not only the one that failed. Raises ConfigError for invalid
-    arguments, TopicNotFoundError if the group has no dead letters, the errors of requests to the cluster, and those of Spark;
-    after a failure the next run sends the rest.
+    arguments and for dead letters of more than 1000 topics, TopicNotFoundError if the group has no dead-letter topic, the errors
+    of requests to the cluster, and those of Spark; after a failure the next run sends the rest.
     """
     source = _source(group, topic, max_replays, options)
     writing = options_for("batch write", options, idColumn="id")

@@ -145,7 +145,7 @@ def named_values(argument: str, texts: Sequence[str]) -> dict[str, str]:
 
 
 def whole_number(low: int, high: int) -> Callable[[str], int]:
-    """Returns a type for argparse: a whole number from ``low`` to ``high``."""
+    """Returns a type for argparse: a whole number from ``low`` to ``high``. It raises ArgumentTypeError for another text."""
 
     def number(text: str) -> int:
         if not text.isascii() or not text.isdigit() or len(text) > 18 or not low <= int(text) <= high:
@@ -156,7 +156,8 @@ def whole_number(low: int, high: int) -> Callable[[str], int]:
 
 
 def moment(text: str) -> datetime:
-    """Parses a time, as a type for argparse: ISO 8601, in UTC if it names no zone, or milliseconds since 1970."""
+    """Parses a time, as a type for argparse: ISO 8601, in UTC if it names no zone, or milliseconds since 1970, 10^11
+    or more. argparse reports any other text as an error."""
     if text.isascii() and text.isdigit() and len(text) < 16:
         if int(text) < FIRST_MOMENT_MS:
             raise argparse.ArgumentTypeError(

@@ -120,12 +120,16 @@ def load(
     """Sends to ``topic``, writes the counts to ``results`` (a directory that all executors can write to) and returns the result.
 
     ``options``: of format rocketmq: ``nameserver``, users, ``sendTimeoutMs``, ... ``rate``: messages per second of all tasks
-    together, None for no limit; ``size``: bytes of a body; ``modes``: "sync", "async", "oneway", "batch", one after another;
-    ``seconds``: duration of each mode; ``tasks``: number of tasks, by default as many as Spark runs at a time; ``callers``:
-    coroutines of each task that await a send, in mode "sync"; ``batch``: messages of a request in mode "batch".
+    together, above 0 and at most 10^9, None for no limit; ``size``: bytes of a body, 1 to 4 MiB; ``modes``: some of "sync",
+    "async", "oneway" and "batch", which run one after another; ``seconds``: duration of each mode, above 0 and at most 86,400;
+    ``tasks``: number of tasks, by default, and on a local master at most, as many as Spark runs at a time; ``callers``:
+    coroutines of each task that await a send, in mode "sync", 1 to 65,536; ``batch``: messages of a request in mode "batch",
+    1 to 4096, together at most 4 MiB with 256 bytes for each beside its body.
 
-    Failed sends are counted. Raises ConfigError for invalid arguments; TopicNotFoundError, NameServerError and the errors of a
-    request if the route or the offsets of the topic cannot be read; and the errors of Spark.
+    Failed sends are counted. Raises ConfigError for invalid arguments and options; TopicNotFoundError if the topic does not
+    exist; the errors of the requests for its route, and for its offsets before each mode; and the errors of Spark. Without the
+    permission to read the offsets, without a master of a broker, or if they cannot be read after a mode, the number of stored
+    messages is None.
     """
     sending = _write_options(options, topic)
     _check(tuple(modes), rate, size, seconds, callers, batch)

@@ -65,14 +65,15 @@ def publish(
 ) -> PublishSummary:
     """Sends every row of ``frame`` to ``topic``; texts in the arguments name columns.
 
-    ``body``: None sends the whole row as JSON. ``id``: the identity of a row, its ``RMQ_SPARK_ID``. ``properties``: columns
-    that become properties of the same name; a value that is NULL or blank becomes none. With a ``sharding_key``, rows with the
-    same value go to one queue, in the order of ``order_by``, an SQL expression. ``partitions``: number of tasks that send.
-    ``rate``: messages per second of all tasks together. ``dry_run``: True counts the rows and sends nothing. ``options``: of
-    format rocketmq. ``progress``: called while rows are sent.
+    ``body``: None sends the whole row as JSON. ``id``: the identity of a row, its ``RMQ_SPARK_ID``. ``keys``, ``properties``:
+    columns that become keys, and properties of the same name; a value that is NULL or blank becomes none. With a
+    ``sharding_key``, rows with the same value go to one queue, in the order of ``order_by``, an SQL expression. ``partitions``:
+    number of tasks that send; None: as many as Spark makes; with a ``rate``, the maximum. ``rate``: maximum messages per second of
+    all tasks together; None: no limit. ``dry_run``: True counts the rows and sends nothing. ``options``: of format rocketmq.
+    ``progress``: called while rows are sent.
 
-    Raises ConfigError for a column that does not exist and other invalid arguments, the errors of requests to the cluster, and
-    those of Spark.
+    Raises ConfigError for an invalid option, for a column that does not exist, for a property with a name that is reserved for
+    the system, and for ``order_by`` without a ``sharding_key``; also the errors of requests to the cluster, and those of Spark.
     """
     began = monotonic()
     given = dict(options or {}) | {"topic": topic}

@@ -112,14 +112,17 @@ def reconcile(
 
     ``by``: "id", the message id; "key", each key of a message; "spark-id", its RMQ_SPARK_ID; "property:NAME". By key, the
     table may have a row for each message with that key; otherwise all rows with one identity count as one message.
-    ``options``: of format rocketmq. ``table``: the columns of ``sent``, ``SentTable()`` by default. ``since``, ``until``:
-    aware, of store time, and of the table's ``time`` if there is one. ``slack`` extends this range on both sides, if the table
-    has a ``time``, for messages sent on one side of an edge and stored on the other; rows that are only in the extension make
-    no findings. ``fail_on``: kinds that make the summary ``failed``; acknowledged rows without an identity always do. ``out``:
-    path of the findings as Parquet, which must not exist. ``progress``: called once for the table and once for the topics.
+    ``options``: of format rocketmq. ``table``: the columns of ``sent``, ``SentTable()`` by default. ``since`` (inclusive),
+    ``until`` (exclusive): aware, the range of store times, and of the table's ``time`` if there is one; None: no limit. ``slack``
+    extends this range on both sides, if the table has a ``time``, for messages sent on one side of an edge and stored on the
+    other. What is only in the extension makes no finding by itself: "missing" needs an acknowledged row inside the range, the
+    other kinds a message inside it. ``fail_on``: kinds that make the summary ``failed``; acknowledged rows inside the range
+    without an identity always do. ``out``: path of the findings as Parquet, which must not exist; None: they are kept on the
+    executors' disks. ``progress``: called once for the table and once for the topics.
 
-    Raises ConfigError for invalid arguments, and if there are rows but none is acknowledged, which suggests a wrong name of a
-    state; the errors of requests to the cluster, and those of Spark.
+    Raises ConfigError for an unknown ``by`` or ``fail_on``, for a column that ``table`` does not name or ``sent`` does not have,
+    for a naive time or an empty range, for an option that names topics and for ``offsetsFromReplicas``, and if there are rows but
+    none is acknowledged, which suggests a wrong name of a state; also the errors of requests to the cluster, and those of Spark.
     """
     table = table or SentTable()
     _check(by, fail_on, table)

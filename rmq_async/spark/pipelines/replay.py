@@ -117,16 +117,18 @@ def replay(
 ) -> ReplaySummary:
     """Sends messages stored from ``start`` on and before ``end`` to ``topic``, or to their own topics with ``to_original``.
 
-    ``source_topics``: the topics of the archive to replay; empty for all. ``start``, ``end``: naive ones are UTC. ``where``: an
-    SQL condition on the columns of the archive. ``rate``: messages per second of all tasks together. ``exact_queues``: True
-    refuses a queue for which the target has none of the same broker and number. ``dry_run``: True counts and sends nothing.
-    ``options``: of format rocketmq. ``progress``: called with the counts, then while messages are sent. Body, keys, tags, flag,
-    sharding key and the user's properties are kept; properties of the system are not. ``RMQ_SPARK_ID`` is
-    topic/broker/queue/offset in the archive, which identifies a message that is replayed twice.
+    ``source_topics``: the topics of the archive to replay; empty for all. ``start``, ``end``: naive ones are UTC; None: no limit.
+    ``where``: an SQL condition on the columns of the archive. ``rate``: maximum messages per second of all tasks together; None:
+    no limit. ``exact_queues``: True allows no other queue of the target than that of the same broker and number. ``dry_run``:
+    True counts and sends nothing. ``options``: of format rocketmq. ``progress``: called with the counts, then while messages are
+    sent. Body, keys, tags, flag, sharding key and the user's properties are kept; properties of the system are not.
+    ``RMQ_SPARK_ID`` is topic/broker/queue/offset in the archive, which identifies a message that is replayed twice.
 
-    Raises ConfigError for invalid arguments and for a path without an archive, PipelineError for an archive that is empty or
-    damaged and for a target without a queue to write to, TopicNotFoundError for a target that does not exist, the other errors
-    of requests to the cluster, and those of Spark.
+    Raises ConfigError for both or neither of ``topic`` and ``to_original``, for an empty window, for an invalid option, for a path
+    without an archive and, with ``exact_queues``, for a queue for which the target has none of the same broker and number to
+    write to. Raises PipelineError for an archive without files, for one that holds messages twice and, without
+    ``exact_queues``, for a target without a queue to write to; TopicNotFoundError for a target that does not exist; the other
+    errors of requests to the cluster, and those of Spark.
     """
     began = monotonic()
     _check(topic, to_original, start, end)
@@ -204,8 +206,8 @@ def routes(
     """Assigns every source to one queue of the target, of the same broker and number, else one that its name and the number of the
     target's queues determine, and to one task; tasks get about the same number of messages.
 
-    Raises ConfigError with ``exact`` for a source whose queue the target does not have, PipelineError for a target without any
-    queue that can be written to.
+    Raises ConfigError with ``exact`` for a source for which the target has no queue of the same broker and number that can be
+    written to, PipelineError without it for a target without any queue that can be written to.
     """
     bins = [(0, slot) for slot in range(tasks)]
     slots = {}

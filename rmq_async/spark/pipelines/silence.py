@@ -49,8 +49,8 @@ class Said:
 
 @contextmanager
 def stderr_kept() -> Iterator[Said]:
-    """Keeps the stderr of processes that start in the block, and of their children, off the terminal for ever. Raises
-    OSError if there is no stderr."""
+    """Keeps the stderr of processes that start in the block, and of their children, off the terminal, also after the block.
+    Raises OSError if there is no stderr."""
     terminal = os.dup(STDERR)
     reader, writer = os.pipe()
     sys.stderr.flush()

@@ -21,7 +21,7 @@ RATE: Final = 8.0
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Outcome of one seed. ``operations``: number of calls of producers. ``seconds``: virtual time. ``cpu``: CPU seconds.
+    """The outcome of one seed. ``operations``: number of calls of producers. ``seconds``: virtual seconds. ``cpu``: CPU seconds.
     ``kinds``: kinds of faults that were drawn. ``met``: numbers of faults that had an effect, by kind. ``unmet``: drawn kinds that
     had no effect. ``trace_hash``: digest of all delivered frames. ``violation``: the error of the run or of its checks; empty if
     there is none."""

@@ -45,7 +45,8 @@ FEWEST: Final = 3
 class Faults:
     """Faults of a run. ``kinds``: names out of ``KINDS`` and ``POP_KINDS``. ``rate``: faults per virtual minute, of all kinds
     together, on average. ``start``, ``end``: seconds of the simulation between which faults begin. ``drawn``: whether each seed
-    draws its own subset of the kinds, at least three, and a rate of half to one and a half times the given one.
+    draws its own subset of the kinds, at least three or all if they are fewer, and a rate of half to one and a half times the
+    given one.
 
     Raises SimulationError for a str as ``kinds``, for an unknown kind, for a rate below 0 or infinite, and unless
     0 <= start <= end; TypeError for ``kinds`` that are not iterable.

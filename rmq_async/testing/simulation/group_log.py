@@ -34,9 +34,10 @@ class Life:
 @dataclass(slots=True)
 class Delivery:
     """One message in one call of a handler. ``queue``, ``offset``: the place that was pulled, in the retry topic for a message
-    delivered again. ``life``: index of its member in ``GroupLog.lives``. ``how``: "done" if the message was handled with success,
-    "failed" if it is to be delivered again, "dead" if it was given up, "cancelled" if the handler was cancelled; empty while it
-    runs, and if its process was killed. ``key``: the message's first key, empty without one. ``call``: the same for the messages of
+    delivered again. ``life``: index of its member in ``GroupLog.lives``. ``began``, ``ended``: virtual seconds since the beginning;
+    ``ended`` is None while the handler runs, and if its process was killed. ``how``: "done" if the message was handled with
+    success, "failed" if it is to be delivered again, "dead" if it was given up, "cancelled" if the handler was cancelled; empty
+    where ``ended`` is None. ``key``: the message's first key, empty without one. ``call``: a number, the same for the messages of
     one call."""
 
     queue: MessageQueue

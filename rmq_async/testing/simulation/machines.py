@@ -187,8 +187,8 @@ class Machine:
     def drift_monotonic(self, rate: float | None) -> None:
         """Makes the machine's monotonic clock, by which its timers run, gain (or lose, below 0) so many seconds in each second.
 
-        None: as many as without a fault, up to 200 µs, which each machine draws. Raises SimulationError for anything but a number
-        from -0.5 to 0.5, or None.
+        None: as many as without a fault, -200 to 200 µs, which each machine draws. Raises SimulationError for anything but a
+        number from -0.5 to 0.5, or None.
         """
         drift = self._usual_drift if rate is None else rate
         self._check_clock("made to drift by a finite number", drift)

@@ -51,7 +51,7 @@ class Simulation:
     """A simulated cluster of 1-26 ``brokers`` ("broker-a", ...) and 1-8 ``name_servers`` ("namesrv-0", ...).
 
     ``seed``: decides everything that is drawn. ``faults``: the faults of the cluster; default: ``Faults.swarm()``; None for none.
-    ``trace``: prints frames. Raises SimulationError if another argument has another type or is out of range.
+    ``trace``: True prints each frame. Raises SimulationError for any other argument of another type or out of range.
     """
 
     def __init__(
