@@ -77,26 +77,26 @@ class ClientConfig:
     of the client's id; default: one per process. Clients with different names share nothing. ``client_ip``: the address under
     which brokers list this client; default: the local address used towards the name server.
 
-    Times are seconds, sizes bytes. ``route_poll_interval``: time between two requests for the routes in use.
-    ``heartbeat_interval``: time between two registrations of this client's groups at the brokers in use. ``connect_timeout``:
-    time limit of one connect, including the look-up of the host name, all its addresses and the TLS handshake.
-    ``request_timeout``: time limit of a request that is no send, unless the call has one of its own; for a pull that waits at
-    the broker, it is added to the time of that wait. ``idle_timeout``: time after which unused connections are closed.
-    ``max_frame_size``: a larger frame that a server sends closes the connection. ``max_decompressed_size``: maximum size of a
-    received body once it is decompressed. ``serialize_type``: form of request headers, "json" or "rocketmq" (binary); answers
-    are read in either form.
+    Times are seconds above 0 and below 1e9; sizes are bytes. ``route_poll_interval``: time between two requests for the routes
+    in use. ``heartbeat_interval``: time between two registrations of this client's groups at the brokers in use.
+    ``connect_timeout``: time limit of one connect, including the look-up of the host name, all its addresses and the TLS
+    handshake. ``request_timeout``: time limit of a request that is no send, unless the call has one of its own; for a pull that
+    waits at the broker, it is added to the time of that wait. ``idle_timeout``: time after which unused connections are closed.
+    ``max_frame_size``: a larger frame that a server sends closes the connection (1024 to 134,217,728).
+    ``max_decompressed_size``: maximum size of a received body once it is decompressed (1024 to 2,147,483,648).
+    ``serialize_type``: form of request headers, "json" or "rocketmq" (binary); answers are read in either form.
 
     ``credentials`` sign every request. ``tls``: True for the default context, which verifies the servers' certificates unless
     ``tls_verify`` is False, or an SSLContext; for name servers and brokers alike. ``server_hostname``: the name that
     certificates must have, if it is not that of the host. ``allowed_broker_hosts``: host names, addresses and networks
     ("10.0.0.0/8") that routes may send this client to; names are compared as texts, not resolved; default: any.
     ``vip_channel``: messages go to the brokers' second port, two below the first. ``namespace``: prefix of topics and groups;
-    ``namespace_v2``: sent in a field of each request, names stay as they are. ``unit_name``, ``unit_mode``: name and flag that
-    a client of one unit of a cluster sends.
+    ``namespace_v2``: sent in a field of each request, names stay as they are; either has 1 to 100 characters out of letters,
+    digits, "-" and "_". ``unit_name``, ``unit_mode``: name and flag that a client of one unit of a cluster sends.
     ``start_without_cluster``: True lets ``start()`` return while no name server answers; calls then wait, within their
     timeouts, until one answers and names a broker.
 
-    Raises ConfigError for an invalid value.
+    Raises ConfigError for an invalid value and for settings that exclude each other, TypeError for an unknown field.
     """
 
     namesrv: str | Sequence[str] | None = None
@@ -178,7 +178,7 @@ class ClientConfig:
             raise ConfigError("namespace and namespace_v2 are two ways to say the same; give one of them")
 
     def resolved(self) -> ClientConfig:
-        """Returns a copy of the settings with the name servers as a sorted tuple, from the environment if none are given.
+        """Returns a copy of the settings with the name servers as a sorted tuple, those of NAMESRV_ADDR if none are given.
 
         A default ``instance_name`` from before a fork is replaced by this process's own: servers distinguish clients by it.
         Raises ConfigError for an invalid address in the environment.

@@ -12,10 +12,10 @@ __all__ = ["Credentials"]
 
 class Credentials(SessionCredentials, frozen=True):
     """The keys that requests are signed with. ``access_key``: the user's name, ``secret_key``: the password, where brokers
-    have users; ``security_token``: the token of a session.
+    have users; ``security_token``: the token of a session, None without one.
 
-    Neither ``repr`` nor an error shows the secret or the token. Raises ConfigError for a value that is empty, no str, or not
-    encodable in UTF-8.
+    Neither ``repr`` nor an error shows the secret or the token. Raises ConfigError for a text that is empty or not
+    encodable in UTF-8, and for another type.
     """
 
     def __post_init__(self) -> None:

@@ -139,7 +139,6 @@ class BrokerNotFoundError(RocketMQError):
 
 class ConnectError(RocketMQError):
     """No connection to ``address`` could be made; nothing was sent (10001). ``__cause__``: the system's error, if it is one.
-
     ``permanent``: True if every later attempt fails too, because the address is malformed or a setting forbids it.
     """
 
@@ -206,7 +205,7 @@ class BrokerSystemError(BrokerError):
 
 
 class SystemBusyError(BrokerError):
-    """The broker refused before storing: its send queue or page cache was too busy."""
+    """The broker refused before storing (2): its send queue or page cache was too busy."""
 
     response_code = ResponseCode.SYSTEM_BUSY
     retriable = True
@@ -379,11 +378,11 @@ class OffsetRangeError(BrokerError):
 
 
 class TransactionError(RocketMQError):
-    """The half message is stored, but the broker refused or did not confirm COMMIT or ROLLBACK; it will call ``check`` later.
+    """The half message is stored; COMMIT or ROLLBACK was refused or not confirmed. Unless it took effect, the broker will check.
 
     ``result``: the TransactionSendResult, with ``local_status``. ``maybe_ended``: True if the broker may have ended the
-    transaction nevertheless. ``code`` and ``remark``: those of the broker's refusal. ``maybe_stored``: True if the outcome was
-    COMMIT: consumers see the message now, or after ``check`` has returned COMMIT.
+    transaction nevertheless. ``code`` and ``remark``: those of the refusal, None and "" without one. ``maybe_stored``: True if
+    the outcome was COMMIT: consumers see the message now, or after ``check`` has returned COMMIT.
     """
 
     def __init__(
@@ -410,7 +409,8 @@ class ReplyTimeoutError(RocketMQError, TimeoutError):
 
 
 class HandlerTimeoutError(RocketMQError, TimeoutError):
-    """A handler, or the work on a message in an iteration, took longer than the subscription's ``timeout``: a failed attempt."""
+    """A handler ran for longer than its subscription's ``timeout``, or messages taken by an iterator or by ``receive()`` were in
+    hand for longer. It counts as a failed attempt."""
 
 
 class QueueLostError(RocketMQError):

@@ -59,9 +59,10 @@ class Problem:
 class BrokerHealth:
     """State of the connection to a broker's master; read without a request.
 
-    ``address``: "host:port". ``reachable``: False if the newest connect failed, if the connection broke and no newer one was
-    made, or if requests are unanswered and no byte has come for ``request_timeout`` seconds. A broker that was not needed yet
-    counts as reachable. ``unanswered``: number of requests, of all clients that share the connection.
+    ``address``: "host:port". ``connected``: True if a connection is open. ``reachable``: False if the newest connect failed, if
+    the connection broke and no newer one was made, or if requests are unanswered and no byte has come for ``request_timeout``
+    seconds. A broker that was not needed yet counts as reachable. ``unanswered``: number of requests, of all clients that share
+    the connection.
     """
 
     address: str

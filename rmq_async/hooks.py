@@ -81,7 +81,8 @@ class Hook:
     """Base class of hooks: subclasses define the methods they need, as plain functions that run on the loop and must not block.
 
     One object may be a hook of producers and of group consumers; each calls the methods that are for it. Errors go to the loop's
-    exception handler, and the message is sent or handled all the same; only ``check_forbidden`` can end a call.
+    exception handler, and the message is sent or handled all the same; only ``check_forbidden`` can end a call. Of the errors of
+    ``before_consume`` and of ``after_consume``, the first, second, fourth, eighth ... go there.
 
     ``before_request`` and ``after_request`` see every request of the client instance that the producer or consumer shares with
     others, heartbeats and route look-ups included.
@@ -91,7 +92,8 @@ class Hook:
         """Runs before each attempt (``SendMessageHook.sendMessageBefore``).
 
         Properties that it puts into ``context.properties`` are sent with this attempt, and replace the message's own of the same
-        name. Invalid ones are left out and go to the loop's exception handler as an error.
+        name. Invalid ones are left out and go to the loop's exception handler as an error; those for which a batch has no room are
+        left out and logged.
         """
 
     def after_send(self, context: SendContext) -> None:

@@ -52,7 +52,7 @@ class SendResult(msgspec.Struct, frozen=True, gc=False):
 
 
 class TransactionStatus(Enum):
-    """The outcome of a local transaction."""
+    """The outcome of a local transaction. UNKNOWN: it is not known yet, and the broker will check."""
 
     COMMIT = "COMMIT"
     ROLLBACK = "ROLLBACK"
@@ -86,7 +86,7 @@ class BatchSendResult(msgspec.Struct, frozen=True):
 
     @property
     def results(self) -> tuple[SendResult, ...]:
-        """One SendResult per message, in the order given."""
+        """One SendResult per message, in the order in which the messages were given."""
         return tuple(
             SendResult(
                 self.status,

@@ -12,7 +12,8 @@ T = TypeVar("T")
 
 
 def run(coro: Coroutine[Any, Any, T]) -> T:
-    """Runs ``coro`` to its end on uvloop where that is installed, else on asyncio, and returns its result."""
+    """Runs ``coro`` to its end on uvloop where that is installed, else on asyncio, and returns its result. Raises what ``coro``
+    raises, RuntimeError while an event loop runs in this thread, and ValueError or TypeError for an object that is no coroutine."""
     try:
         import uvloop
     except ImportError:

@@ -61,8 +61,8 @@ class Batch(Sequence[MessageExt]):
 
         ``delay``: seconds, as for RetryLater; None for the delay of its attempt. A later mark replaces an earlier one.
 
-        Raises ValueError for a message that is not in the batch, ConfigError for a delay that is not a number from 0 to
-        below 1e9, ClientStateError when the call has ended or the batch is no longer in hand, and for a batch that ``receive()``
+        Raises ValueError for a message that is not in the batch; ConfigError for a delay that is not a number from 0 to
+        below 1e9; ClientStateError when the call has ended or the batch is no longer in hand, and for a batch that ``receive()``
         returned.
         """
         if delay is not None:
@@ -70,8 +70,8 @@ class Batch(Sequence[MessageExt]):
         self._mark(message, RetryLater(delay))
 
     def mark_dead_letter(self, message: MessageExt, reason: str = "") -> None:
-        """Marks a message to be put into the group's dead-letter topic. ``reason``: for the log. Raises as ``mark_retry``
-        does."""
+        """Marks a message to be put into the group's dead-letter topic. ``reason``: for the log. Raises ValueError and
+        ClientStateError as ``mark_retry`` does."""
         self._mark(message, DeadLetter(reason))
 
     def _mark(self, message: MessageExt, mark: RetryLater | DeadLetter) -> None:

@@ -56,15 +56,15 @@ class Positions(Protocol):
 class Retry:
     """Settings for the repeated delivery of a message whose handler raised: number and delays.
 
-    ``limit``: attempts after the first one (0 to 1,000,000); then the message is dead-lettered. None for the group's
-    ``retryMaxTimes`` at the broker (16 unless set), 16 for ordered messages and in broadcast. ``delays``: seconds before the
-    second, third, ... attempt, the last one repeated, or a function that takes the number of the failed attempt, counted from
-    1, and returns the seconds; None: the broker's ladder, 10 s, 30 s, 1 min ... 2 h. Brokers delay by levels: the next level at
-    or above a delay is used, 2 h for more; with ``mode="pop"`` the delay itself (2 h at most) and up to a tenth more. Ordered
-    messages (in ``order="key"`` those with a key) and those of broadcast members are repeated in place, after exact delays; None
-    stands for 1, 2, 5, 10, 30, 30 ... s. ``max_hold``: maximum seconds for which attempts are repeated in place, while the
-    message blocks its key or queue, before it is dead-lettered; None for no limit. In broadcast, which has no dead letters, the
-    message is given up.
+    ``limit``: attempts after the first one (0 to 1,000,000); when the last one fails, the message is dead-lettered. None for
+    the group's ``retryMaxTimes`` at the broker (16 unless set), 16 for ordered messages and in broadcast. ``delays``: seconds
+    before the second, third, ... attempt, the last one repeated, or a function that takes the number of the failed attempt,
+    counted from 1, and returns the seconds; None: the broker's ladder, 10 s, 30 s, 1 min ... 2 h. Brokers delay by levels: the
+    next level at or above a delay is used, 2 h for more; with ``mode="pop"`` the delay itself (2 h at most) and up to a tenth
+    more. Ordered messages (in ``order="key"`` those with a key) and those of broadcast members are repeated in place, after
+    exact delays; None stands for 1, 2, 5, 10, 30, 30 ... s. ``max_hold``: maximum seconds for which attempts are repeated in
+    place, while the message blocks its key or queue, before it is dead-lettered; None for no limit. In broadcast, which has no
+    dead letters, the message is given up. A listed delay is 0 or more, ``max_hold`` above 0, both below 1e9.
 
     Raises ConfigError for invalid values, TypeError for an unknown field.
     """
@@ -105,14 +105,14 @@ class Retry:
 @suggests_keywords
 @dataclass(frozen=True, kw_only=True)
 class ConsumerConfig:
-    """Settings of a group consumer. Times are in seconds, sizes in bytes.
+    """Settings of a group consumer. Times are in seconds, above 0 (``stop_timeout``: 0 or more) and below 1e9; sizes are in bytes.
 
-    ``concurrency``: maximum number of handler calls at a time. ``buffered_limit``, ``buffered_bytes_limit``: number of messages
-    that are pulled and not settled, and size of their bodies, from which on pulls wait; single pulls may exceed them. A queue
-    is not pulled while many of its messages wait for a handler: ``concurrency``, twice ``pull_size``, or two batches, whichever
-    is most. ``max_span``: a queue is not pulled when its next pull is this number of offsets, or more, after its first
-    unsettled message; it limits the messages behind an unsettled one that are repeated after a crash. ``pull_size``: maximum
-    number of messages that one pull requests, 1 to 1024.
+    ``concurrency``: maximum number of handler calls at a time, 1 to 65,536. ``buffered_limit``, ``buffered_bytes_limit``:
+    number of messages that are pulled and not settled, and size of their bodies, from which on pulls wait; single pulls may
+    exceed them. A queue is not pulled while many of its messages wait for a handler: ``concurrency``, twice ``pull_size``, or
+    two batches, whichever is most. ``max_span``: a queue is not pulled when its next pull is this number of offsets, or more,
+    after its first unsettled message; it limits the messages behind an unsettled one that are repeated after a crash.
+    ``pull_size``: maximum number of messages that one pull requests, 1 to 1024.
 
     ``start_from``: position at which a group without any committed offset for a topic starts: "latest", "earliest" or an aware
     datetime. ``out_of_range``: the position to continue at if the next message of a queue is deleted: "earliest" for the first

@@ -66,9 +66,10 @@ class Consumer(Reader):
     ``namesrv``: "host:port;host:port" or a sequence; default: the environment variable NAMESRV_ADDR. ``client``, ``config``:
     settings. ``options``: any field of ConsumerConfig or ClientConfig.
 
-    Raises InvalidGroupError for an invalid group name, ConfigError for an invalid value, TypeError for an unknown option and
-    for a config of another type. Methods that need a running consumer raise ClientStateError unless it runs, ForkedError in a
-    forked child, and WrongLoopError on another event loop.
+    Raises InvalidGroupError for an invalid group name; ConfigError for an invalid value, for settings that exclude each other,
+    and for ``topics`` with ``trace``, ``broadcast`` or ``mode="pop"``; TypeError for an unknown option and for a config of
+    another type. Methods that need a running consumer raise ClientStateError unless it runs, ForkedError in a forked child, and
+    WrongLoopError on another event loop.
     """
 
     def __init__(
@@ -145,8 +146,9 @@ class Consumer(Reader):
         key; a message with the key None or "" has no order, and a message for which the function raises fails. Ordered queues are
         locked under the group's name, as Java's orderly members lock them.
 
-        Raises ClientStateError unless the consumer is new or stopped; ConfigError for an invalid value, a second subscription
-        of a topic, more than 1,000 subscriptions, and beside ``topics``; TypeError or ValueError for an invalid ``timeout``.
+        Raises ClientStateError unless the consumer is new or stopped; ConfigError for an invalid value, options that exclude each
+        other, ``order`` with ``mode="pop"``, a second subscription of a topic, more than 1,000 subscriptions, and beside
+        ``topics``; TypeError for a ``timeout`` that is not a number, ValueError for one that is not above 0.
         """
         if self._state not in (LifeState.NEW, LifeState.STOPPED):
             raise ClientStateError(f"{self._label} is {self._state.value}: subscribe before start() or after stop()")
@@ -199,7 +201,7 @@ class Consumer(Reader):
         """Returns a decorator that subscribes a function to ``topic``, and returns the function unchanged.
 
         ``options``: those of ``subscribe``. Decorators may be stacked to subscribe one function to several topics. The
-        decorator raises as ``subscribe`` does.
+        decorator raises as ``subscribe`` does, and TypeError for an unknown option.
         """
 
         def decorate(function: F) -> F:
@@ -220,11 +222,12 @@ class Consumer(Reader):
 
         Raises ConfigError without a subscription, when the group is in use by this client already, for an ``sql`` condition
         that a broker cannot read (``code`` 23) or does not filter by (``code`` 1), and with ``mode="pop"`` for a broker that
-        cannot be popped; SubscriptionConflictError with ``on_conflict="raise"``; NameServerError;
-        SubscriptionGroupNotExistError when the brokers do not have the group and may not create it; the errors of the requests
-        for offsets, and in broadcast those of ``load``; ClientStateError during a stop, and if ``stop()`` ends the start;
-        ForkedError and WrongLoopError if it runs in the parent process or on another loop. After an error the consumer holds
-        no connection and no task.
+        cannot be popped; SubscriptionConflictError with ``on_conflict="raise"`` when members of the group have different
+        subscriptions; NameServerError when no name server is configured, or none answers; SubscriptionGroupNotExistError when
+        the brokers do not have the group and may not create it; the errors of the requests for ``sql`` conditions and offsets,
+        and in broadcast those of ``load``; ClientStateError during a stop, and if ``stop()`` ends the start; ForkedError and
+        WrongLoopError if it runs in the parent process or on another loop. After an error the consumer holds no connection and
+        no task.
         """
         if not self._subscriptions:
             raise ConfigError(
@@ -245,8 +248,8 @@ class Consumer(Reader):
         In reading by hand, messages in hand are waited for as running handlers are, except those that the calling task has
         from ``receive()``: it cannot settle them while it waits.
 
-        Raises TypeError or ValueError for an invalid ``timeout``, ForkedError in a forked child, WrongLoopError on another
-        event loop.
+        Raises TypeError for a ``timeout`` that is not a number, ValueError for one below 0 or NaN, ForkedError in a forked child,
+        WrongLoopError on another event loop.
         """
         stop_budget(timeout, self._stop_timeout)  # raises for a wrong value, before the stop begins
         session = self._session
@@ -330,16 +333,16 @@ class Consumer(Reader):
         return frozenset(each.shown for each in [*session.assignment.held.values()])
 
     def lag(self) -> Lag:
-        """Returns the numbers of messages of this member's share that are not settled; zeros before a start and after a
-        stop. It makes no request and may be called from any thread."""
+        """Returns the numbers of messages of this member's share that are not settled; before a start and after a stop zeros,
+        with no age and no queues. It makes no request and may be called from any thread."""
         session = self._session
         if session is None:
             return Lag(0, 0, None, {})
         return lag_of(session) if isinstance(session, Session) else pop.lag_of(session)
 
     def stats(self) -> ConsumerStats:
-        """Returns the numbers since ``start()``, after a stop those at its end. It makes no request and may be called from
-        any thread."""
+        """Returns the numbers since ``start()``: zeros before the first start, after a stop those at its end. It makes no
+        request and may be called from any thread."""
         session = self._session
         return self._last_stats if session is None else _stats_of(session)
 

@@ -76,7 +76,7 @@ class Delivery(Struct, eq=False, weakref=True):
 
     @property
     def age(self) -> float:
-        """Seconds since the call began."""
+        """Seconds since the call began, also after its end."""
         return machine.monotonic() - self.began
 
     @property
@@ -99,8 +99,8 @@ class Delivery(Struct, eq=False, weakref=True):
     def extend(self, seconds: float) -> None:
         """Moves the deadline to ``seconds`` from now.
 
-        Raises ClientStateError when the handler has ended or has timed out; ValueError unless ``seconds`` is above 0, TypeError
-        unless it is a number.
+        Raises TypeError if ``seconds`` is not a number, ValueError if it is not above 0, and ClientStateError when the handler
+        has ended or has timed out.
         """
         seconds = checked_timeout(seconds, "seconds")
         if self.state != "running" or self.timed_out:
@@ -131,7 +131,8 @@ CURRENT: ContextVar[Delivery] = ContextVar("rmq_async_delivery")
 
 
 def current_delivery() -> Delivery:
-    """Returns the delivery of the handler that runs in this context. Raises LookupError outside of handlers."""
+    """Returns the delivery of the handler that runs in this context (of ``contextvars``). Raises LookupError outside of
+    handlers, also in reading by hand."""
     delivery = CURRENT.get(None)
     if delivery is None:
         raise LookupError("no handler runs in this context; call current_delivery() in a handler, or in a task that it starts")

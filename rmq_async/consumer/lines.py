@@ -1,5 +1,5 @@
-"""The messages of one queue that wait for calls of one handler, in lines by key: which of them may begin. It does no I/O and
-reads no clock.
+"""Decides which messages of one queue may begin a call of one handler; messages with the same key form a line. The module does
+no I/O and reads no clock.
 
 The first message of a line begins when no other one of its line is in a call. A message that is to be handled again blocks its
 line until it is due. A message without a line begins in its turn. ``add``, ``take`` and ``wake`` take constant time.

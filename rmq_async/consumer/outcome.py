@@ -11,9 +11,10 @@ class RetryLater(Exception):  # noqa: N818 - not an error
     """An exception that a handler raises to have its message delivered again. It counts as an attempt and is logged without a
     traceback.
 
-    ``delay``: seconds; None for the delay of the attempt (``Retry.delays``). The broker delays by levels (1 s, 5 s, 10 s, 30 s,
-    1 min ... 2 h): the next level at or above ``delay`` is used, 2 h for more. Ordered messages, and those of broadcast, wait
-    for ``delay`` exactly, up to ``max_hold``; with ``mode="pop"`` a message waits for ``delay`` and up to a tenth more.
+    ``delay``: seconds, a negative number as 0; None for the delay of the attempt (``Retry.delays``). The broker delays by
+    levels (1 s, 5 s, 10 s, 30 s, 1 min ... 2 h): the next level at or above ``delay`` is used, 2 h for more. Ordered messages,
+    and those of broadcast, wait for ``delay`` exactly, up to ``max_hold``; with ``mode="pop"`` a message waits for ``delay``
+    and up to a tenth more.
     """
 
     def __init__(self, delay: float | None = None) -> None:
@@ -42,8 +43,9 @@ class DeadLetter(Exception):  # noqa: N818 - not an error
 class Outcome(Enum):
     """The outcome of a message.
 
-    ``ABANDONED``: the queue was lost or given up, or the consumer stopped, before the message had another outcome; it is
-    delivered again.
+    ``DONE``: it was handled. ``RETRIED``: it is to be delivered again, or repeated in place. ``DEAD_LETTERED``: it was put into the
+    group's dead-letter topic, or given up in broadcast. ``ABANDONED``: the queue was lost or given up, or the consumer stopped,
+    before the message had another outcome; it is delivered again.
     """
 
     DONE = "done"

@@ -37,7 +37,9 @@ ANOTHER: Final = " (another connection, "
 
 
 def allocate_evenly(client_id: str, queues: Sequence[MessageQueue], client_ids: Sequence[str]) -> Sequence[MessageQueue]:
-    """Returns a contiguous share of ``queues``, as Java's ``AllocateMessageQueueAveragely`` computes it."""
+    """Returns a contiguous share of ``queues``, as Java's ``AllocateMessageQueueAveragely`` computes it; the first members get one
+    queue more where the queues cannot be divided evenly. A client id that is not in ``client_ids`` gets no queue, here and in
+    the other strategies."""
     return allocate_averagely(client_id, queues, client_ids)
 
 
@@ -57,7 +59,7 @@ def allocate_by_room(rooms: Collection[str]) -> Allocate:
     """Makes a strategy for brokers named "room@name": members share the queues of brokers in ``rooms``, as Java's
     ``AllocateMessageQueueByMachineRoom`` does. No member reads the queues of other brokers, those of the retry topic included.
 
-    Raises ConfigError unless ``rooms`` holds one or more names.
+    Raises ConfigError unless ``rooms`` is a collection of one or more texts.
     """
     if isinstance(rooms, str) or not isinstance(rooms, Collection) or not rooms or not all(isinstance(x, str) for x in rooms):
         raise ConfigError(f"rooms must be a list, tuple or set of one or more names, not {shown(rooms)}")

@@ -39,7 +39,8 @@ class Subscription:
     ``order="key"``. ``batch_size``: maximum messages of one call; None for one message instead of a Batch. ``batch_wait``:
     maximum seconds for which a message waits until its batch is full. ``concurrency``: maximum number of calls of the handler
     at a time, within that of the consumer. ``rate``: maximum messages per second. ``concurrency``, ``rate`` and ``timeout`` may
-    be set while the consumer runs; an invalid value raises ConfigError, for ``timeout`` TypeError or ValueError.
+    be set while the consumer runs. An invalid value raises ConfigError; a ``timeout`` that is not a number raises TypeError, one
+    that is not above 0 ValueError.
     """
 
     __slots__ = (

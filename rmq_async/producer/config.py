@@ -55,16 +55,16 @@ class Batching:
     messages gather until one of these requests has ended, and leave together. A message with a delay, a retry topic or a body
     of ``compress_over`` bytes or more is sent by itself.
 
-    ``max_bytes``: maximum encoded size of a batch in bytes; ``max_message_size`` applies if it is smaller. A message that alone
-    is larger is sent by itself. ``max_messages``: maximum number of messages in a batch. A full batch leaves without waiting
-    for an answer, unless it is ordered. ``linger``: seconds that the first message waits for others even without a request in
-    flight, at most half of the time that any caller has left and, if the batch is not ordered, half of the producer's
-    ``timeout``. ``max_pending_bytes``: maximum size in bytes of all bodies that are accepted and not finished, one-way messages
-    excepted; the smaller of this and ``pending_bytes_limit`` applies, and further calls wait. ``lanes_per_broker``: requests of
-    one topic that may be in flight to one broker before messages gather; a request that is not answered within the producer's
-    ``timeout`` no longer counts.
+    ``max_bytes``: maximum encoded size of a batch in bytes (1 to 16,646,144); ``max_message_size`` applies if it is smaller. A
+    message that alone is larger is sent by itself. ``max_messages``: maximum number of messages in a batch (1 to 65,536). A
+    full batch leaves without waiting for an answer, unless it is ordered. ``linger``: seconds that the first message waits for
+    others even without a request in flight, at most half of the time that any caller has left and, if the batch is not ordered,
+    half of the producer's ``timeout``. ``max_pending_bytes``: maximum size in bytes of all bodies that are accepted and not
+    finished, one-way messages excepted; the smaller of this and ``pending_bytes_limit`` applies, and further calls wait.
+    ``lanes_per_broker``: requests of one topic that may be in flight to one broker before messages gather; a request that is
+    not answered within the producer's ``timeout`` no longer counts.
 
-    Raises ConfigError for an invalid value.
+    Raises ConfigError for an invalid value, TypeError for an unknown field.
     """
 
     max_bytes: int = 256 * 1024
@@ -84,14 +84,16 @@ class Batching:
 @suggests_keywords
 @dataclass(frozen=True, kw_only=True)
 class ProducerConfig:
-    """Settings of a producer. Times are in seconds, sizes in bytes. Raises ConfigError for an invalid value.
+    """Settings of a producer. Times are in seconds, above 0 (``stop_timeout``: 0 or more) and below 1e9; sizes are in bytes. Raises
+    ConfigError for an invalid value, for a ``compress_type`` whose package is not installed, and for ``detector=True`` without
+    ``latency_fault=True``; TypeError for an unknown field.
 
     ``timeout``: time of a whole send call, including route look-up, connect and retries. ``retries``: maximum number of
-    attempts of ``send`` after the first, not counting those whose request no broker took (no connection, GO_AWAY, no such
-    queue); ``async_retries``: the same for ``send_async`` and ``send_batch_async`` (messages that ``batching`` gathers have
-    ``retries``). ``attempt_timeout``: maximum time of one attempt while an untried broker is left; default: the remaining time
-    divided by the attempts left, at least 0.2 s. ``retry_codes``: broker response codes after which another attempt is made;
-    refused credentials and missing permissions are never retried, a missing queue always, unless the caller chose it.
+    attempts of ``send`` after the first, 0 to 1000, not counting those whose request no broker took (no connection, GO_AWAY, no
+    such queue); ``async_retries``: the same for ``send_async`` and ``send_batch_async`` (messages that ``batching`` gathers
+    have ``retries``). ``attempt_timeout``: maximum time of one attempt while an untried broker is left; default: the remaining
+    time divided by the attempts left, at least 0.2 s. ``retry_codes``: broker response codes after which another attempt is
+    made; refused credentials and missing permissions are never retried, a missing queue always, unless the caller chose it.
     ``retry_same_queue``: True repeats a send with an explicit queue, selector or key on that queue, up to ``retries`` times;
     False repeats it only after attempts whose request no broker took.
 

@@ -103,9 +103,12 @@ class PullConsumer(ClientUser):
 
         ``tags``: "*" or "a || b". ``wait``: seconds for which the broker may hold the pull while it has no message (0: it
         answers at once). An offset outside the queue is a result (OFFSET_ILLEGAL), not an error; damaged records are left out
-        and listed in ``corrupt``, deleted messages in ``lost`` (without tags). Raises BrokerNotFoundError, ConnectError,
-        ConnectionLostError, RequestTimeoutError (no answer within ``wait`` + ``request_timeout`` seconds), RemoteProtocolError
-        for an answer without a usable next offset, and BrokerError if the broker refuses.
+        and listed in ``corrupt``, deleted messages in ``lost`` (without tags).
+
+        Raises BrokerNotFoundError if no route has an address of the broker (TopicNotFoundError if its topic has no route
+        either), ConnectError if no connection to it can be made, ConnectionLostError if the connection closes before the
+        answer, RequestTimeoutError without an answer within ``wait`` + ``request_timeout`` seconds, RemoteProtocolError for an
+        answer without a usable next offset, and BrokerError if the broker refuses.
         """
         instance = self._client()
         queue = check_queue(queue)
@@ -150,9 +153,9 @@ class PullConsumer(ClientUser):
 
         The iteration raises OffsetRangeError if a queue does not hold the offset to read, and if messages were deleted before
         they were read, except that "earliest" goes on with the first message there is; CorruptMessageError for a damaged
-        record, after the sound messages that came with it; TopicNotFoundError; ClientStateError when the consumer is stopped;
-        and the errors of pulls that still fail after retries. A loop that is left early ends its requests when the iterator is
-        collected; ``contextlib.aclosing`` ends them at once.
+        record, after the sound messages that came with it; TopicNotFoundError if the name servers do not know the topic;
+        ClientStateError when the consumer is stopped; and the errors of pulls that still fail after retries. A loop that is
+        left early ends its requests when the iterator is collected; ``contextlib.aclosing`` ends them at once.
         """
         topic, names = self._wire(topic), self._names
         _check_tags(tags)
@@ -177,15 +180,16 @@ class PullConsumer(ClientUser):
     async def committed(self, queue: MessageQueue) -> int | None:
         """Returns the offset that the broker has stored for this group; None if there is none.
 
-        This method and ``commit``, ``min_offset``, ``max_offset`` and ``search_offset`` raise TopicNotFoundError,
-        BrokerNotFoundError or ConfigError for a queue that is not in its topic's route.
+        This method and ``commit``, ``min_offset``, ``max_offset`` and ``search_offset`` raise TopicNotFoundError if the name
+        servers do not know the topic, BrokerNotFoundError if the topic is not on the queue's broker, and ConfigError if it has
+        no queue of that id there.
         """
         async with self._call() as instance:
             return await committed_offset(instance, self._group, await known_queue(instance, queue))
 
     async def commit(self, queue: MessageQueue, offset: int) -> None:
-        """Stores ``offset`` for this group at the broker; returns when the broker has answered. Raises as ``committed``
-        does."""
+        """Stores ``offset`` (0 to 2**63 - 1) for this group at the broker; returns when the broker has answered. Raises as
+        ``committed`` does, and ConfigError for another offset."""
         async with self._call() as instance:
             _check_offset(check_queue(queue), offset)
             await commit_offset(instance, self._group, await known_queue(instance, queue), offset)
@@ -202,7 +206,8 @@ class PullConsumer(ClientUser):
 
     async def search_offset(self, queue: MessageQueue, when: float | datetime) -> int:
         """Returns the offset of the first message stored at ``when`` (epoch seconds or an aware datetime) or later; if
-        there is none, the offset that the next message will have. Raises as ``committed`` does."""
+        there is none, the offset that the next message will have. Raises as ``committed`` does, and ConfigError for a datetime
+        without a time zone."""
         async with self._call() as instance:
             return await search_offset(instance, await known_queue(instance, queue), when)
 

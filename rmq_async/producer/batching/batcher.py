@@ -216,7 +216,8 @@ class Batcher:
             gathering.timer = self._loop.call_later(left, gathering.leave)
 
     def _time_to_linger(self, deadline: float) -> float:
-        """Returns the seconds to linger: at most half of what remains of the message's time, but at least ``SHORTEST_LINGER``."""
+        """Returns the seconds to linger: ``linger``, but at most half of what remains of the message's time, and at least
+        ``SHORTEST_LINGER``."""
         return max(SHORTEST_LINGER, min(self.linger, (deadline - machine.monotonic()) / 2))
 
     def hasten(self, gathering: Gathering) -> None:

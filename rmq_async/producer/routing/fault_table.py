@@ -36,9 +36,12 @@ class FaultTable:
     """A table from the latency of an attempt to the time for which its broker is avoided. All numbers are seconds.
 
     ``latencies``: rising thresholds. ``durations``: for each threshold, the time for which a broker is avoided after an attempt
-    that took at least that long. ``isolation``: the latency that a failed attempt counts as. ``pick_one_at_least``: if every
-    broker is avoided, the better half of them is used (4.x) instead of all reachable ones. Raises ConfigError for a table that
-    is not of this form.
+    that took at least that long, and less than the next threshold. ``isolation``: the latency that an attempt counts as if it
+    failed because of its broker. ``pick_one_at_least``: if every broker is avoided, True uses the better half of them (as
+    4.x does), False all reachable ones, or all if none is reachable.
+
+    Raises ConfigError unless there are as many durations as latencies, at least one, all from 0 to below 1e9, the latencies
+    rise, and ``isolation`` is above 0 and below 1e9.
 
     ``FaultTable.V5`` is the table of Java 5.1.4 and later, ``FaultTable.V4`` the one before.
     """
@@ -71,7 +74,8 @@ class FaultTable:
             raise ConfigError(f"isolation must be a number of seconds above 0 and below 1e9, not {shown(self.isolation)}")
 
     def duration(self, latency: float) -> float:
-        """Returns the seconds for which a broker is avoided after an attempt of ``latency`` seconds."""
+        """Returns the seconds for which a broker is avoided after an attempt of ``latency`` seconds; 0.0 below the lowest
+        threshold."""
         for threshold, duration in zip(reversed(self.latencies), reversed(self.durations), strict=True):
             if latency >= threshold:
                 return duration

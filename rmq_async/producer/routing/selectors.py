@@ -158,7 +158,7 @@ def select_by_machine_room(rooms: Mapping[str, str]) -> Selector:
     """Returns a selector that stays in one machine room: ``rooms`` maps broker names to rooms, ``key`` is the room to use.
 
     The selector chooses among the queues of that room as ``select_best`` does, and raises SelectorError without any. ``rooms``
-    is copied. Raises ConfigError if it is not a mapping of broker names to rooms.
+    is copied. Raises ConfigError if it is not a mapping, or has a key that is no str.
     """
     if not isinstance(rooms, Mapping) or not all(isinstance(broker, str) for broker in rooms):
         raise ConfigError(f"rooms must be a mapping of broker names to rooms, not {shown(rooms)}")
