@@ -113,8 +113,8 @@ class PullStatus(Enum):
 
 
 class PullResult(msgspec.Struct, frozen=True):
-    """The result of one pull. ``next_offset``: the offset for the next pull, with any status; ``corrupt``: errors of the
-    records that were left out.
+    """The result of one pull. ``next_offset``: the offset for the next pull, with any status; ``min_offset`` and ``max_offset``:
+    the limits of the queue, the latter exclusive; ``corrupt``: errors of the records that were left out.
 
     ``lost``: offsets from the one asked for up to ``next_offset`` that a pull without tags did not return, because their
     messages were deleted. With tags it is empty, because the broker does not report the messages that it passed over.

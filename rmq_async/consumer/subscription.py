@@ -108,7 +108,8 @@ class Subscription:
         return self.order is not None or self.retries_here
 
     def data(self, topic: str, version: int) -> SubscriptionData:
-        """Returns the entry of the subscription in heartbeats. ``topic``: its name on the wire. ``version``: epoch ms."""
+        """Returns the entry of the subscription in heartbeats (Java's ``SubscriptionData``). ``topic``: its name on the wire.
+        ``version``: epoch ms."""
         if self.sql is not None:
             return build_subscription(topic, self.sql, SQL92, sub_version=version)
         return build_subscription(topic, self.tags, sub_version=version)

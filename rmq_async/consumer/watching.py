@@ -87,11 +87,11 @@ class ConsumerHealth:
     """A snapshot of a consumer's condition.
 
     ``live``: False if only a restart helps: the event loop is blocked or has stopped, the process was forked, or a plain
-    function runs in its thread for twice its timeout. ``ready``: the consumer runs and does not stop, the reading of its first
-    share has begun, and the event loop is not blocked. ``problems``: all problems, including those that leave the consumer
-    ready. ``last_progress_age``: seconds since a message was settled or a queue was taken, the later of the two; None without a
-    queue; with ``mode="pop"`` since a message had its outcome, or the start. ``oldest_unfinished``: the handler call that has
-    run longest, or the step of reading by hand whose messages are in hand for longest; None without one.
+    function has run in its thread for more than twice its timeout. ``ready``: the consumer runs and does not stop, the reading
+    of its first share has begun, and the event loop is not blocked. ``problems``: all problems, including those that leave the
+    consumer ready. ``last_progress_age``: seconds since a message was settled or a queue was taken, the later of the two; None
+    without a queue; with ``mode="pop"`` since a message had its outcome, or the start. ``oldest_unfinished``: the handler call
+    that has run longest, or the step of reading by hand whose messages are in hand for longest; None without one.
     """
 
     live: bool
