@@ -17,8 +17,8 @@ MAX_ACK_SPAN = 65_536
 
 
 class BatchAck(msgspec.Struct, frozen=True, kw_only=True):
-    """Messages of one queue from one pop. ``start_offset``: queue offset at which the pop began, ``retry``: 0, 1 or 2 as in
-    ``ExtraInfo``, ``pop_time``: epoch ms, ``invisible_time``: ms, ``bit_set``: see ``pack_bits``."""
+    """Acknowledges messages of one queue from one pop. ``start_offset``: queue offset at which the pop began, ``retry``: 0, 1
+    or 2 as in ``ExtraInfo``, ``pop_time``: epoch ms, ``invisible_time``: ms, ``bit_set``: see ``pack_bits``."""
 
     consumer_group: str = msgspec.field(name="c")
     topic: str = msgspec.field(name="t")
@@ -53,7 +53,7 @@ def pack_bits(bits: Iterable[int]) -> bytes:
 
 
 def unpack_bits(data: bytes) -> tuple[int, ...]:
-    """Returns the numbers of the set bits, ascending; numbers above MAX_ACK_SPAN are left out."""
+    """Returns the numbers of the set bits as in ``pack_bits``, ascending; numbers above MAX_ACK_SPAN are left out."""
     octets = enumerate(data[: MAX_ACK_SPAN // 8 + 1])
     bits = (8 * at + place for at, octet in octets if octet for place in range(8) if octet >> place & 1)
     return tuple(bit for bit in bits if bit <= MAX_ACK_SPAN)

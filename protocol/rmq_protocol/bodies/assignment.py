@@ -28,7 +28,8 @@ class QueryAssignmentRequestBody(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class MessageQueueAssignment(msgspec.Struct, frozen=True, rename="camel"):
-    """A queue that a broker has assigned. ``mode``: PULL or POP."""
+    """A queue that a broker has assigned. ``mode``: PULL or POP. In mode POP its ``queue_id`` is -1 if the member pops from all
+    queues of the broker."""
 
     message_queue: MessageQueue
     mode: str = "PULL"
@@ -43,7 +44,8 @@ class SetMessageRequestModeRequestBody(msgspec.Struct, frozen=True, rename="came
     """Body of the request SET_MESSAGE_REQUEST_MODE. ``mode``: PULL or POP.
 
     ``pop_share_queue_num``: number of following members from whose queues a member of the group pops, in addition to its own
-    queues. 0 and below: it pops from all queues (``QueryAssignmentProcessor.allocate4Pop``).
+    queues. With 0 and below, and with the number of members - 1 and above, it pops from all queues; if there are more members
+    than queues, other numbers have no effect (``QueryAssignmentProcessor.allocate4Pop``).
     """
 
     topic: str

@@ -30,7 +30,8 @@ class GetBrokerMemberGroupResponseBody(msgspec.Struct, frozen=True, rename="came
 
 
 class BrokerStatsItem(msgspec.Struct, frozen=True):
-    """A counter over one span of time. ``tps``: ``sum`` per second. ``avgpt``: average per call, e.g. bytes per put."""
+    """A counter over one span of time. ``tps``: ``sum`` per second. ``avgpt``: ``sum`` per call, e.g. bytes
+    per put."""
 
     sum: Long = 0
     tps: Double = 0.0
@@ -47,8 +48,9 @@ class BrokerStatsData(msgspec.Struct, frozen=True, rename="camel"):
 
 class ConsumeQueueData(msgspec.Struct, frozen=True, rename="camel"):
     """One entry of a consume queue. ``physic_offset``, ``physic_size``: position of its message in the commit log and its size,
-    in bytes. ``tags_code``: ``java_hash`` of the tag; in the topic of delayed messages the due time, epoch ms. ``eval``: whether
-    the filter of the request's group matches."""
+    in bytes. ``tags_code``: ``java_hash`` of the tag, 0 without a tag; in the topic of delayed messages the due time, epoch ms.
+    ``eval``: True if the entry has an extension and the filter of the request's group matches; brokers evaluate it for no other
+    entries (``AdminBrokerProcessor.queryConsumeQueue``)."""
 
     physic_offset: Long = 0
     physic_size: Int = 0
@@ -60,7 +62,8 @@ class ConsumeQueueData(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class QueryConsumeQueueResponseBody(msgspec.Struct, frozen=True, rename="camel"):
-    """Response of QUERY_CONSUME_QUEUE."""
+    """Response of QUERY_CONSUME_QUEUE. ``max_queue_index``: offset that the next message will get. ``min_queue_index``: offset
+    of the oldest message. ``filter_data``: JSON of the group's filter, or the text that the group is not online."""
 
     queue_data: tuple[ConsumeQueueData, ...] = ()
     subscription_data: SubscriptionData | None = None

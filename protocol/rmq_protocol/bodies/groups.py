@@ -32,8 +32,8 @@ class ExponentialRetryPolicy(msgspec.Struct, frozen=True):
 
 
 class CustomizedRetryPolicy(msgspec.Struct, frozen=True):
-    """A retry policy with a delay for each retry. ``next``: milliseconds before each retry; the last one holds for all further
-    retries."""
+    """A retry policy with a delay for each retry. ``next``: milliseconds before each retry, preceded by two that are not
+    used; the last one holds for all further retries (``CustomizedRetryPolicy.nextDelayDuration``)."""
 
     next: tuple[Long, ...] = ()
 
@@ -41,7 +41,8 @@ class CustomizedRetryPolicy(msgspec.Struct, frozen=True):
 class GroupRetryPolicy(msgspec.Struct, frozen=True, rename="camel"):
     """The retry policy of a group.
 
-    ``type``: CUSTOMIZED or EXPONENTIAL; without a policy of that type the broker uses its default.
+    ``type``: CUSTOMIZED or EXPONENTIAL; brokers only keep the policy, proxies use it. Without a policy of that type they use
+    the default of the Java class.
     """
 
     type: str = "CUSTOMIZED"
@@ -98,7 +99,8 @@ class SubscriptionGroupWrapper(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class CheckClientRequestBody(msgspec.Struct, frozen=True, rename="camel"):
-    """Body of the request CHECK_CLIENT_CONFIG, which asks whether the broker accepts the subscription."""
+    """Body of the request CHECK_CLIENT_CONFIG, which asks whether the broker accepts the filter of the subscription; brokers
+    accept a request without a subscription and filters by tag (``ClientManageProcessor.checkClientConfig``)."""
 
     client_id: str
     group: str
@@ -107,7 +109,7 @@ class CheckClientRequestBody(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class QuerySubscriptionResponseBody(msgspec.Struct, frozen=True, rename="camel"):
-    """Response of QUERY_SUBSCRIPTION_BY_CONSUMER."""
+    """Response of QUERY_SUBSCRIPTION_BY_CONSUMER. ``subscription_data``: None if no connected member subscribes to the topic."""
 
     group: str = ""
     topic: str = ""

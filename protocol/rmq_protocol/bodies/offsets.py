@@ -44,7 +44,7 @@ class TopicOffset(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class TopicStatsTable(msgspec.Struct, frozen=True, rename="camel"):
-    """Response of GET_TOPIC_STATS_INFO. ``topic_put_tps``: messages stored per second."""
+    """Response of GET_TOPIC_STATS_INFO. ``topic_put_tps``: messages stored per second in the last minute."""
 
     offset_table: dict[MessageQueue, TopicOffset] = {}
     topic_put_tps: Double = 0.0
@@ -53,8 +53,10 @@ class TopicStatsTable(msgspec.Struct, frozen=True, rename="camel"):
 class OffsetWrapper(msgspec.Struct, frozen=True, rename="camel"):
     """The offsets of a group in a queue.
 
-    ``broker_offset``: offset that the next stored message will get. ``consumer_offset``: the committed offset. ``pull_offset``:
-    offset of the group's next pull. ``last_timestamp``: store time of the last consumed message, epoch ms.
+    ``broker_offset``: offset that the next stored message will get. ``consumer_offset``: the committed offset, 0 without one
+    (-1 in static topics). ``pull_offset``: offset of the group's next pull, at least ``consumer_offset``;
+    GET_BROKER_CONSUME_STATS leaves it 0. ``last_timestamp``: store time of the message before ``consumer_offset``, epoch ms; 0
+    without one.
     """
 
     broker_offset: Long = 0
@@ -64,7 +66,8 @@ class OffsetWrapper(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class ConsumeStats(msgspec.Struct, frozen=True, rename="camel"):
-    """Response of GET_CONSUME_STATS. ``consume_tps``: messages consumed per second."""
+    """Response of GET_CONSUME_STATS. ``consume_tps``: messages per second that the broker handed to the group in the last minute
+    (``tpsGroupGetNums``)."""
 
     offset_table: dict[MessageQueue, OffsetWrapper] = {}
     consume_tps: Double = 0.0
@@ -72,8 +75,9 @@ class ConsumeStats(msgspec.Struct, frozen=True, rename="camel"):
 
 class ConsumeStatsList(msgspec.Struct, frozen=True, rename="camel"):
     """Response of GET_BROKER_CONSUME_STATS: one table for each group, with the group's name as the only key and a ConsumeStats
-    for each of its topics as the value. ``total_diff``: messages not consumed yet, ``total_inflight_diff``: messages pulled and
-    not consumed yet."""
+    for each of its topics as the value. ``total_diff``: messages not consumed yet. ``total_inflight_diff``: sum of
+    ``pull_offset`` - ``consumer_offset``, at most 0 since brokers leave ``pull_offset`` 0
+    (``AdminBrokerProcessor.fetchAllConsumeStatsInBroker``)."""
 
     consume_stats_list: tuple[dict[str, tuple[ConsumeStats, ...]], ...] = ()
     broker_addr: str | None = None
@@ -102,10 +106,10 @@ class ResetOffsetBodyForC(msgspec.Struct, frozen=True, rename="camel"):
 
 
 def decode_reset_offsets(body: bytes) -> dict[MessageQueue, int]:
-    """Returns the offsets in the body of a RESET_CONSUMER_CLIENT_OFFSET, a ``ResetOffsetBody`` or a ``ResetOffsetBodyForC``;
-    none for an empty body.
+    """Returns the offsets in the body of a RESET_CONSUMER_CLIENT_OFFSET, a ``ResetOffsetBody`` or a ``ResetOffsetBodyForC``; an
+    empty dict for an empty body.
 
-    Raises RemoteProtocolError for another body.
+    Raises RemoteProtocolError for a body that is neither of them.
     """
     if not body:
         return {}
@@ -125,8 +129,8 @@ class GetConsumerStatusBody(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class QueryCorrectionOffsetBody(msgspec.Struct, frozen=True, rename="camel"):
-    """Response of QUERY_CORRECTION_OFFSET: queue id -> the smallest offset of all groups; 2^63 - 1 where ``compareGroup`` is
-    behind it (``AdminBrokerProcessor.queryCorrectionOffset``)."""
+    """Response of QUERY_CORRECTION_OFFSET: queue id -> the smallest offset of all groups, without those behind the queue's
+    oldest message; 2^63 - 1 where ``compareGroup`` is behind it (``AdminBrokerProcessor.queryCorrectionOffset``)."""
 
     correction_offsets: dict[Int, Long] = {}
 
@@ -140,8 +144,8 @@ class ConsumerOffsetSerializeWrapper(msgspec.Struct, frozen=True, rename="camel"
 
 class QueueTimeSpan(msgspec.Struct, frozen=True, rename="camel"):
     """Store times of three messages of a queue, epoch ms: the oldest, the newest, and the last one that a group consumed (the
-    oldest if it has consumed none). ``delay_time``: age in ms of the message that the group consumes next, 0 without one
-    (``AdminBrokerProcessor.queryConsumeTimeSpan``)."""
+    oldest if it has consumed none); -1 for a message that is not stored. ``delay_time``: age in ms of the message that the
+    group consumes next, 0 without one (``AdminBrokerProcessor.queryConsumeTimeSpan``)."""
 
     message_queue: MessageQueue
     min_time_stamp: Long = 0

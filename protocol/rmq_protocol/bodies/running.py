@@ -45,8 +45,9 @@ class PopProcessQueueInfo(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class ConsumeStatus(msgspec.Struct, frozen=True):
-    """The statistics of one topic. ``pull_rt``, ``consume_rt``: milliseconds per pull and per message; names with ``tps``:
-    messages per second; ``consume_failed_msgs``: failures in the last hour."""
+    """The statistics of one topic. ``pull_rt``, ``consume_rt``: average milliseconds per pull and per call of the
+    handler; names with ``tps``: messages per second; ``consume_failed_msgs``: messages whose consumption failed in the last
+    hour."""
 
     pull_rt: Double = msgspec.field(name="pullRT", default=0.0)
     pull_tps: Double = msgspec.field(name="pullTPS", default=0.0)
@@ -72,7 +73,7 @@ class ConsumerRunningInfo(msgspec.Struct, frozen=True, rename="camel"):
 
 class ConsumeMessageDirectlyResult(msgspec.Struct, frozen=True, rename="camel"):
     """Response of CONSUME_MESSAGE_DIRECTLY. ``consume_result``: CR_SUCCESS, CR_LATER, CR_ROLLBACK, CR_COMMIT,
-    CR_THROW_EXCEPTION or CR_RETURN_NULL. ``spent_time_mills``: duration of the handler's call in ms.
+    CR_THROW_EXCEPTION or CR_RETURN_NULL (``CMResult``). ``spent_time_mills``: duration of the handler's call in ms.
     """
 
     consume_result: str | None = None

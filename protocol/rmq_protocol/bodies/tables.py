@@ -29,12 +29,12 @@ class TopicList(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class GroupList(msgspec.Struct, frozen=True, rename="camel"):
-    """Response of QUERY_TOPIC_CONSUME_BY_WHO."""
+    """Response of QUERY_TOPIC_CONSUME_BY_WHO: names of groups."""
 
     group_list: tuple[str, ...] = ()
 
 
 class KVTable(msgspec.Struct, frozen=True):
-    """Response of GET_KVLIST_BY_NAMESPACE and GET_BROKER_RUNTIME_INFO."""
+    """Response of GET_KVLIST_BY_NAMESPACE and GET_BROKER_RUNTIME_INFO: key -> value."""
 
     table: dict[str, str] = {}

@@ -52,7 +52,7 @@ class ListUsersRequestHeader(Header, kw_only=True):
 
 
 class CreateAclRequestHeader(Header, kw_only=True):
-    """Header of AUTH_CREATE_ACL. ``subject``: ``User:name``."""
+    """Header of AUTH_CREATE_ACL. ``subject``: the user, as ``User:name``. The body is an ``AclInfo``."""
 
     request_code: ClassVar[int | None] = RequestCode.AUTH_CREATE_ACL
 

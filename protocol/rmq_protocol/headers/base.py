@@ -26,15 +26,15 @@ __all__ = ["BoundaryType", "Header", "RpcRequestHeader", "TopicRequestHeader", "
 
 class BoundaryType(StrEnum):
     """The message that a search by time selects: LOWER the first one stored at that time or later, UPPER the last one stored at
-    that time or earlier. Texts are read case-insensitively; any other text counts as LOWER."""
+    that time or earlier. ``from_ext`` ignores case and reads any other text as LOWER (``BoundaryType.getType``)."""
 
     LOWER = "LOWER"
     UPPER = "UPPER"
 
 
 class Header(msgspec.Struct, kw_only=True, gc=False):
-    """A custom header. ``request_code``: the code that annotates the Java class, if any. ``choices``: field -> the only values
-    that ``from_ext`` accepts."""
+    """A custom header. ``request_code``: the code that annotates the Java class, None without one. ``choices``: integer field ->
+    the only values that ``from_ext`` accepts."""
 
     request_code: ClassVar[int | None] = None
     choices: ClassVar[Mapping[str, frozenset[int]]] = {}
@@ -97,7 +97,8 @@ def _field(info: msgspec.structs.FieldInfo) -> _Field:
 def to_ext(header: Header) -> dict[str, str]:
     """Returns the extFields of ``header``; fields that are None are left out.
 
-    Raises LocalProtocolError, with header and field, for an integer outside Java's Integer or Long.
+    Raises LocalProtocolError, with header and field, for an integer outside the range of the field's Java type (Integer, 32
+    bits, or Long, 64 bits).
     """
     ext: dict[str, str] = {}
     for name, kind, low, high, _ in _fields(header.__class__):
@@ -118,11 +119,12 @@ def to_ext(header: Header) -> dict[str, str]:
 
 
 def from_ext(cls: type[H], ext: Mapping[str, str | None] | None, *, lenient: bool = False) -> H:
-    """Returns the header in extFields; unknown fields are ignored. ``ext``: None if the peer sent no extFields.
+    """Returns the header in extFields; unknown fields are ignored, and a field that is missing or None has its default. ``ext``:
+    None if the peer sent no extFields.
 
-    Raises RemoteProtocolError, with header and field, for an integer that cannot be read, does not fit or is none of the
-    field's choices, and for a missing required field. With ``lenient`` a missing required field is None, against its declared
-    type, as in the Java decoders.
+    Raises RemoteProtocolError, with header and field, for an integer that is not decimal, does not fit its Java type or is none
+    of the field's choices, and for a missing required field. With ``lenient`` a missing required field raises nothing and is
+    None, against its declared type.
     """
     values: dict[str, Any] = {}
     given = ext or {}

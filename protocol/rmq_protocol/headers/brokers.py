@@ -34,7 +34,8 @@ class GetBrokerMemberGroupRequestHeader(Header, kw_only=True):
 
 
 class ViewBrokerStatsDataRequestHeader(Header, kw_only=True):
-    """Header of VIEW_BROKER_STATS_DATA. ``statsName``: e.g. TOPIC_PUT_NUMS; ``statsKey``: e.g. the topic."""
+    """Header of VIEW_BROKER_STATS_DATA. ``statsName``: name of the counter, e.g. TOPIC_PUT_NUMS. ``statsKey``: what it counts for,
+    e.g. a topic."""
 
     request_code: ClassVar[int | None] = RequestCode.VIEW_BROKER_STATS_DATA
 

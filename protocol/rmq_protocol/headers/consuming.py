@@ -63,8 +63,10 @@ class PullMessageResponseHeader(Header, kw_only=True):
 
 class ConsumerSendMsgBackRequestHeader(RpcRequestHeader, kw_only=True):
     """Header of CONSUMER_SEND_MSG_BACK, for a message that could not be consumed. ``offset``: its commit log offset.
-    ``delayLevel``: 0 lets the broker choose by reconsume times; a number below 0 moves the message to the dead-letter topic
-    immediately. ``originMsgId``: id of the message in its first delivery."""
+    ``delayLevel``: level of the delay before the next delivery; 0 is level 3 + reconsume times, a number below 0 moves the message
+    to the dead-letter topic immediately. ``originMsgId``: the message's unique id (``MQClientAPIImpl.consumerSendMessageBack``).
+    ``maxReconsumeTimes``: None for the group's ``retry_max_times``; a message with as many reconsume times goes to the dead-letter
+    topic."""
 
     request_code: ClassVar[int | None] = RequestCode.CONSUMER_SEND_MSG_BACK
 
@@ -88,7 +90,8 @@ class GetConsumerListByGroupResponseHeader(Header, kw_only=True):
 
 
 class NotifyConsumerIdsChangedRequestHeader(RpcRequestHeader, kw_only=True):
-    """Header of NOTIFY_CONSUMER_IDS_CHANGED, a one-way request of a broker: the members of the group have changed."""
+    """Header of NOTIFY_CONSUMER_IDS_CHANGED, a one-way request with which a broker says that the members of
+    ``consumerGroup`` have changed."""
 
     request_code: ClassVar[int | None] = RequestCode.NOTIFY_CONSUMER_IDS_CHANGED
 
@@ -107,7 +110,7 @@ class GetConsumerStatusRequestHeader(TopicRequestHeader, kw_only=True):
     """Header of a request for the offsets that clients have in memory: code 221 from broker to client, 223 from an
     administrator to a broker.
 
-    ``clientAddr``: id of the only client that the broker asks; without it, all clients of the group.
+    ``clientAddr``: id of the only client that the broker asks; None or "" for all clients of the group.
     """
 
     request_code: ClassVar[int | None] = RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS

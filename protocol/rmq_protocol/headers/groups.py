@@ -38,8 +38,8 @@ class DeleteSubscriptionGroupRequestHeader(RpcRequestHeader, kw_only=True):
 
 
 class GetAllSubscriptionGroupRequestHeader(Header, kw_only=True):
-    """Header of GET_ALL_SUBSCRIPTIONGROUP_CONFIG, which asks for a part of the table as ``GetAllTopicConfigRequestHeader``
-    does."""
+    """Header of GET_ALL_SUBSCRIPTIONGROUP_CONFIG. Its fields select a part of the table of groups as those of
+    ``GetAllTopicConfigRequestHeader`` select topics."""
 
     request_code: ClassVar[int | None] = RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG
 
@@ -67,7 +67,8 @@ class UpdateGroupForbiddenRequestHeader(TopicRequestHeader, kw_only=True):
 
 class GetConsumeStatsRequestHeader(TopicRequestHeader, kw_only=True):
     """Header of GET_CONSUME_STATS. ``topicList``: topics joined by ``;``, which are used instead of ``topic``. Without both the
-    request is for all topics of the group."""
+    request is for all topics in which the group has offsets. Without ``topicList`` a broker leaves out the topics to which a
+    connected group does not subscribe (``AdminBrokerProcessor.getConsumeStats``)."""
 
     request_code: ClassVar[int | None] = RequestCode.GET_CONSUME_STATS
 

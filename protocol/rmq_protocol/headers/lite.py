@@ -46,7 +46,8 @@ class LiteSubscriptionCtlRequestHeader(RpcRequestHeader, kw_only=True):
 
 
 class NotifyUnsubscribeLiteRequestHeader(RpcRequestHeader, kw_only=True):
-    """Header of NOTIFY_UNSUBSCRIBE_LITE, from a broker: it has removed the client's subscription of ``liteTopic``."""
+    """Header of NOTIFY_UNSUBSCRIBE_LITE, with which a broker says that it has removed the client's subscription of
+    ``liteTopic``."""
 
     request_code: ClassVar[int | None] = RequestCode.NOTIFY_UNSUBSCRIBE_LITE
 

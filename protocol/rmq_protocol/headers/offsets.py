@@ -31,8 +31,8 @@ __all__ = [
 class QueryConsumerOffsetRequestHeader(TopicRequestHeader, kw_only=True):
     """Header of QUERY_CONSUMER_OFFSET.
 
-    ``setZeroIfNotFound``: True or None: for a group without an offset the broker answers 0 if the queue still begins there and
-    the message is in memory, else QUERY_NOT_FOUND. False: QUERY_NOT_FOUND in any case.
+    ``setZeroIfNotFound`` decides the answer for a group without an offset. True or None: 0 if the queue still begins there and
+    its first message is in memory, else QUERY_NOT_FOUND. False: QUERY_NOT_FOUND (``ConsumerManageProcessor``).
     """
 
     request_code: ClassVar[int | None] = RequestCode.QUERY_CONSUMER_OFFSET
@@ -61,7 +61,7 @@ class UpdateConsumerOffsetResponseHeader(Header, kw_only=True):
 
 
 class SearchOffsetRequestHeader(TopicRequestHeader, kw_only=True):
-    """Header of SEARCH_OFFSET_BY_TIMESTAMP. ``timestamp``: milliseconds since the epoch."""
+    """Header of SEARCH_OFFSET_BY_TIMESTAMP. ``timestamp``: store time, epoch ms. ``boundaryType``: None counts as LOWER."""
 
     request_code: ClassVar[int | None] = RequestCode.SEARCH_OFFSET_BY_TIMESTAMP
 
@@ -121,9 +121,9 @@ class ResetOffsetRequestHeader(TopicRequestHeader, kw_only=True):
     """Header of a reset of offsets: 220 from broker to client, 222 from an administrator to a broker.
 
     ``timestamp``: store time to reset to, epoch ms, -1 for the end of the queue. ``queueId``: -1 for all queues. ``offset``:
-    offset to reset the queue ``queueId`` to, instead of a time. ``isForce``: True allows a reset forward too. Brokers that
-    reset offsets themselves (``useServerSideResetOffset``, the default) ignore ``isForce``; others ignore ``queueId`` and
-    ``offset``.
+    offset to reset the queue ``queueId`` to, instead of a time; None or -1 for the time. ``isForce``: True allows a reset
+    forward too. Brokers that reset offsets themselves (``useServerSideResetOffset``, the default) ignore ``isForce``; others
+    ignore ``queueId`` and ``offset``.
     """
 
     request_code: ClassVar[int | None] = RequestCode.INVOKE_BROKER_TO_RESET_OFFSET

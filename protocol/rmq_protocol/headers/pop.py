@@ -117,7 +117,8 @@ class NotificationRequestHeader(TopicRequestHeader, kw_only=True):
 
 
 class NotificationResponseHeader(Header, kw_only=True):
-    """Header of the response to NOTIFICATION. ``pollingFull``: True if the broker held too many requests to hold this one."""
+    """Header of the response to NOTIFICATION. ``hasMsg``: True if there are messages to pop. ``pollingFull``: True if the
+    broker holds too many requests to hold this one."""
 
     hasMsg: bool = False
     pollingFull: bool = False

@@ -44,8 +44,8 @@ class GetTopicsByClusterRequestHeader(Header, kw_only=True):
 
 
 class DeleteTopicFromNamesrvRequestHeader(TopicRequestHeader, kw_only=True):
-    """Header of DELETE_TOPIC_IN_NAMESRV. ``clusterName``: deletes the routes to brokers of this cluster only; None: all routes of
-    the topic."""
+    """Header of DELETE_TOPIC_IN_NAMESRV. ``clusterName``: the cluster to whose brokers the routes are deleted; None or "" deletes
+    all routes of the topic."""
 
     request_code: ClassVar[int | None] = RequestCode.DELETE_TOPIC_IN_NAMESRV
 
@@ -75,7 +75,8 @@ class GetKVConfigRequestHeader(Header, kw_only=True):
 
 
 class GetKVConfigResponseHeader(Header, kw_only=True):
-    """Header of the response to GET_KV_CONFIG. ``value``: None if there is no such key (then the code is 22)."""
+    """Header of the response to GET_KV_CONFIG. ``value``: None if there is no such key; the code is then
+    QUERY_NOT_FOUND (22)."""
 
     value: str | None = None
 
@@ -108,7 +109,8 @@ class WipeWritePermOfBrokerRequestHeader(Header, kw_only=True):
 
 
 class WipeWritePermOfBrokerResponseHeader(Header, kw_only=True):
-    """Header of the response to WIPE_WRITE_PERM_OF_BROKER. ``wipeTopicCount``: number of topics that lost the permission."""
+    """Header of the response to WIPE_WRITE_PERM_OF_BROKER. ``wipeTopicCount``: number of topics with a route to the broker,
+    including those that had no write permission (``RouteInfoManager.operateWritePermOfBroker``)."""
 
     wipeTopicCount: Int
 

@@ -61,8 +61,10 @@ class GetTopicConfigRequestHeader(TopicRequestHeader, kw_only=True):
 class GetAllTopicConfigRequestHeader(Header, kw_only=True):
     """Header of GET_ALL_TOPIC_CONFIG.
 
-    A broker that splits its table answers with the topics from number ``topicSeq`` on, at most ``maxTopicNum``; with those from 0
-    on if ``dataVersion`` (JSON) is None or not that of the table. Without header fields it answers with the whole table.
+    A broker that splits its table (``enableSplitMetadata``, the default) answers with the topics from number ``topicSeq`` on, in
+    the order of their names; with those from 0 on if ``dataVersion`` (JSON) is None or not that of the table. It returns at most
+    ``maxTopicNum`` and at most its ``splitMetadataSize`` (2000 by default). Other brokers answer with the whole table, as all
+    do for a request without these fields (``AdminBrokerProcessor.getAllTopicConfig``).
     """
 
     request_code: ClassVar[int | None] = RequestCode.GET_ALL_TOPIC_CONFIG

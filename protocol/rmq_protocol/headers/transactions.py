@@ -64,7 +64,11 @@ class CheckTransactionStateRequestHeader(RpcRequestHeader, kw_only=True):
 
 
 class CheckTransactionStateResponseHeader(Header, kw_only=True):
-    """Header of the response with which old clients answer CHECK_TRANSACTION_STATE; current clients send END_TRANSACTION."""
+    """Header of a response to CHECK_TRANSACTION_STATE (Java class of the same name).
+
+    Brokers of 5.5.0 send the check one-way (``Broker2Client.checkProducerTransactionState``) and get END_TRANSACTION instead.
+    ``commitOrRollback``: as in ``EndTransactionRequestHeader``; ``from_ext`` raises RemoteProtocolError for other values.
+    """
 
     choices: ClassVar[Mapping[str, frozenset[int]]] = _OUTCOMES
 
@@ -75,8 +79,9 @@ class CheckTransactionStateResponseHeader(Header, kw_only=True):
 
 
 class ResumeCheckHalfMessageRequestHeader(Header, kw_only=True):
-    """Header of RESUME_CHECK_HALF_MESSAGE, which requests new checks of a half message that the broker no longer checks. ``msgId``:
-    offset id."""
+    """Header of RESUME_CHECK_HALF_MESSAGE, which makes the broker store a half message anew and check it from the first attempt
+    on, such as one that it no longer checks (``AdminBrokerProcessor.resumeCheckHalfMessage``). ``msgId``: offset id of the
+    stored copy."""
 
     request_code: ClassVar[int | None] = RequestCode.RESUME_CHECK_HALF_MESSAGE
 
