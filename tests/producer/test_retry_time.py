@@ -215,7 +215,8 @@ async def test_thousands_wait_for_a_broker_together() -> None:
             began = process_time()
             await asyncio.sleep(0.3)
             busy.append(process_time() - began)
-        assert min(busy) < 0.1, f"none of them does anything meanwhile: {busy}"
+        limit = 0.25 if sys.gettrace() else 0.1  # coverage takes 2.5 times the CPU
+        assert min(busy) < limit, f"none of them does anything meanwhile: {busy}"
         assert len(cluster.name_server.asked) - asked <= 5
         accepted, under_way, most = len(cluster.a.links), 0, 0
 
