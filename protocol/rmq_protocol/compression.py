@@ -110,7 +110,7 @@ _contexts = _ZstdContexts()
 def compress(data: bytes, kind: CompressionType, level: int = 5) -> bytes:
     """Returns ``data`` as a zlib stream, an lz4 frame or a zstd frame that the Java client reads.
 
-    ``level``: 0 to 9 for zlib, up to 22 for zstd, ignored by lz4. With isal, zlib levels 1 to 6 give isal's level 2: five
+    ``level``: -1 to 9 for zlib, at most 22 for zstd, ignored by lz4. With isal, zlib levels 1 to 6 give isal's level 2: five
     times faster, with a ratio of 3.1 instead of 3.3. Raises ``LocalProtocolError`` for a level or type that does not exist, for
     ``data`` that is not bytes-like, and if the library for ``kind`` is not installed.
     """
@@ -134,7 +134,7 @@ def compress(data: bytes, kind: CompressionType, level: int = 5) -> bytes:
         else:
             raise LocalProtocolError(f"unknown compression type {kind!r}; give a CompressionType")
     except _refused() as error:
-        levels = "levels: 0 to 9 for zlib, 1 to 22 for zstd"
+        levels = "levels: -1 to 9 for zlib, at most 22 for zstd"
         raise LocalProtocolError(f"cannot compress with {shown(kind)} at level {shown(level)} ({levels}): {error}") from error
     return packed
 
