@@ -24,7 +24,7 @@ VIRTUAL_NODES: Final = 10
 
 def allocate_averagely(client_id: str, queues: Sequence[MessageQueue], client_ids: Sequence[str]) -> tuple[MessageQueue, ...]:
     """Returns a contiguous share of ``queues`` (``AVG``). Where they cannot be divided evenly, the first members get one
-    queue more."""
+    queue more. A client that is not in ``client_ids`` gets ``()``."""
     if client_id not in client_ids:
         return ()
     share, rest = divmod(len(queues), len(client_ids))
@@ -34,7 +34,8 @@ def allocate_averagely(client_id: str, queues: Sequence[MessageQueue], client_id
 
 
 def allocate_by_circle(client_id: str, queues: Sequence[MessageQueue], client_ids: Sequence[str]) -> tuple[MessageQueue, ...]:
-    """Returns every n-th of ``queues`` for n members, from the member's own position on (``AVG_BY_CIRCLE``)."""
+    """Returns every n-th of ``queues`` for n members, from the member's own position on (``AVG_BY_CIRCLE``). A client that
+    is not in ``client_ids`` gets ``()``."""
     return tuple(queues[client_ids.index(client_id) :: len(client_ids)]) if client_id in client_ids else ()
 
 
@@ -42,7 +43,8 @@ def allocate_by_consistent_hash(
     client_id: str, queues: Sequence[MessageQueue], client_ids: Sequence[str]
 ) -> tuple[MessageQueue, ...]:
     """Returns the queues that a hash ring gives to ``client_id``: each goes to the member with the next place on the ring
-    (``CONSISTENT_HASH``). Few queues move when a member joins or leaves."""
+    (``CONSISTENT_HASH``). Few queues move when a member joins or leaves. A client that is not in ``client_ids``
+    gets ``()``."""
     if client_id not in client_ids:
         return ()
     ring = {_place(f"{member}-{number}"): member for member in client_ids for number in range(VIRTUAL_NODES)}
@@ -67,8 +69,9 @@ def allocate_machine_room(
     """Returns the share of ``client_id`` in the queues of ``machine_rooms`` (``AllocateMessageQueueByMachineRoom``).
 
     The share is contiguous, but where the queues cannot be divided evenly, the first members also get one of the last queues.
-    A queue's machine room is the part of its broker's name before the only ``@``. Queues of other rooms, and queues without a
-    room, are not allocated.
+    A queue's machine room is the part of its broker's name before the ``@``; a name without exactly one ``@`` and text after it
+    has no room. Queues of other rooms, and queues without a room, are not allocated. A client that is not in ``client_ids`` gets
+    ``()``.
     """
     if client_id not in client_ids:
         return ()
@@ -91,7 +94,8 @@ def allocate_nearby_rooms(
     (``AllocateMachineRoomNearby``).
 
     Queues of rooms without a member are shared by all members, room by room. ``allocate``: the strategy for the queues of one
-    room, such as ``allocate_averagely``. Raises ValueError for a queue or a member whose room is empty or None.
+    room, such as ``allocate_averagely``. A client that is not in ``client_ids`` gets ``()``. For others it raises ValueError
+    if the room of a queue or of a member is empty or None.
     """
     if client_id not in client_ids:
         return ()

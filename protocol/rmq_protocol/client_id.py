@@ -6,8 +6,8 @@ __all__ = ["build_client_id", "build_instance_name"]
 
 
 def build_client_id(ip: str, instance_name: str, unit_name: str | None = None, *, stream: bool = False) -> str:
-    """Returns the id of a client: ``ip@instance``, then ``@unit`` unless that is blank, then ``@STREAM`` if ``stream`` is True
-    (``ClientConfig.enableStreamRequestType``)."""
+    """Returns the id of a client: ``ip@instance``, then ``@unit`` unless ``unit_name`` is None or blank, then ``@STREAM`` if
+    ``stream`` is True (``ClientConfig.enableStreamRequestType``)."""
     parts = [ip, instance_name]
     if unit_name and not unit_name.isspace():
         parts.append(unit_name)

@@ -24,7 +24,7 @@ def decode_cluster_info(body: bytes) -> ClusterInfo:
     """Returns the ClusterInfo in a body, with quoted or unquoted broker ids: name servers leave the quotes out in answers to
     clients of every version.
 
-    Raises RemoteProtocolError for a body that is no ClusterInfo.
+    Raises RemoteProtocolError for a body that is no ClusterInfo, and for one above MAX_JSON_BODY_SIZE (4 MiB).
     """
     return decode_body(ClusterInfo, body)
 

@@ -185,7 +185,7 @@ class StoredColumns(_Heads):
 
 class ColumnsRead(NamedTuple):
     """The result of ``read_columns``. ``corrupt``: the errors of records that cannot be read. ``resume``: the ``position`` for the
-    next call; None if all records were read."""
+    next call; None unless a record did not fit."""
 
     corrupt: tuple[CorruptMessageError, ...]
     resume: int | None

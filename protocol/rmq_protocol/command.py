@@ -33,8 +33,8 @@ class RemotingCommand(msgspec.Struct, kw_only=True):
     """A request or a response. ``code``: a RequestCode in a request, a ResponseCode in a response; decoded as a plain int.
 
     ``opaque``: 32-bit number that pairs a response with its request. ``ext_fields``: the custom header's fields as texts, None
-    if the peer sent none. ``language``: None if the peer named one that this library does not know. ``version``: ordinal of the
-    sender's ``MQVersion``.
+    if the peer sent none. ``language``: None if the peer sent null or a name that this library does not know. ``version``:
+    ordinal of the sender's ``MQVersion``.
     """
 
     code: int

@@ -105,7 +105,8 @@ class RemoteProtocolError(ProtocolError):
 class InvalidMessageError(RocketMQError, ValueError):
     """A message, or the name of a topic or group, exceeds a limit or breaks a rule; nothing was sent.
 
-    ``code``: -1 for names of topics and groups, else 13 (MESSAGE_ILLEGAL), as in Java's ``Validators``.
+    ``code``: -1, as in Java's ``Validators``, for names of topics and groups, for a batch of different topics or of a retry topic,
+    and for recall handles; else 13 (MESSAGE_ILLEGAL).
     """
 
     code = 13

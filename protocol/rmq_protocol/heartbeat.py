@@ -113,12 +113,13 @@ def encode_heartbeat(data: HeartbeatData) -> bytes:
 
 
 def decode_heartbeat(body: bytes) -> HeartbeatData:
-    """Returns the heartbeat in a body. Raises RemoteProtocolError for a body that is not a heartbeat."""
+    """Returns the heartbeat in a body. Raises RemoteProtocolError for a body that is not a heartbeat, and for one above
+    MAX_JSON_BODY_SIZE (4 MiB)."""
     return decode_body(HeartbeatData, body)
 
 
 def heartbeat_fingerprint(data: HeartbeatData) -> int:
-    """Returns a 32-bit number, never 0, that changes when the groups or their subscriptions change.
+    """Returns a hash of the groups and their subscriptions: a signed 32-bit number, never 0. Different ones may have the same.
 
     Client id, subscription versions, ``without_sub`` and the order inside sets do not change it. It is computed as in Java
     (``computeHeartbeatFingerprint``), but from a text with all sets sorted; brokers only compare it with that of the previous

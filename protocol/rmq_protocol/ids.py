@@ -53,8 +53,10 @@ class UniqueId(NamedTuple):
     counter: int
 
     def nearly_time_ms(self, now_ms: int, zone: tzinfo = UTC) -> int:
-        """Returns the time at which the id was made, epoch ms, provided that it is less than a month before ``now_ms`` (epoch
-        ms): an id has no month. ``zone``: the sender's time zone."""
+        """Returns the time at which the id was made, epoch ms. ``now_ms``: epoch ms. ``zone``: the sender's time zone.
+
+        An id has no month: the month of ``now_ms`` is assumed or, if that time would not be before ``now_ms``, the month before.
+        """
         return _nearly_time_ms(self.elapsed_ms, now_ms, zone)
 
 

@@ -64,7 +64,7 @@ def decode_body(cls: type[T], body: bytes) -> T:
 
 
 def encode_body(value: msgspec.Struct, *, standard: bool = True) -> bytes:
-    """Returns the JSON of ``value``; members that are None are left out.
+    """Returns the JSON of ``value``. None is left out, as a member and also as an item of lists and a value of maps.
 
     ``standard=False`` writes integer keys without quotes, as servers do. A value with maps keyed by queues has no standard form
     and is always written as servers do. NaN and infinity become null. Raises LocalProtocolError for other values that JSON

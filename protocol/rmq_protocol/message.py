@@ -106,10 +106,10 @@ class Message(_Addressed, frozen=True, gc=False, kw_only=True):
     ``delay``: seconds. ``deliver_at``: epoch seconds or an aware datetime. ``wait_store``: False lets the broker answer before
     the message is flushed or replicated. ``unique_id``: None makes a new one for each send call.
 
-    Raises ``InvalidMessageError`` for a body that is a str, for reserved property names, a blank ``unique_id``, blank property
-    names and values, texts with the control characters 0 to 2 or without a UTF-8 form, more than one kind of delay, and values
-    of the other fields, ``wait_store`` excepted, that have a wrong type or are out of range. Topic and body are checked further
-    when the message is sent.
+    Raises ``InvalidMessageError`` for a body that is a str, for reserved property names (RECONSUME_TIME and MAX_RECONSUME_TIMES
+    are allowed in retry topics), a blank ``unique_id``, blank property names and values, texts with the control characters 0 to
+    2 or without a UTF-8 form, more than one kind of delay, and values of the other fields, ``wait_store`` excepted, that have a
+    wrong type or are out of range. Topic and body are checked further when the message is sent.
     """
 
     tags: str | None = None
@@ -150,8 +150,8 @@ class Message(_Addressed, frozen=True, gc=False, kw_only=True):
         ``topic``: None for the topic that ``message`` was first sent to, also if it was read as a retry, as a dead letter or
         before the end of its delay. ``changes``: fields with other values; ``properties`` replaces all properties. Values that a
         Message may not hold are left out: properties of the system, blank texts, texts with the control characters 0 to 2.
-        Delays are not copied, and each send makes a new id. Raises InvalidMessageError and TypeError for ``changes``, as the
-        constructor does.
+        Delays are not copied, and each send makes a new id. Raises InvalidMessageError for ``changes`` that
+        the constructor refuses, and TypeError for names of fields that do not exist.
         """
         fields: MessageChanges = {
             "body": message.body,
@@ -183,10 +183,10 @@ class MessageExt(Struct, frozen=True, gc=False):
     """A message as a broker stored it.
 
     ``properties``: all properties, those of the system included. ``queue``: the queue that the message was read from. ``body``:
-    decompressed. ``sys_flag``: as stored, bit 0 cleared if the body was decompressed. ``body_crc``, ``store_size``: CRC32 of the
-    body as stored and bytes of the whole record; both 0 for a message of an inner batch. ``born_time_ms``, ``store_time_ms``:
-    epoch ms. ``born_host``, ``store_host``: "ip:port" of sender and broker, an IPv6 address in brackets. ``transaction_id``: set
-    by a pull for messages of a transaction.
+    decompressed. ``sys_flag``: as stored, bit 0 cleared if the body was decompressed. ``body_crc``, ``store_size``: the CRC32
+    in the record, of the body as stored or of the decompressed one, and bytes of the whole record; both 0 for a message of an
+    inner batch. ``born_time_ms``, ``store_time_ms``: epoch ms. ``born_host``, ``store_host``: "ip:port" of sender and broker,
+    an IPv6 address in brackets. ``transaction_id``: set by a pull for messages of a transaction.
     """
 
     topic: str

@@ -42,7 +42,7 @@ class ExtraInfo(NamedTuple):
     """The parts of the property POP_CK.
 
     ``ck_queue_offset``: queue offset at which the pop began. ``pop_time``: epoch ms. ``invisible_time``: ms. ``retry``: "0", "1"
-    or "2", the kind of the topic. ``msg_queue_offset``: offset of the message itself.
+    or "2", the kind of the topic. ``msg_queue_offset``: offset of the message itself; None for a text of seven parts.
     """
 
     ck_queue_offset: int
@@ -112,19 +112,20 @@ def order_info_key(topic: str, queue_id: int, queue_offset: int) -> str:
 
 
 def parse_start_offset_info(text: str | None) -> dict[str, int]:
-    """Returns the offset at which the pop began, by queue (``info_key``). Raises RemoteProtocolError for a malformed text, and
-    for one with two entries of the same key."""
+    """Returns the offset at which the pop began, by queue (``info_key``); ``{}`` for None and "". Raises RemoteProtocolError
+    for a malformed text, and for one with two entries of the same key."""
     return _parse("startOffsetInfo", text, _long)
 
 
 def parse_msg_offset_info(text: str | None) -> dict[str, tuple[int, ...]]:
-    """Returns the queue offsets of the messages, by queue (``info_key``). Raises as ``parse_start_offset_info`` does."""
+    """Returns the queue offsets of the messages, by queue (``info_key``); ``{}`` for None and "". Raises as
+    ``parse_start_offset_info`` does."""
     return _parse("msgOffsetInfo", text, _longs)
 
 
 def parse_order_count_info(text: str | None) -> dict[str, int]:
-    """Returns the number of earlier deliveries, by queue (``info_key``) or by message (``order_info_key``). Raises as
-    ``parse_start_offset_info`` does."""
+    """Returns the number of earlier deliveries, by queue (``info_key``) or by message (``order_info_key``); ``{}`` for
+    None and "". Raises as ``parse_start_offset_info`` does."""
     return _parse("orderCountInfo", text, _long)
 
 

@@ -118,7 +118,7 @@ def _own_handle(answer: PopMessageResponseHeader, message: MessageExt, broker_na
 def changed_handle(handle: ExtraInfo, answer: ChangeInvisibleTimeResponseHeader) -> ExtraInfo:
     """Returns the handle that is valid after a change of the invisible time; its ``ck_queue_offset`` is the message's own offset.
 
-    Raises RemoteProtocolError if the new handle is invalid.
+    Raises RemoteProtocolError if the new handle is invalid, also if ``handle`` has no message offset.
     """
     offset = handle.msg_queue_offset
     new = handle._replace(

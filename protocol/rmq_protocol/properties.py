@@ -73,8 +73,8 @@ def _check_size(text: str) -> None:
 
 
 def properties_text(properties: Mapping[str, str | None]) -> str:
-    """Returns the text of properties in the mapping's order, with a final separator. Entries with the value None are left
-    out, as in ``messageProperties2String``."""
+    """Returns the text of properties in the mapping's order; each entry ends with a separator, and without entries it is "".
+    Entries with the value None are left out, as in ``messageProperties2String``."""
     return "".join([f"{name}\x01{value}\x02" for name, value in properties.items() if value is not None])
 
 

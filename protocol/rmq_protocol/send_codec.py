@@ -57,7 +57,8 @@ ID_LENGTH: Final = 32
 
 
 class SendReplyFields(msgspec.Struct, gc=False):
-    """The extFields of a send reply (``SendMessageResponseHeader``, and fields that brokers add)."""
+    """The extFields of a send reply (``SendMessageResponseHeader``, and fields that brokers add); None for each one that the
+    reply does not have."""
 
     msgId: str | None = None  # noqa: N815 - the protocol's names
     queueId: int | None = None  # noqa: N815
@@ -109,8 +110,10 @@ def send_reply_of(command: RemotingCommand) -> SendReply:
 class SendTemplate:
     """Builds the frames of sends to one queue by one producer group (``SendMessageRequestHeaderV2``, codes 310 and 320).
 
-    ``queue_id``: below 0, the broker chooses the queue. ``batch``: True if bodies are batches (field ``m``). ``id_length``: length
-    of the unique ids for which ``plain`` is fast. The constructor raises LocalProtocolError for a text without a UTF-8 form.
+    ``queue_id``: below 0, the broker chooses the queue. ``default_topic``, ``default_topic_queues``: the topic from whose settings
+    a broker creates a missing topic, and the number of its queues. ``oneway``: True asks for no reply. ``batch``: True if bodies
+    are batches (field ``m``). ``id_length``: length of the unique ids for which ``plain`` is fast. The constructor raises
+    LocalProtocolError for a text without a UTF-8 form.
     """
 
     __slots__ = (

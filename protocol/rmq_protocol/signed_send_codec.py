@@ -37,7 +37,10 @@ _SIGNED_END: Final = b',"f":"%d","h":"%d","g":"%b","i":%b,"Signature":"%b"},"opa
 
 
 class SignedSendTemplate(SendTemplate):
-    """A template whose frames carry the access key, the security token if there is one, and a signature."""
+    """A template whose frames carry the access key, the security token if there is one, and a signature.
+
+    The constructor raises LocalProtocolError also for a secret key without a UTF-8 form.
+    """
 
     __slots__ = ("_credentials", "_inner", "_outer", "_signed", "_signed_base", "_suffix")
 

@@ -76,8 +76,8 @@ def sign(
 
 
 def signed_content(ext_fields: Mapping[str, str], body: Iterable[bytes] = ()) -> bytes:
-    """Returns the bytes to sign: the values in the order of their names, which Java compares by UTF-16 units, and the body. Raises
-    LocalProtocolError for a text without a UTF-8 form."""
+    """Returns the bytes to sign: the values, that of the signature excepted, in the order of their names, which Java compares by
+    UTF-16 units, and the body. Raises LocalProtocolError for a text without a UTF-8 form."""
     names = list(ext_fields)
     names.sort(key=None if all(map(str.isascii, names)) else _utf16)
     try:
@@ -96,7 +96,7 @@ def signature(content: bytes, secret_key: str) -> str:
 
 
 def shown_fields(ext_fields: Mapping[str, str | None] | None) -> dict[str, str | None] | None:
-    """Returns the extFields with HIDDEN in place of signature and security token, for logs and errors."""
+    """Returns the extFields with HIDDEN in place of signature and security token, for logs and errors; None for None."""
     if ext_fields is None:
         return None
     return {name: HIDDEN if name in (SIGNATURE, SECURITY_TOKEN) else value for name, value in ext_fields.items()}

@@ -33,7 +33,7 @@ _UNIQUE_ID: Final = b"UNIQ_KEY\x01"
 class DecodedMessages(NamedTuple):
     """The messages of a block of stored records. ``corrupt``: the errors of records that cannot be read.
 
-    ``resume_at``: queue offset of the first record that did not fit (see ``decode_messages``); None if all were read.
+    ``resume_at``: queue offset of the first record that did not fit (see ``decode_messages``); None unless there was one.
     """
 
     messages: tuple[MessageExt, ...]
@@ -54,9 +54,10 @@ def decode_messages(
     them.
 
     ``topic_queue_broker``: broker name in each message's ``queue``. ``max_decompressed_size``: bytes, for one body and for all
-    decompressed bodies of the block together. ``allow_partial``: True stops decoding at a record that does not fit, and
-    ``resume_at`` is the offset for another pull; False reports such records as corrupt. ``unwrap_batches``: True returns
-    the messages of an inner batch instead of the batch, unless it is malformed.
+    decompressed bodies of the block together. ``check_crc``: False accepts bodies that do not have the CRC in their record.
+    ``allow_partial``: True stops decoding at a record that does not fit, and ``resume_at`` is the offset for another pull; False
+    reports such records as corrupt. A body that alone exceeds the limit is corrupt in both cases. ``unwrap_batches``: True
+    returns the messages of an inner batch instead of the batch, unless it is malformed.
     """
     block = MessageBlock(data, topic_queue_broker, max_decompressed_size, check_crc, unwrap_batches, allow_partial)
     return block.decode()

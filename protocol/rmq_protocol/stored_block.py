@@ -103,7 +103,8 @@ class RecordBlock(ABC):
         self.offset_delta = 0
 
     def choose(self, queue: MessageQueue, tags: str, offset_delta: int | None, *, only_queue: bool) -> None:
-        """Sets which records of a pull are kept; arguments as in ``decode_pull``."""
+        """Sets which records of a pull are kept; arguments as in ``decode_pull``. Raises ``LocalProtocolError`` for ``tags`` of
+        separators only."""
         self.queue = queue
         self.tags = None if tags == "*" else parse_tags(tags)  # a call less for each pull
         self.offset_delta = offset_delta or 0

@@ -74,7 +74,8 @@ class TopicConfigAndQueueMapping(TopicConfig, frozen=True, rename="camel"):
 
 
 def decode_topic_config(body: bytes) -> TopicConfig:
-    """Returns the settings in a body. Raises RemoteProtocolError for a body that is not a topic's settings."""
+    """Returns the settings in a body. Raises RemoteProtocolError for a body that is not a topic's settings, and for one above
+    MAX_JSON_BODY_SIZE (4 MiB)."""
     return decode_body(TopicConfig, body)
 
 

@@ -152,8 +152,8 @@ _OPTIONAL: Final = {TraceType.SUB_AFTER: 2}
 
 
 def encode_trace(context: TraceContext, *, cloud: bool = False) -> str:
-    """Returns the records of ``context`` as a text. ``cloud``: True leaves out time and group in events after consumption, as
-    clients of Alibaba's cloud do.
+    """Returns the records of ``context`` as a text: one for each message for events of consumption, for other events only that of
+    the first message. ``cloud``: True leaves out time and group in events after consumption, as clients of Alibaba's cloud do.
 
     Raises LocalProtocolError for a text with one of the separators in it.
     """

@@ -92,12 +92,12 @@ def is_not_allowed_send_topic(topic: str) -> bool:
 
 
 def check_topic(topic: str) -> None:
-    """Raises ``InvalidMessageError`` (code -1) unless the topic has 1 to 127 characters out of letters, digits and ``% | _ -``."""
+    """Raises ``InvalidMessageError`` (code -1) unless the topic is a str of 1 to 127 ASCII letters, digits and ``% | _ -``."""
     _check_name("topic", topic, MAX_TOPIC_LENGTH)
 
 
 def check_group(group: str) -> None:
-    """Raises ``InvalidMessageError`` (code -1) unless the group has 1 to 120 characters out of letters, digits and ``% | _ -``."""
+    """Raises ``InvalidMessageError`` (code -1) unless the group is a str of 1 to 120 ASCII letters, digits and ``% | _ -``."""
     _check_name("group", group, MAX_GROUP_LENGTH)
 
 
@@ -159,7 +159,8 @@ def _refuse_body(body: object, max_size: int) -> None:
 
 
 def broker_topic_remark(topic: str | None) -> str | None:
-    """Returns the remark with which a broker refuses the topic (code 29, INVALID_PARAMETER), or None if it accepts the topic.
+    """Returns a remark that says why a broker refuses the topic (code 29, INVALID_PARAMETER), or None if it accepts the topic, by
+    the rules of ``TopicValidator.validateTopic``.
 
     Unlike clients, brokers accept retry and dead-letter topics of up to 255 characters.
     """
@@ -175,7 +176,7 @@ def broker_topic_remark(topic: str | None) -> str | None:
 
 
 def broker_group_remark(group: str | None) -> str | None:
-    """Returns the remark with which a broker refuses the group, or None if it accepts the group."""
+    """Returns a remark that says why a broker refuses the group, or None if it accepts the group."""
     if group is None or is_blank(group):
         return "the group is blank"
     if _LEGAL_NAME.fullmatch(group) is None:
