@@ -389,7 +389,8 @@ class Admin(ClientUser):
         async with self._call() as instance:
             if limit is not None:
                 _check_number("limit", limit, 2**31 - 1)
-            skip = [self._wire(topic) for topic in _names("skip_topics", skip_topics)]
+            names = _texts(skip_topics, "skip_topics must be the name of a topic, or a sequence of names")
+            skip = [self._wire(topic) for topic in names]
             return await dead_letters.resend(instance, self._wire_group(group), limit, skip, self.config.request_timeout)
 
     async def consume_directly(self, group: str, client_id: str, message: MessageExt) -> ConsumeMessageDirectlyResult:
@@ -436,15 +437,13 @@ def _check_number(name: str, number: int, limit: int) -> None:
         raise ConfigError(f"{name} must be a whole number from 1 to {limit}, not {shown(number)}")
 
 
-def _names(name: str, given: str | Sequence[str]) -> tuple[str, ...]:
-    names = (given,) if isinstance(given, str) else tuple(given) if isinstance(given, Sequence) else (None,)
-    if not all(isinstance(each, str) for each in names):
-        raise ConfigError(f"{name} must be the name of a topic, or a sequence of names, not {shown(given)}")
-    return names
-
-
 def _patterns(name: str, given: str | Sequence[str]) -> tuple[str, ...]:
-    patterns = (given,) if isinstance(given, str) else tuple(given) if isinstance(given, Sequence) else ()
-    if not patterns or not all(isinstance(pattern, str) and pattern for pattern in patterns):
-        raise ConfigError(f'{name} must be a pattern such as "orders*", or a sequence of them, not {shown(given)}')
-    return patterns
+    return _texts(given, f'{name} must be a pattern such as "orders*", or a sequence of them', least=1)
+
+
+def _texts(given: object, rule: str, *, least: int = 0) -> tuple[str, ...]:
+    """Returns one text or several as a tuple. Raises ConfigError with ``rule`` for fewer than ``least``, and for other values."""
+    texts = (given,) if isinstance(given, str) else tuple(given) if isinstance(given, Sequence) else ("",)
+    if len(texts) < least or not all(isinstance(text, str) and text for text in texts):
+        raise ConfigError(f"{rule}, not {shown(given)}")
+    return texts

@@ -36,7 +36,7 @@ from ..client import (
     min_offset,
     search_offset,
 )
-from ..errors import ConfigError, GroupNotOnlineError, NoPermissionError, SubscriptionGroupNotExistError
+from ..errors import ConfigError, RocketMQError, SubscriptionGroupNotExistError
 from .clients import consumers
 from .groups import check_exists, check_offline, is_online
 from .requests import ask_at, brokers_of, check, cluster_info, everywhere, masters_of
@@ -91,7 +91,7 @@ async def _why_none(instance: ClientInstance, group: str, deadline: float) -> st
     """Returns the end of an error's text: why a group has no offsets, by what its members say, and what to do."""
     try:
         found = await consumers(instance, group, deadline)
-    except (GroupNotOnlineError, NoPermissionError):  # who may see offsets may be refused the members
+    except RocketMQError:  # there is none, or who may see offsets may not see members: no reason to hide the first error
         return "; check the names, and start a consumer: brokers do not know a member before its topic exists"
     ids = sorted({each.client_id for each in found.connections})
     members = f", though it has members: {printable(', '.join(ids[:3]))}"

@@ -27,7 +27,6 @@ MAX_MEMBERS: Final = 200_000
 MAX_NAME_LENGTH: Final = 512
 """Characters of the name of a group or the id of a client; the id of a real client has some 30."""
 MAX_SUBSCRIPTION_BYTES: Final = 32 * 1024 * 1024
-_LIMIT: Final = f"the limit is {MAX_NAME_LENGTH}; shorten it"
 _WORD: Final = 64
 """Characters that are kept of a setting which is one of a few words."""
 _SUBSCRIPTION_OVERHEAD: Final = 400
@@ -238,7 +237,8 @@ class ClientTable:
         connection = client.connection
         for name in (group, client.client_id):
             if len(name) > MAX_NAME_LENGTH:
-                raise Refused(ResponseCode.SYSTEM_ERROR, f"the name {name[:80]!r} has {len(name)} characters, {_LIMIT}")
+                remark = f"the name {name[:80]!r} has {len(name)} characters, the limit is {MAX_NAME_LENGTH}; shorten it"
+                raise Refused(ResponseCode.SYSTEM_ERROR, remark)
         if connection.closed:
             raise Refused(ResponseCode.SYSTEM_ERROR, f"the connection of {connection.remote} is closed; connect again")
         groups = self._groups_of.get(connection, {})

@@ -21,7 +21,6 @@ ILLEGAL: Final = (
     "the message is illegal, maybe msg body or properties length not matched. "
     f"msg body length limit {MAX_BODY_SIZE}B, msg properties length limit 32KB."
 )
-_REMEDY: Final = "remove the lone surrogate"
 
 
 class Place(NamedTuple):
@@ -74,4 +73,5 @@ def utf8(text: str) -> bytes:
     try:
         return text.encode()
     except UnicodeEncodeError as error:
-        raise Refused(ResponseCode.SYSTEM_ERROR, f"the properties have no UTF-8 form: {error.reason}; {_REMEDY}") from None
+        remark = f"the properties have no UTF-8 form: {error.reason}; remove the lone surrogate"
+        raise Refused(ResponseCode.SYSTEM_ERROR, remark) from None

@@ -166,9 +166,7 @@ async def test_dead_letters_are_sent_to_their_topic_again(each_cluster: RealClus
             again = await consumer.wait_settled(3, timeout=20.0)
             await producer.send(Message(gone, b"of a topic that is deleted"))
             await consumer.wait_settled(1, timeout=20.0)
-        async with asyncio.timeout(10.0):
-            while not await admin.dead_letters(group):
-                await asyncio.sleep(0.05)
+        await readable_dead_letters(admin, group, 1)
         await admin.delete_topic(gone)
         with pytest.raises(TopicNotFoundError, match=gone):
             await admin.resend_dead_letters(group)

@@ -85,6 +85,12 @@ def test_a_delay_level_of_a_wrong_type_is_refused() -> None:
         EmbeddedRocketMQ(delay_levels=(1, "x"))  # type: ignore[arg-type]
 
 
+async def assert_refused(*addresses: str) -> None:
+    for address in addresses:
+        with pytest.raises(ConnectionRefusedError):
+            await asyncio.open_connection(*address.split(":"))
+
+
 @pytest.mark.parametrize("turns", range(12))
 async def test_stop_during_start_leaves_nothing_that_listens(turns: int) -> None:
     server = EmbeddedRocketMQ(brokers=2)
@@ -93,9 +99,7 @@ async def test_stop_during_start_leaves_nothing_that_listens(turns: int) -> None
         await asyncio.sleep(0)
     await server.stop()
     await start
-    for address in (server.namesrv, *server.brokers.values()):
-        with pytest.raises(ConnectionRefusedError):
-            await asyncio.open_connection(*address.split(":"))
+    await assert_refused(server.namesrv, *server.brokers.values())
     async with server, RawClient(server.namesrv) as names:
         assert (await names.ask(ROUTE, {"topic": "TBW102"})).code == 0
 
@@ -209,10 +213,7 @@ async def test_stop_that_is_cancelled_closes_its_ports(turns: int) -> None:
     stopping.cancel()
     await asyncio.gather(stopping, return_exceptions=True)
     await server.stop()
-    for address in addresses:
-        host, _, port = address.rpartition(":")
-        with pytest.raises(ConnectionRefusedError):
-            await asyncio.open_connection(host, int(port))
+    await assert_refused(*addresses)
 
 
 async def test_answers_already_made_leave_before_the_end(server: EmbeddedRocketMQ, broker: RawClient) -> None:

@@ -20,7 +20,6 @@ MAX_DEPTH: Final = 64
 
 _MOST_DIGITS: Final = 19
 """Digits of the largest number of 63 bits."""
-_TRUTHS_ONLY: Final = "compare it with a property, TRUE or FALSE"
 Properties = Mapping[str, str]
 
 
@@ -136,7 +135,9 @@ def equality(left: Node, right: Node) -> Node:
         if each.is_constant and each.value is None:
             raise ConditionError("NULL cannot be compared; use IS NULL or IS NOT NULL")
     if left.shape is Shape.TRUTH and right.shape is Shape.CONSTANT:
-        raise ConditionError(f"{left.described} cannot be compared with {right.described}; {_TRUTHS_ONLY}")
+        raise ConditionError(
+            f"{left.described} cannot be compared with {right.described}; compare it with a property, TRUE or FALSE"
+        )
     return _equal(left, right)
 
 
