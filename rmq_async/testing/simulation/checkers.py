@@ -61,8 +61,9 @@ def copies(calls: Iterable[Call], stored: Sequence[Stored], heard: Mapping[str, 
     and check a transaction again that was committed, because brokers write only every few seconds the progress of delays
     (``flushDelayOffsetInterval``) and the ended transactions (``transactionOpBatchInterval``, from 5.0 on).
 
-    ``heard``: number of checks of a transaction that clients took, by unique id. Each check stores the half message anew. If a
-    check does not arrive, the client ends the older copy and is asked about the newer one later; real brokers do the same.
+    ``heard``: number of checks of a transaction that clients took, by unique id, without those whose COMMIT no broker confirmed.
+    Each check stores the half message anew. If a check does not arrive, or the COMMIT arrives after the next check, the client
+    ends the older copy, and is asked about the newer one; real brokers do the same.
     """
     number = Counter(each.unique_id for each in stored if not each.topic.startswith(_TEMPORARY))
     halves = Counter(each.unique_id for each in stored if each.topic == HALF_TOPIC)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import wraps
@@ -17,7 +17,7 @@ from rmq_protocol.message import Message, MessageExt
 from ...errors import SendError
 from ...producer import Producer, TransactionProducer
 from ...producer.transactions import Checks
-from ...results import SendResult
+from ...results import SendResult, TransactionStatus
 from ...transport import Connection
 from .leaks import Leaks
 
@@ -107,7 +107,8 @@ class History:
         self.calls: list[Call] = []
         self.happened: list[Event] = []
         self.checks = Counter[str]()
-        """Number of checks of transactions that clients took, by the unique id of the message."""
+        """Number of checks of transactions that clients took, by the unique id of the message, without those whose COMMIT no
+        broker confirmed in time."""
         self.open = True
         """False while the coroutines of a dead process end: calls in their last steps are not recorded."""
         self._now = now
@@ -172,6 +173,7 @@ class Recording(AbstractContextManager["Recording"]):
         for owner, name in _CALLBACKS:
             self._replace(owner, name, self._callback)
         self._replace(Checks, "take", self._check)
+        self._replace(Checks, "_confirmed", self._end_of_check)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
@@ -227,6 +229,18 @@ class Recording(AbstractContextManager["Recording"]):
             method(self, connection, header, message)
 
         return taken
+
+    def _end_of_check(self, _: str, method: Callable[..., Awaitable[bool]]) -> Callable[..., Awaitable[bool]]:
+        history = self._history
+
+        @wraps(method)
+        async def confirmed(self: Checks, connection: Connection, command: Any, end: Any, status: TransactionStatus) -> bool:
+            known = await method(self, connection, command, end, status)
+            if not known and status is TransactionStatus.COMMIT:
+                history.checks[end.msg_id] -= 1
+            return known
+
+        return confirmed
 
 
 def _messages(args: tuple[Any, ...], options: Mapping[str, Any]) -> Any:

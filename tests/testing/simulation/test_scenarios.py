@@ -61,6 +61,11 @@ def test_run_of_groups_waits_for_queues_of_members_that_are_gone() -> None:
     assert run_seed("groups", 300021).violation == ""
 
 
+def test_commit_that_hangs_while_the_broker_checks_again_makes_no_violation() -> None:
+    """It hung on a cut link, and arrived just before the commit of the next check: no client can distinguish it from a lost one."""
+    assert run_seed("mixed", 902795).violation == ""
+
+
 def test_swarm_draws_another_subset_for_each_seed() -> None:
     drawn = [Faults.swarm(rate=4.0).draw(Random(seed)) for seed in range(100)]
     assert len({faults.kinds for faults in drawn}) > 90

@@ -18,7 +18,7 @@ import org.apache.rocketmq.common.message.MessageExt;
  * service: new groups read the topic of MESSAGES messages MORE times so that the code is compiled, then one that is measured from its
  * first message to its last; the listener of service reads tags, key and a property. pop: the same with consumers that pop, as the
  * rebalance is left to the broker, whose mode for each group is set to POP; measured until the broker has taken all messages as done.
- * * latency: a group reads the MESSAGES that are
+ * latency: a group reads the MESSAGES that are
  * there, prints "ready", and takes the delays of MORE messages with a time in their body, which is the machine's monotonic clock.
  */
 public final class Consume {
