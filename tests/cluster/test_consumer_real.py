@@ -9,6 +9,7 @@ import random
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from time import monotonic
 
@@ -31,10 +32,12 @@ from ..consumer.support import collect, each, offsets_by_queue, put
 async def topic_on(
     cluster: RealCluster, *, queues: int = 4, serialize_type: str = "json"
 ) -> AsyncIterator[tuple[str, Admin, PullConsumer]]:
-    """A new topic, an admin and a consumer."""
+    """A new topic, an admin and a consumer. The admin waits for one more registration of all topics, which a broker makes each
+    30 s: one that is under way may overtake that of a change, and then name servers have the old settings until the next."""
     topic = f"Consumer_{uuid.uuid4().hex}"
     config = ClientConfig(namesrv=cluster.namesrv, serialize_type=serialize_type)
-    async with Admin(client=config) as admin, PullConsumer("G", client=config) as consumer:
+    patient = replace(config, request_timeout=35.0)
+    async with Admin(client=patient) as admin, PullConsumer("G", client=config) as consumer:
         await admin.create_topic(topic, queues=queues)
         yield topic, admin, consumer
 
