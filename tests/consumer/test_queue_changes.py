@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import pytest
 
-from rmq_async import BrokerNotFoundError, MessageQueue, OffsetRangeError, PullConsumer
-from rmq_async.consumer.read import continuity, reading
+from rmq_async import BrokerNotFoundError, ClientConfig, MessageQueue, OffsetRangeError, PullConsumer
+from rmq_async.admin import Admin
+from rmq_async.consumer.read import backoff, continuity, reading
+from rmq_async.embedded import EmbeddedRocketMQ
+from rmq_async.errors import NoPermissionError
 from rmq_protocol.cluster import ClusterInfo, encode_cluster_info
 from rmq_protocol.command import RemotingCommand
 from rmq_protocol.constants import RequestCode
@@ -18,12 +21,29 @@ from rmq_protocol.headers import PullMessageRequestHeader
 from rmq_protocol.route import BrokerData, QueueData, TopicRouteData
 
 from ..client.support import until
-from ..fakes import Link, route
+from ..fakes import Link, NameServer, route
 from .support import TOPIC, collect, each, record, scripted
 
 Q0 = MessageQueue(TOPIC, "broker-a", 0)
+Q1 = MessageQueue(TOPIC, "broker-a", 1)
 POLL = 0.05
 Place = tuple[int, int]
+
+
+@asynccontextmanager
+async def late_name_server(away: dict[str, int]) -> AsyncIterator[tuple[PullConsumer, Callable[..., None]]]:
+    """A broker whose topic of two queues was changed, and a name server with its former route; the function changes that."""
+    async with EmbeddedRocketMQ() as server, NameServer() as names:
+
+        def publish(read_queues: int) -> None:
+            queues = (QueueData("broker-a", read_queues, 2, 6),)
+            names.routes[TOPIC] = TopicRouteData(queues, (BrokerData("broker-a", {0: server.brokers["broker-a"]}, "c"),))
+
+        publish(2)
+        async with Admin(client=ClientConfig(namesrv=server.namesrv)) as admin:
+            await admin.create_topic(TOPIC, **({"queues": 2} | away))
+        async with PullConsumer("g", client=ClientConfig(namesrv=names.address)) as consumer:
+            yield consumer, publish
 
 
 @asynccontextmanager
@@ -215,3 +235,24 @@ async def test_an_acting_master_of_another_topic() -> None:
         await consumer.queues("other")
         with pytest.raises(BrokerNotFoundError, match="broker-a has no master now"):
             await collect(consumer.read(TOPIC, queues=[Q0]))
+
+
+@pytest.mark.parametrize("away", [{"perm": 2}, {"queues": 2, "read_queues": 1}], ids=["unreadable", "fewer"])
+async def test_a_queue_refused_before_its_route_changes_is_waited_for(
+    away: dict[str, int], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "FOLLOW_SUSPEND", 0.1)
+    async with late_name_server(away) as (consumer, publish), followed(consumer) as found:
+        await until(lambda: "a pull of the reading failed and is repeated: " in caplog.text)
+        caplog.set_level(logging.INFO)
+        publish(read_queues=1)
+        await until(lambda: f"queue {Q1} is no longer in its topic's route" in caplog.text)
+        assert not found
+
+
+async def test_a_queue_refused_for_longer_than_routes_lag_ends_the_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "FOLLOW_SUSPEND", 0.1)
+    monkeypatch.setattr(backoff, "ROUTE_LAG", 0.3)
+    async with late_name_server({"perm": 2}) as (consumer, _):
+        with pytest.raises(NoPermissionError, match="pulling message is forbidden"):
+            await collect(consumer.read(TOPIC, end=None))

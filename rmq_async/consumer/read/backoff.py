@@ -12,7 +12,7 @@ from ... import machine
 from ..._backoff import Backoff
 from ..._text import printable
 from ...client import ClientInstance
-from ...errors import BrokerNotFoundError, NameServerError, NoPermissionError, RocketMQError, TopicNotFoundError
+from ...errors import BrokerError, BrokerNotFoundError, NameServerError, NoPermissionError, RocketMQError, TopicNotFoundError
 
 __all__ = ["FIRST_REST", "ReadBackoff", "has_left"]
 
@@ -21,18 +21,23 @@ logger = logging.getLogger(__name__)
 FIRST_REST: Final = 0.05
 LAST_REST: Final = 1.0
 REPORT_EVERY: Final = 30.0
+ROUTE_LAG: Final = 40.0
+"""Seconds for which a name server may give settings of a topic that its broker no longer has. A broker registers all topics each
+30 s, and such a registration may overtake that of a change."""
+_NO_LONGER_READABLE: Final = ("pulling message is forbidden", "queueId[")
+"""Parts of the remarks with which a broker refuses to read a topic or a queue (``PullMessageProcessor``)."""
 
 
 class ReadBackoff:
     """The waits between consecutive failures. ``patience``: seconds since the first of them after which ``rest`` raises the
-    error; None for no limit."""
+    error; None, for a read without an end: no limit, and ROUTE_LAG if the broker refuses a queue that is still in the route."""
 
-    __slots__ = ("_patience", "_reported", "_rests", "_since")
+    __slots__ = ("_patience", "_refused_since", "_reported", "_rests", "_since")
 
     def __init__(self, patience: float | None) -> None:
         self._patience = patience
         self._rests = Backoff(FIRST_REST, LAST_REST)
-        self._since = 0.0
+        self._since = self._refused_since = 0.0
         self._reported = 0.0
 
     def rest(self, error: RocketMQError) -> float:
@@ -40,7 +45,11 @@ class ReadBackoff:
         over."""
         now = machine.monotonic()
         self._since = self._since or now
-        if not _may_pass(error) or (self._patience is not None and now - self._since > self._patience):
+        if not _may_pass(error):
+            self._refused_since = self._refused_since or now
+            if self._patience is not None or not _may_leave(error) or now - self._refused_since > ROUTE_LAG:
+                raise error
+        elif self._patience is not None and now - self._since > self._patience:
             raise error
         if now - self._reported > REPORT_EVERY:
             self._reported = now
@@ -48,7 +57,7 @@ class ReadBackoff:
         return self.longer()
 
     def over(self) -> None:
-        self._since = 0.0
+        self._since = self._refused_since = 0.0
 
     def longer(self) -> float:
         """Returns the seconds to rest: from FIRST_REST on more each time, up to LAST_REST."""
@@ -71,3 +80,8 @@ def _may_pass(error: RocketMQError) -> bool:
     if isinstance(error, NoPermissionError | TopicNotFoundError):
         return False
     return error.retriable or isinstance(error, NameServerError | BrokerNotFoundError)
+
+
+def _may_leave(error: RocketMQError) -> bool:
+    """Returns whether the broker refused to read the topic or the queue, which may leave the route later."""
+    return isinstance(error, BrokerError) and any(part in error.remark for part in _NO_LONGER_READABLE)
