@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import resource
+from dataclasses import dataclass
 from typing import Final
 
 import click
 
 import rmq_async
-from rmq_async.embedded import MAX_BROKERS, EmbeddedRocketMQ
+from rmq_async import Admin
+from rmq_async.embedded import MAX_BROKERS, SECOND_BELOW, EmbeddedRocketMQ, broker_ports
 
-from .options import json_option
+from .options import json_option, pass_options
 from .output import Output
 from .signals import ended_by_signal
 
@@ -18,6 +20,19 @@ __all__ = ["server"]
 
 MAX_MEGABYTES: Final = 1 << 20
 DESCRIPTORS: Final = 65_536
+QUEUES: Final = 4
+"""Queues of a topic on each broker: as many as the first send to it would create."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _ServerOptions:
+    as_json: bool
+    host: str
+    port: int
+    brokers: int
+    broker_port: int
+    topics: tuple[str, ...]
+    max_memory: int
 
 
 @click.command(short_help="Run a name server and brokers in memory.")
@@ -28,35 +43,61 @@ DESCRIPTORS: Final = 65_536
 )
 @click.option("--brokers", type=click.IntRange(1, MAX_BROKERS), default=1, show_default=True, help="Number of brokers.")
 @click.option(
+    "--broker-port",
+    type=click.IntRange(0, 65535),
+    default=0,
+    show_default=True,
+    help="Port of the first broker, which also takes the port two below; each further one's is ten higher. 0: free ones.",
+)
+@click.option(
+    "--topic",
+    "topics",
+    metavar="TOPIC",
+    multiple=True,
+    help=f"Create TOPIC with {QUEUES} queues on each broker at the start; may be given again.",
+)
+@click.option(
     "--max-memory",
     type=click.IntRange(1, MAX_MEGABYTES),
     default=256,
     show_default=True,
     help="MiB of messages that are kept; above it the oldest are dropped.",
 )
-def server(as_json: bool, host: str, port: int, brokers: int, max_memory: int) -> int:
+@pass_options(_ServerOptions)
+def server(options: _ServerOptions) -> int:
     """Run a name server and brokers in memory, for development and tests, until SIGTERM or Ctrl-C.
 
-    Brokers listen on free ports; clients find them through the name server. Nothing is written to disk. There is no access
-    control: every client that can reach the address can read and write everything.
+    Brokers listen on free ports; clients find them through the name server. Nothing is written to disk: a new start has no
+    messages, and none but the given topics. Clients that ran before find it if --port and --broker-port are those of the last
+    start. There is no access control: every client that can reach the address can read and write everything.
     """
-    return rmq_async.run(run_server(host, port, brokers, max_memory, Output(as_json=as_json)))
+    return rmq_async.run(_serve(options, Output(as_json=options.as_json)))
 
 
-async def run_server(host: str, port: int, brokers: int, megabytes: int, output: Output) -> int:
-    """Serves until SIGTERM or SIGINT, and returns the exit code 0. ``megabytes``: MiB of messages that are kept. Raises OSError,
-    which names the address, where it cannot listen."""
+async def _serve(options: _ServerOptions, output: Output) -> int:
+    """Serves until SIGTERM or SIGINT, and returns the exit code 0. Raises OSError, which names the address, where it cannot listen,
+    and UsageError for brokers' ports that do not exist."""
     _allow_many_connections()
-    server = EmbeddedRocketMQ(host=host, port=port, brokers=brokers, max_memory=megabytes << 20)
+    try:
+        server = EmbeddedRocketMQ(
+            host=options.host,
+            port=options.port,
+            brokers=options.brokers,
+            broker_port=options.broker_port,
+            max_memory=options.max_memory << 20,
+        )
+    except ValueError as error:  # the other numbers were checked by themselves
+        raise click.BadParameter(str(error), param_hint="--broker-port") from None
     with ended_by_signal() as ended:
         try:
             await server.start()
         except OSError as error:
-            why = error.strerror or error
-            raise OSError(f"cannot listen on {host}:{port}: {why}; give another --port (0: a free one) or --host") from error
+            raise OSError(_refusal(options, len(server.brokers), error)) from error
         except UnicodeError as error:
-            raise OSError(f"cannot listen on {host}:{port}: {host!r} is no host name; give a name or an address") from error
+            where = f"{options.host}:{options.port}"
+            raise OSError(f"cannot listen on {where}: {options.host!r} is no host name; give a name or an address") from error
         try:
+            await _create(options.topics, server.namesrv)
             output.record({"namesrv": server.namesrv, "brokers": server.brokers})
             output.line(f"name server {server.namesrv}")
             for name, address in server.brokers.items():
@@ -66,6 +107,24 @@ async def run_server(host: str, port: int, brokers: int, megabytes: int, output:
         finally:
             await server.stop()
     return 0
+
+
+def _refusal(options: _ServerOptions, started: int, error: OSError) -> str:
+    """Describes why a server cannot listen. ``started``: number of brokers that could."""
+    why = error.strerror or error
+    if options.broker_port and started < options.brokers:
+        port = broker_ports(options.broker_port, options.brokers)[started]
+        where = f"{options.host}:{port} and {port - SECOND_BELOW}, the ports of a broker"
+        return f"cannot listen on {where}: {why}; give another --broker-port (0: free ones) or --host"
+    return f"cannot listen on {options.host}:{options.port}: {why}; give another --port (0: a free one) or --host"
+
+
+async def _create(topics: tuple[str, ...], namesrv: str) -> None:
+    """Creates topics. Raises InvalidMessageError for an invalid name."""
+    if topics:
+        async with Admin(namesrv=namesrv) as admin:
+            for topic in topics:
+                await admin.create_topic(topic, queues=QUEUES)
 
 
 def _allow_many_connections() -> None:

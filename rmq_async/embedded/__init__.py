@@ -44,6 +44,9 @@ from .schedule import DELAY_LEVELS
 from .server import Connection as Connection
 from .server import Listener
 from .service import BaseService
+from .sockets import MAX_PORT
+from .sockets import SECOND_BELOW as SECOND_BELOW
+from .sockets import broker_ports as broker_ports
 from .store import CommitLog
 from .transactions import CheckSettings as CheckSettings
 
@@ -51,7 +54,6 @@ __all__ = ["Clock", "EmbeddedRocketMQ", "ManualClock", "ServerStatistics", "Syst
 
 logger = logging.getLogger("rmq_async.embedded")
 
-MAX_PORT: Final = 65_535
 MAX_BROKERS: Final = 64
 MAX_DELAY_LEVELS: Final = 256
 MAX_DELAY: Final = 10 * 365 * 24 * 3600
@@ -82,7 +84,8 @@ def _letters(index: int) -> str:
 
 class EmbeddedRocketMQ(PopSwitches):
     """A name server and brokers in memory, on real sockets. ``host``: address or name to listen on. ``port``: the name
-    server's, 0 for a free one. ``brokers``: 1 to 64; they take free ports and are called "broker-a", "broker-b", ...
+    server's, 0 for a free one. ``brokers``: 1 to 64; they are called "broker-a", "broker-b", ... ``broker_port``: the port of the
+    first broker, each further one's is ten higher; 0: free ones. Each broker also listens on the port two below its own.
     ``auto_create_topics``: whether the first send to a topic creates it. ``max_memory``: bytes of messages, with their
     overhead; above it the oldest messages are deleted (the newest one never is), and minimum offsets increase.
 
@@ -117,6 +120,7 @@ class EmbeddedRocketMQ(PopSwitches):
         host: str = "127.0.0.1",
         port: int = 0,
         brokers: int = 1,
+        broker_port: int = 0,
         auto_create_topics: bool = True,
         max_memory: int = 256 * 1024 * 1024,
         clock: Clock | None = None,
@@ -133,6 +137,7 @@ class EmbeddedRocketMQ(PopSwitches):
     ) -> None:
         check_within("port", port, 0, MAX_PORT)
         check_within("brokers", brokers, 1, MAX_BROKERS)
+        self._ports = [port, *broker_ports(broker_port, brokers)]
         for name, whole in (("max_memory", max_memory), ("transaction_check_max", transaction_check_max)):
             check_whole(name, whole)
         if not isinstance(delay_levels, Sequence):
@@ -159,7 +164,6 @@ class EmbeddedRocketMQ(PopSwitches):
         settings = BrokerSettings(clock, delay_levels, checks, by_server, property_filter, version, pops)
         self._turns = Turns()
         self._host = host
-        self._ports = [port] + [0] * brokers
         self._failures = FailureScript()
         self._log = CommitLog(max_memory, clock.now_ms)
         self._brokers = [

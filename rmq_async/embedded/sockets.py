@@ -9,15 +9,40 @@ import sys
 from collections.abc import Callable
 from typing import Any, Final
 
-__all__ = ["IpAddress", "descriptor_limit", "endpoint", "endpoint_text", "listen", "numeric_host"]
+from .arguments import check_whole, check_within
+
+__all__ = [
+    "MAX_PORT",
+    "SECOND_BELOW",
+    "IpAddress",
+    "broker_ports",
+    "descriptor_limit",
+    "endpoint",
+    "endpoint_text",
+    "listen",
+    "numeric_host",
+]
 
 SECOND_BELOW: Final = 2
 """Distance from a broker's second port up to its first one (``MixAll.brokerVIPChannel``)."""
+PORT_STEP: Final = 10
+"""Distance between the first ports of brokers whose ports are given."""
+MAX_PORT: Final = 65_535
 MOST_PORTS_TRIED: Final = 64
 """Number of free ports that are tried as the first port until the second one is free, too."""
 
 IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 Factory = Callable[[], asyncio.Protocol]
+
+
+def broker_ports(first: int, brokers: int) -> list[int]:
+    """Returns the first port of each broker, 0 for a free one. Raises ValueError for a ``first`` that leaves no room for the
+    others, or for the second port below it."""
+    check_whole("broker_port", first)
+    if not first:
+        return [0] * brokers
+    check_within("broker_port", first, SECOND_BELOW + 1, MAX_PORT - PORT_STEP * (brokers - 1))
+    return [first + PORT_STEP * index for index in range(brokers)]
 
 
 async def numeric_host(host: str, port: int) -> str:

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from rmq_async import Message, Producer, PullConsumer
+from rmq_async import Admin, Consumer, Message, MessageExt, Producer, PullConsumer
+from rmq_async.testing._ports import find_ports
 
 from .support import end, one_line, rmq, start
 
@@ -76,6 +77,66 @@ async def test_a_port_that_is_taken_is_one_line_and_code_1() -> None:
     assert one_line(ended.err).endswith("; give another --port (0: a free one) or --host")
 
 
+async def test_running_clients_go_on_with_a_server_that_is_started_again_on_the_same_ports() -> None:
+    port, broker_port = find_ports([(0,), (0, -2)])
+    arguments = ("server", "--json", "--port", str(port), "--broker-port", str(broker_port), "--topic", "OrderTopic")
+    handled: asyncio.Queue[bytes] = asyncio.Queue()
+
+    async def handle(message: MessageExt) -> None:
+        handled.put_nowait(message.body)
+
+    worker = Consumer("billing", namesrv=f"127.0.0.1:{port}", start_from="earliest")
+    worker.subscribe("OrderTopic", handle)
+    process = await start(*arguments)
+    try:
+        assert (await address(process))["brokers"] == {"broker-a": f"127.0.0.1:{broker_port}"}
+        async with Producer("shop", namesrv=f"127.0.0.1:{port}", topics=["OrderTopic"]) as shop, worker:
+            await shop.send(Message("OrderTopic", b"before"))
+            assert await asyncio.wait_for(handled.get(), 10) == b"before"
+            process.terminate()
+            await end(process)
+            process = await start(*arguments)
+            await address(process)
+            async with asyncio.timeout(30):
+                while handled.empty():
+                    await shop.send(Message("OrderTopic", b"after"), timeout=10.0)
+                    await asyncio.sleep(0.2)
+            assert handled.get_nowait() == b"after"
+        process.terminate()
+        assert (await end(process)).code == 0
+    finally:
+        if process.returncode is None:
+            process.kill()
+
+
+async def test_a_topic_that_is_given_has_four_queues_on_each_broker() -> None:
+    process = await start("server", *FREE, "--brokers", "2", "--topic", "OrderTopic", "--topic", "PaidTopic")
+    try:
+        async with Admin(namesrv=(await address(process))["namesrv"]) as admin:
+            for topic in ("OrderTopic", "PaidTopic"):
+                queues = (await admin.topic_route(topic)).queue_datas
+                assert {data.broker_name: data.write_queue_nums for data in queues} == {"broker-a": 4, "broker-b": 4}
+    finally:
+        process.terminate()
+        assert (await end(process)).code == 0
+
+
+async def test_a_topic_whose_name_is_invalid_is_one_line_and_code_2() -> None:
+    ended = await rmq("server", *FREE, "--topic", "a b")
+    assert (ended.code, ended.out) == (2, "")
+    assert "'a b'" in one_line(ended.err)
+
+
+@pytest.mark.parametrize("taken_below", [0, 2])
+async def test_a_port_of_a_broker_that_is_taken_is_one_line_and_code_1(taken_below: int) -> None:
+    (port,) = find_ports([(0, -2, 8, 10)])
+    with socket.create_server(("127.0.0.1", port + 10 - taken_below)):
+        ended = await rmq("server", *FREE, "--brokers", "2", "--broker-port", str(port))
+    assert (ended.code, ended.out) == (1, "")
+    assert f"cannot listen on 127.0.0.1:{port + 10} and {port + 8}, the ports of a broker: " in one_line(ended.err)
+    assert one_line(ended.err).endswith("; give another --broker-port (0: free ones) or --host")
+
+
 async def test_a_host_that_is_none_of_ours_is_one_line_and_code_1() -> None:
     ended = await rmq("server", "--host", "192.0.2.1", "--port", "0")
     assert ended.code == 1
@@ -93,9 +154,13 @@ async def test_an_address_that_others_can_reach_earns_a_warning() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [("--brokers", "0"), ("--brokers", "65"), ("--port", "70000"), ("--port", "x"), ("--max-memory", "0")]
+    "wrong",
+    [
+        *(("--brokers", "0"), ("--brokers", "65"), ("--port", "70000"), ("--port", "x"), ("--max-memory", "0")),
+        *(("--broker-port", "2"), ("--broker-port", "65530", "--brokers", "2")),
+    ],
 )
-async def test_wrong_numbers_are_wrong_use(wrong: tuple[str, str]) -> None:
+async def test_wrong_numbers_are_wrong_use(wrong: tuple[str, ...]) -> None:
     ended = await rmq("server", *wrong)
     assert (ended.code, ended.out) == (2, "")
     assert wrong[0] in one_line(ended.err)

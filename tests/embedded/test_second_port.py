@@ -5,8 +5,11 @@ from __future__ import annotations
 import socket
 import uuid
 
+import pytest
+
 from rmq_async import Admin, Message, Producer
 from rmq_async.embedded import EmbeddedRocketMQ
+from rmq_async.testing._ports import find_ports
 from rmq_protocol.constants import RequestCode, ResponseCode
 
 from ..fakes import RawClient
@@ -81,6 +84,17 @@ async def test_second_ports_outlast_restarts() -> None:
                     assert probe.connect_ex((host, int(port))) != 0, "it is closed with the server"
             await server.start()
             assert server.brokers == addresses
+
+
+async def test_brokers_with_given_ports_are_ten_apart() -> None:
+    (first,) = find_ports([(0, -2, 8, 10)])
+    async with EmbeddedRocketMQ(brokers=2, broker_port=first) as server:
+        assert server.brokers == {"broker-a": f"127.0.0.1:{first}", "broker-b": f"127.0.0.1:{first + 10}"}
+        for address in server.brokers.values():
+            async with RawClient(second(address)) as client:
+                assert (await client.ask(RequestCode.GET_MAX_OFFSET, {"topic": "TBW102", "queueId": "0"})).code == 0
+        with pytest.raises(OSError, match=r"(?i)address already in use"):
+            await EmbeddedRocketMQ(broker_port=first + 2).start()
 
 
 async def test_stalled_broker_answers_on_no_port(server: EmbeddedRocketMQ) -> None:

@@ -41,7 +41,13 @@ async def test_a_name_is_looked_up() -> None:
         assert (await names.ask(ROUTE, {"topic": "TBW102"})).code == 0
 
 
-@pytest.mark.parametrize("options", [{"brokers": 0}, {"brokers": 65}, {"max_memory": 0}, {"port": -1}, {"port": 65_536}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        *({"brokers": 0}, {"brokers": 65}, {"max_memory": 0}, {"port": -1}, {"port": 65_536}),
+        *({"broker_port": -1}, {"broker_port": 2}, {"broker_port": 65_536}, {"broker_port": 65_526, "brokers": 2}),
+    ],
+)
 def test_options_out_of_range_are_refused(options: dict[str, int]) -> None:
     with pytest.raises(ValueError, match=next(iter(options))):
         EmbeddedRocketMQ(**options)  # type: ignore[arg-type]
