@@ -1,8 +1,9 @@
-"""Measures which lines and branches the tests reach, and compares with the floors: ``python tools/measure_coverage.py``.
+"""Runs most unit tests, which need neither a cluster nor Spark: ``python tools/unit_tests.py [--coverage] [pytest's arguments]``.
 
-It runs the tests that need neither a cluster nor Spark, without the files of ``UNMEASURED``, in the environment that it is called
-in (``tox -e coverage``). Tracing multiplies Python's processor time by 2.5: all unit tests took 1,270 s of it.
-Ends with code 1 if a package is below its floor, with pytest's code if a test fails.
+With ``--coverage`` it measures which lines and branches they reach, and compares with the floors. Without, runs of the
+simulation belong to them, whose hashes are the same on each interpreter. The files of ``COSTLY`` are left out: all tests
+took 1,270 s of the processor when traced, and the whole suite takes a quarter of an hour as it is.
+Ends with pytest's code if a test fails, with 1 if a package is below its floor.
 """
 
 from __future__ import annotations
@@ -14,18 +15,17 @@ import sys
 from pathlib import Path
 from typing import Final
 
-import coverage
-
 ROOT: Final = Path(__file__).resolve().parents[1]
 FLOORS: Final = {"rmq_protocol": 97.8, "rmq_async": 91.8}
 """Percent of lines and branches together: what was measured, less one. Raise a floor when the figure has risen."""
+HASHES: Final = "testing/simulation/test_hashes.py"
 ELSEWHERE: Final = (
-    *("cluster", "spark", "stress", "embedded/test_java.py", "testing/simulation/test_hashes.py"),
+    *("cluster", "spark", "stress", "embedded/test_java.py", HASHES),
     *("testing/simulation/test_planted.py", "testing/simulation/test_scenarios.py"),
     *("test_compare.py", "test_docs.py", "test_docs_site.py", "test_examples.py", "test_release.py", "test_tutorial.py"),
 )
 """They need a cluster or Spark, or run programs, pages and seeds as a whole."""
-UNMEASURED: Final = (
+COSTLY: Final = (
     *("cli/outbox/test_database.py", "cli/test_demo_faults.py", "cli/test_flood.py", "cli/test_spark.py"),
     *("client/test_unique_ids.py", "consumer/group/test_cuts.py", "consumer/group/test_members.py"),
     *("consumer/group/test_takeover.py", "embedded/test_thousand_clients.py", "outbox/test_alembic.py"),
@@ -43,22 +43,32 @@ UNMEASURED: Final = (
 """Each takes more than 2 s of the processor when traced, and reaches little that no other one reaches."""
 
 
-def run_tests(arguments: list[str]) -> int:
-    """Runs the tests under coverage and combines the data of their processes; returns pytest's exit code."""
-    left_out = [f"--ignore=tests/{name}" for name in (*ELSEWHERE, *UNMEASURED)]
-    for name in (*ELSEWHERE, *UNMEASURED):
+def command_of(arguments: list[str], hashes: bool) -> list[str]:
+    """Returns the arguments of Python for the tests, or for those that ``arguments`` name. ``hashes``: whether those of the
+    simulation's hashes run, too."""
+    if any((ROOT / argument.partition("::")[0]).exists() for argument in arguments):
+        return ["-m", "pytest", "-q", "-n", "8", *arguments]
+    left_out = [name for name in (*ELSEWHERE, *COSTLY) if not (hashes and name == HASHES)]
+    for name in left_out:
         if not (ROOT / "tests" / name).exists():
             sys.exit(f"there is no tests/{name}; correct {Path(__file__).name}")
+    ignored = [f"--ignore=tests/{name}" for name in left_out]
+    return ["-m", "pytest", "-q", "-n", "8", *ignored, "--ignore-glob=tests/test_benchmark*", *arguments]
+
+
+def run_traced(arguments: list[str]) -> int:
+    """Runs the tests under coverage and combines the data of their processes; returns pytest's exit code."""
     command = [sys.executable, "-m", "coverage"]
     subprocess.run([*command, "erase"], check=True)
-    tests = [*command, "run", "-m", "pytest", "-q", "-n", "8", *left_out, "--ignore-glob=tests/test_benchmark*", *arguments]
-    code = subprocess.run(tests, cwd=ROOT, check=False).returncode
+    code = subprocess.run([*command, "run", *command_of(arguments, hashes=False)], cwd=ROOT, check=False).returncode
     subprocess.run([*command, "combine", "--quiet"], check=True)
     return code
 
 
 def below_floor() -> list[str]:
     """Prints the figure of each package; returns those that are below their floors."""
+    import coverage
+
     data = coverage.Coverage(data_file=os.environ.get("COVERAGE_FILE", ".coverage"))
     data.load()
     found = []
@@ -73,7 +83,10 @@ def below_floor() -> list[str]:
 
 
 def main() -> int:
-    code = run_tests(sys.argv[1:])
+    arguments = [each for each in sys.argv[1:] if each != "--coverage"]
+    if arguments == sys.argv[1:]:
+        return subprocess.run([sys.executable, *command_of(arguments, hashes=True)], cwd=ROOT, check=False).returncode
+    code = run_traced(arguments)
     below = below_floor()
     if below:
         print(f"below the floor: {', '.join(below)}; add tests, or lower the floor and say why", file=sys.stderr)
