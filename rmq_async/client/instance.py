@@ -399,6 +399,7 @@ class ClientInstance:
             for task in tasks:
                 if not task.cancelled():
                     task.exception()  # it was reported where it was raised, and counts as seen
+            self._tasks = []  # from 3.12 on a cancelled task keeps its frames, which refer to this client
             if hasattr(self, "pool"):
                 await self.pool.aclose(timeout)
         finally:
