@@ -132,10 +132,10 @@ def test_reset_on_a_terminal_asks(server: EmbeddedRocketMQ) -> None:
             ending = asyncio.create_task(process.communicate())
             if answer is not None:
                 os.write(theirs, answer)
-            for _ in range(30):
+            for _ in range(6):
                 if answer is None:  # again: the interpreter may miss one between the question and the read
                     process.send_signal(signal.SIGINT)
-                await asyncio.wait([ending], timeout=1.0)
+                await asyncio.wait([ending], timeout=5.0)  # a second one while the interpreter ends would kill it
                 if ending.done():
                     break
             out, err = ending.result()
