@@ -107,11 +107,12 @@ class PopReader:
         return taken
 
     def has_messages(self, pop: Pop, topic: Topic) -> bool:
-        """Returns whether there are messages that a pop would read, without a look at its filter."""
+        """Returns whether a queue of the pop, or queue 0 of a retry topic, has messages from the group's offset on, with any tags
+        (``NotificationProcessor``). Retries count for an ordered pop, too, which reads none."""
         name, group, asked = pop.key
         offsets = self._pop_offsets(pop)
         places = [(topic, each) for each in (range(topic.config.read_queue_nums) if asked < 0 else (asked,))]
-        places += [(retries, 0) for each in self._retry_topics(name, group, 0) if (retries := self._state.topics.get(each))]
+        places += [(retries, 0) for each in self._retry_names(name, group) if (retries := self._state.topics.get(each))]
         for each, queue_id in places:
             queue, found = each.find(queue_id), each.config.topic_name
             if pop.ordered and self._ordered.blocked(OrderedQueue(group, found, queue_id), pop.attempt):
@@ -128,12 +129,13 @@ class PopReader:
                     self._take_queue(pop, topic, queue_id, taken, retries=True)
 
     def _retry_topics(self, topic: str, group: str, number: int) -> list[str]:
-        """Returns the retry topics to read: that with the older name and, with ``retry_v2``, that with the newer one. With the
-        revive log an answer has room for one of the two, and they take turns."""
-        old, new = pop_retry_topic_v1(topic, group), pop_retry_topic(topic, group)
-        if not self._settings.retry_v2:
-            return [old]
-        return [old, new] if self._in_store else [new if number % 2 else old]
+        """Returns the retry topics that a pop reads. With the revive log an answer has room for one of them; they take turns."""
+        names = self._retry_names(topic, group)
+        return names if self._in_store or len(names) == 1 else [names[number % 2]]
+
+    def _retry_names(self, topic: str, group: str) -> list[str]:
+        old = pop_retry_topic_v1(topic, group)
+        return [old, pop_retry_topic(topic, group)] if self._settings.retry_v2 else [old]
 
     def _take_queue(self, pop: Pop, topic: Topic, queue_id: int, taken: Taken, *, retries: bool = False) -> None:
         group, name = pop.key.group, topic.config.topic_name

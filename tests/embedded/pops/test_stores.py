@@ -26,6 +26,8 @@ async def test_retries_have_the_topic_and_handle_of_their_store(store: str, retr
         await clock.advance(3 if store == "log" else 1.5)
         name = "%RETRY%G+T" if retry_v2 else "%RETRY%G_T"
         assert [message.topic for message in server.retries("G")] == [name]
+        fields = {"consumerGroup": "G", "topic": "T", "queueId": "-1", "pollTime": "0", "bornTime": str(clock.now_ms())}
+        assert (await broker.ask(RequestCode.NOTIFICATION, fields)).ext_fields["hasMsg"] == "true"
         (again, *none) = [each for _ in range(2) for each in await broker.popped()]
         assert (none, again.handle.retry) == ([], "2" if retry_v2 else "1")
         topic = "T" if store == "log" else name
