@@ -94,7 +94,7 @@ class ClientConfig:
     ``namespace_v2``: sent in a field of each request, names stay as they are; either has 1 to 100 characters out of letters,
     digits, "-" and "_". ``unit_name``, ``unit_mode``: name and flag that a client of one unit of a cluster sends.
     ``start_without_cluster``: True lets ``start()`` return while no name server answers; calls then wait, within their
-    timeouts, until one answers and names a broker.
+    timeouts, until one answers and names a broker; so does ``start()`` of a group consumer, within ``request_timeout``.
 
     Raises ConfigError for an invalid value and for settings that exclude each other, TypeError for an unknown field.
     """

@@ -109,7 +109,7 @@ def test_the_tests_of_probes_on_the_page_on_testing_run(tmp_path: Path) -> None:
     found = BLOCK.finditer((ROOT / "docs" / "testing.md").read_text())
     (source,) = [block[3] for block in found if 'title="test_service.py"' in block[2]]
     without_httpx2 = "ignore:Using `httpx` with `starlette.testclient` is deprecated"
-    assert " 2 passed" in output_of_tests(source, tmp_path, "-W", without_httpx2)
+    assert " 3 passed" in output_of_tests(source, tmp_path, "-W", without_httpx2)
 
 
 def output_of_tests(source: str, folder: Path, *options: str) -> str:

@@ -21,9 +21,11 @@ from typing import NamedTuple
 
 import pytest
 
+from rmq_async.testing._ports import find_ports
+
 DOCS = Path(__file__).parents[1] / "docs"
 BLOCK = re.compile(r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
-PORT = re.compile(r"\b(9876|8000|8001)\b")
+PORT = re.compile(r"\b(9876|8000|8001|10911)\b")
 SECONDS = 60.0
 
 
@@ -107,11 +109,12 @@ def free_ports() -> dict[str, str]:
     """For the ports that pages name."""
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(3)]
-        ports = [str(each.getsockname()[1]) for each in sockets]
-    return dict(zip(("9876", "8000", "8001"), ports, strict=True))
+        ports = [each.getsockname()[1] for each in sockets]
+    (broker,) = find_ports([(0, -2)])
+    return {name: str(port) for name, port in zip(("9876", "8000", "8001", "10911"), [*ports, broker], strict=True)}
 
 
-@pytest.mark.parametrize(("page", "at_least"), [("quickstart.md", 5), ("tutorial.md", 18)])
+@pytest.mark.parametrize(("page", "at_least"), [("quickstart.md", 11), ("tutorial.md", 20)])
 def test_a_page_read_from_its_top_works(
     page: str, at_least: int, tmp_path: Path, environment: dict[str, str], free_ports: dict[str, str]
 ) -> None:

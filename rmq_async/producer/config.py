@@ -99,10 +99,10 @@ class ProducerConfig:
 
     ``compress_over``: a body of at least this size, except in ``send_batch``, is compressed, and sent compressed if that is
     smaller. ``compress_type``: "zlib", "lz4" or "zstd", the latter two with the extra ``compression``; ``compress_level``: 0 to
-    9 for zlib, 1 to 22 for zstd, not used by lz4. ``max_message_size``: maximum size of an uncompressed body or of an encoded
-    batch; above 16,646,144 the client's ``max_frame_size`` must be larger by at least 131,072 bytes. ``create_topic_key``: the
-    topic whose route is used for a topic that does not exist yet; ``default_topic_queues``: number of queues that such a topic
-    gets on a broker, at most as many as ``create_topic_key`` has there.
+    9 for zlib, 1 to 22 for zstd (its negative levels are refused), not used by lz4. ``max_message_size``: maximum size of an
+    uncompressed body or of an encoded batch; above 16,646,144 the client's ``max_frame_size`` must be larger by at least 131,072
+    bytes. ``create_topic_key``: the topic whose route is used for a topic that does not exist yet; ``default_topic_queues``:
+    number of queues that such a topic gets on a broker, at most as many as ``create_topic_key`` has there.
 
     ``oneway_limit``: maximum number of one-way messages accepted and not finished; ``async_limit``: the same for all other
     messages; ``pending_bytes_limit``: maximum size of their bodies, for each of the two kinds; ``broker_window``: maximum
@@ -202,7 +202,7 @@ class ProducerConfig:
         if self.compress_type == "zlib" and self.compress_level > 9:
             raise ConfigError(f"compress_level {self.compress_level} is above zlib's highest level; give 0 to 9")
         if self.compress_type == "zstd" and not self.compress_level:
-            raise ConfigError("compress_level 0 is below zstd's lowest level; give 1 to 22")
+            raise ConfigError("compress_level must be 1 to 22 for zstd, not 0")
 
     def _check_choosing(self) -> None:
         for name in (

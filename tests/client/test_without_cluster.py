@@ -16,6 +16,7 @@ from rmq_async import (
     ClientConfig,
     ClientStateError,
     ConfigError,
+    Consumer,
     Message,
     NameServerError,
     Producer,
@@ -83,6 +84,17 @@ async def test_start_with_cluster_needed(kind: str, port: int) -> None:
     client = KINDS[kind](ClientConfig(namesrv=f"127.0.0.1:{port}"))
     with pytest.raises(NameServerError, match="cannot connect"):
         await client.start()
+    assert not left()
+
+
+@pytest.mark.parametrize("options", [{"mode": "pull"}, {"mode": "pop"}, {"start_from": "earliest"}])
+async def test_start_of_a_group_consumer_waits_for_the_cluster_and_raises(options: dict[str, Any], port: int) -> None:
+    consumer = Consumer("group", client=config(port, request_timeout=0.4), **options)
+    consumer.subscribe("topic", lambda _: None)
+    began = monotonic()
+    with pytest.raises(NameServerError, match="none has answered since the start"):
+        await consumer.start()
+    assert 0.3 < monotonic() - began < 3.0
     assert not left()
 
 
