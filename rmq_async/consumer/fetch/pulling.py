@@ -13,9 +13,12 @@ from ..._ordered import OrderedSet
 from ..._text import printable
 from ...client import ClientInstance
 from ...errors import (
+    ConnectError,
+    ConnectionLostError,
     FlowControlError,
     NoPermissionError,
     QueueNotExistError,
+    RequestTimeoutError,
     RocketMQError,
     SubscriptionGroupNotExistError,
     SystemBusyError,
@@ -44,6 +47,9 @@ BUSY_PAUSE: Final = 1.0
 REFUSED_PAUSE: Final = 30.0
 """Seconds between pulls that a broker refuses until an operator acts."""
 REPORT_EVERY: Final = 30.0
+REPORTED_TOGETHER: Final = 10.0
+"""Seconds from the first failed pull at a broker that does not answer to the last one that needs no line of its own in the log: the
+queues of the broker fail one after the other, as their pauses are random."""
 IDLE_ANSWERS: Final = 10
 """Answers in a row without progress after which the next pull waits."""
 
@@ -93,6 +99,8 @@ class Pulling:
         self._moved = moved
         self._lost_route = lost_route
         self._calls: Calls = OrderedSet()
+        self._reported: dict[str, float] = {}
+        """By name of the broker, when the log was last given that it does not answer; monotonic."""
 
     async def run(self, held: HeldQueue) -> None:
         """Pulls until the queue is no longer in the state RUNNING, or the call is cancelled."""
@@ -110,7 +118,7 @@ class Pulling:
                 now = machine.monotonic()
                 if now - reported > REPORT_EVERY:
                     reported = now
-                    logger.warning("pulls of %s fail and are repeated: %s", held.shown, printable(error, 500))
+                    self._report(held, error, now)
                 held.error = error
                 pause = self._pause(held, error, pauses)
             else:
@@ -127,6 +135,17 @@ class Pulling:
                     self._budget.release(messages, reserved)
             if pause:
                 await asyncio.sleep(pause)
+
+    def _report(self, held: HeldQueue, error: RocketMQError, now: float) -> None:
+        """Logs that pulls fail; one line for all queues of a broker that does not answer."""
+        what, broker = f"pulls of {held.shown}", held.shown.broker_name
+        if isinstance(error, ConnectError | ConnectionLostError | RequestTimeoutError):
+            last = self._reported.get(broker)
+            if last is not None and now - last < REPORTED_TOGETHER:
+                return
+            self._reported[broker] = now
+            what = f"pulls from {printable(broker, 80)}, such as those of {held.shown},"
+        logger.warning("%s fail and are repeated: %s", what, printable(error, 500))
 
     async def _take(self, held: HeldQueue, offset: int, result: PullResult) -> None:
         """Takes the result of a pull into the buffer and moves the queue. ``offset``: the offset of the pull."""

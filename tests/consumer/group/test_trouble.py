@@ -308,3 +308,38 @@ def test_name_servers_that_crash_are_named_within_seconds_and_no_longer_when_the
             assert await seconds_until(False) < 12
 
     Simulation(1, brokers=1, name_servers=servers, faults=None).run(main)
+
+
+async def test_broker_that_stops_is_one_line_in_the_log_for_all_its_queues(caplog: pytest.LogCaptureFixture) -> None:
+    async with EmbeddedRocketMQ(brokers=2) as server:
+        await create(server.namesrv, queues=8)
+        seen = Seen()
+        async with member("g", server.namesrv, "one", seen) as consumer:
+            assert len(consumer.assignment) == 18  # two of the retry topic
+            await server.stop()
+            await until(lambda: unreadable(consumer) >= consumer.assignment)
+            said = failing_pulls(caplog)
+            assert [text.partition(", ")[0] for text in sorted(said)] == ["pulls from broker-a", "pulls from broker-b"]
+            assert all(f"broker_name='{text[11:19]}'" in text and "connection lost" in text for text in said)
+            await server.start()
+            await send(server.namesrv, b"x")
+            await until(lambda: seen.bodies[b"x"], timeout=20.0)
+        assert failing_pulls(caplog) == said
+
+
+async def test_pulls_that_a_broker_refuses_are_a_line_for_each_queue(caplog: pytest.LogCaptureFixture) -> None:
+    async with EmbeddedRocketMQ() as server:
+        await create(server.namesrv, queues=8)
+        server.fail_next(ResponseCode.NO_PERMISSION, 8, request=RequestCode.PULL_MESSAGE)
+        async with member("g", server.namesrv, "one", Seen()):
+            await until(lambda: len(failing_pulls(caplog)) == 8)
+        assert {text.partition("(")[0] for text in failing_pulls(caplog)} == {"pulls of MessageQueue"}
+
+
+def unreadable(consumer: Consumer) -> set[MessageQueue]:
+    found = (problem.queue for problem in consumer.health().problems if problem.code == "queue_unreadable")
+    return {queue for queue in found if queue is not None}
+
+
+def failing_pulls(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [text for record in caplog.records if "fail and are repeated" in (text := record.getMessage())]
