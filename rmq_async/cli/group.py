@@ -245,7 +245,7 @@ def resend(
     --skip-topic. Letters of the last second may be missing; call again.
     """
     output = Output(as_json=as_json)
-    _confirm(f"Send the dead letters of group {name} to their topics again?", yes=yes)
+    _confirm(f"Send the dead letters of group {name} to their topics again, where all groups get them?", yes=yes)
 
     async def work(admin: Admin) -> None:
         try:
