@@ -220,6 +220,8 @@ class ConsumerConfig:
         positions: object = self.broadcast
         if positions is False:
             return
+        if isinstance(positions, type):
+            raise ConfigError(f"broadcast={shown(positions)} is a class; give an object of it")
         if positions is not True and not all(callable(getattr(positions, name, None)) for name in ("load", "save")):
             raise ConfigError(f"broadcast must be True, False or an object with load() and save(), not {shown(positions)}")
         if self.mode != "pull":

@@ -181,7 +181,7 @@ def _checked_tags(tags: str) -> str:
     try:
         if isinstance(tags, str) and tags:
             parse_tags(tags)
-            return str.__str__(tags)
+            return _encodable("tags", tags)
     except LocalProtocolError:
         pass
     raise ConfigError(f'tags must be "*" or tags joined by "||", not {shown(tags)}')
@@ -196,7 +196,16 @@ def _checked_sql(sql: str | None, tags: str) -> str | None:
         raise ConfigError(
             f"tags={shown(tags)} and sql={shown(sql)} exclude each other; leave tags out, and add TAGS = 'a' to the condition"
         )
-    return str.__str__(sql)
+    return _encodable("sql", sql)
+
+
+def _encodable(name: str, text: str) -> str:
+    """Returns a plain str. Raises ConfigError for a text without a UTF-8 form."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ConfigError(f"{name}={shown(text)} holds a lone surrogate and has no UTF-8 form; remove it") from None
+    return str.__str__(text)
 
 
 def _checked_errors(errors: object) -> tuple[type[Exception], ...]:

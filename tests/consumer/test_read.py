@@ -391,3 +391,9 @@ async def test_contradictions_are_refused_at_the_call(options: dict[str, Any]) -
 async def test_reading_needs_a_started_consumer() -> None:
     with pytest.raises(ClientStateError):
         PullConsumer("g", namesrv="127.0.0.1:1").read(TOPIC)
+
+
+async def test_read_refuses_tags_without_utf8() -> None:
+    async with embedded(queues=1) as (_, consumer):
+        with pytest.raises(ConfigError, match=r"tags='a\\ud800' holds a lone surrogate"):
+            consumer.read(TOPIC, tags="a\ud800")

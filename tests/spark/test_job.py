@@ -52,7 +52,9 @@ def test_times(text: str, meant: datetime) -> None:
     assert job.moment(text).utcoffset() == timedelta(0)
 
 
-@pytest.mark.parametrize("text", ["noon", "20261122", "1795348800", "", "2026-13-01", "-1"])
+@pytest.mark.parametrize(
+    "text", ["noon", "20261122", "1795348800", "", "2026-13-01", "-1", "9" * 15, "0001-01-01T00:00:00+02:00"]
+)
 def test_times_that_are_none(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match=r"milliseconds since 1970"):
         job.moment(text)

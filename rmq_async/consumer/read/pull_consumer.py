@@ -398,7 +398,10 @@ def _check_tags(tags: str) -> None:
     try:
         if isinstance(tags, str) and tags:
             parse_tags(tags)
+            tags.encode()
             return
     except LocalProtocolError:
         pass
+    except UnicodeEncodeError:
+        raise ConfigError(f"tags={shown(tags)} holds a lone surrogate and has no UTF-8 form; remove it") from None
     raise ConfigError(f'tags must be "*" or tags joined by "||", not {shown(tags)}')

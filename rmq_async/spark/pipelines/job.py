@@ -158,19 +158,19 @@ def whole_number(low: int, high: int) -> Callable[[str], int]:
 def moment(text: str) -> datetime:
     """Parses a time, as a type for argparse: ISO 8601, in UTC if it names no zone, or milliseconds since 1970, 10^11
     or more. argparse reports any other text as an error."""
-    if text.isascii() and text.isdigit() and len(text) < 16:
-        if int(text) < FIRST_MOMENT_MS:
-            raise argparse.ArgumentTypeError(
-                f"{text} is too small for milliseconds since 1970; write a date with dashes, such as 2026-11-22"
-            )
-        return datetime.fromtimestamp(int(text) / 1000, UTC)
     try:
+        if text.isascii() and text.isdigit() and len(text) < 16:
+            if int(text) < FIRST_MOMENT_MS:
+                raise argparse.ArgumentTypeError(
+                    f"{text} is too small for milliseconds since 1970; write a date with dashes, such as 2026-11-22"
+                )
+            return datetime.fromtimestamp(int(text) / 1000, UTC)
         found = datetime.fromisoformat(text)
-    except ValueError:
+        return found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)
+    except (ValueError, OverflowError):  # Overflow: in UTC the time is before the year 1 or after 9999
         raise argparse.ArgumentTypeError(
-            f"must be a time such as 2026-11-22T08:30:00Z, or milliseconds since 1970, not {text}"
+            f"must be a time such as 2026-11-22T08:30:00Z, or milliseconds since 1970, from year 1 to 9999, not {text}"
         ) from None
-    return found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)
 
 
 def run_job(name: str, job: Job, arguments: Sequence[str] | None = None) -> int:

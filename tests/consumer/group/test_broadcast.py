@@ -317,6 +317,7 @@ async def test_callbacks_name_all_queues() -> None:
     [
         ({"broadcast": 1}, r"broadcast must be True, False or an object with load\(\) and save\(\), not 1"),
         ({"broadcast": None}, "broadcast must be True, False"),
+        ({"broadcast": Store}, "broadcast=.*Store.* is a class; give an object of it"),
         ({"broadcast": True, "topics": "T"}, "broadcast needs handlers"),
         ({"broadcast": True, "mode": "pop"}, "broadcast and mode='pop' exclude each other"),
         ({"broadcast": True, "allocate": allocate_by_circle}, "broadcast and allocate exclude each other"),

@@ -127,6 +127,12 @@ def test_subscribe_refuses_what_is_no_condition(sql: object) -> None:
         Consumer("g", namesrv="127.0.0.1:9876").subscribe("T", Seen(), sql=sql)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("name", ["tags", "sql"])
+def test_subscribe_refuses_a_text_without_utf8(name: str) -> None:
+    with pytest.raises(ConfigError, match=rf"{name}='a\\ud800' holds a lone surrogate"):
+        Consumer("g", namesrv="127.0.0.1:9876").subscribe("T", Seen(), **{name: "a\ud800"})  # type: ignore[arg-type]
+
+
 def test_subscribe_refuses_tags_beside_a_condition() -> None:
     consumer = Consumer("g", namesrv="127.0.0.1:9876")
     with pytest.raises(ConfigError, match=r"tags='a' and sql='b' exclude each other"):
