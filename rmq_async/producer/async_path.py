@@ -66,8 +66,8 @@ def try_fast_send_async(
 def batch_item(sender: ProducerCore, message: Message, size: int) -> tuple[BatchItem, int] | None:
     """Returns the message as a ``BatchItem``, and its size in a batch in bytes; None if no batch has room for it.
 
-    ``size``: of its body. A message without a unique id gets one when its batch is encoded. Raises InvalidMessageError for
-    properties that are too large.
+    ``size``: bytes of its body. A message without a unique id gets one when its batch is encoded. Raises InvalidMessageError
+    for properties above 32767 bytes.
     """
     batcher, unique_id = sender.batcher, message.unique_id
     text = message_properties(message, unique_id or batcher.stand_in)

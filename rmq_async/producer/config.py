@@ -49,7 +49,7 @@ broker wait for each other."""
 class Batching:
     """Settings for gathering single messages into batches. ``batching=True`` of a producer means ``Batching()``.
 
-    Messages gather by topic (and ``wait_store``) or, for a send whose queue is chosen (by queue, selector, key or a
+    Messages gather by topic and ``wait_store`` or, for a send whose queue is chosen (by queue, selector, key or a
     ``queue_selector``), by queue. A topic may have ``lanes_per_broker`` requests in flight to each broker, a queue has one. While
     fewer are in flight, a message leaves at the end of the current loop iteration, with all others of that iteration. Otherwise
     messages gather until one of these requests has ended, and leave together. A message with a delay, a retry topic or a body
@@ -57,12 +57,13 @@ class Batching:
 
     ``max_bytes``: maximum encoded size of a batch in bytes (1 to 16,646,144); ``max_message_size`` applies if it is smaller. A
     message that alone is larger is sent by itself. ``max_messages``: maximum number of messages in a batch (1 to 65,536). A
-    full batch leaves without waiting for an answer, unless it is ordered. ``linger``: seconds that the first message waits for
-    others even without a request in flight, at most half of the time that any caller has left and, if the batch is not ordered,
-    half of the producer's ``timeout``. ``max_pending_bytes``: maximum size in bytes of all bodies that are accepted and not
-    finished, one-way messages excepted; the smaller of this and ``pending_bytes_limit`` applies, and further calls wait.
-    ``lanes_per_broker``: requests of one topic that may be in flight to one broker before messages gather; a request that is
-    not answered within the producer's ``timeout`` no longer counts.
+    full batch leaves without waiting for an answer, unless it is ordered. ``linger``: seconds (0 to below 1e9) that the first
+    message waits for others even without a request in flight: at least 0.001 if above 0, at most half of the time that any
+    caller has left and, if the batch is not ordered, half of the producer's ``timeout``. ``max_pending_bytes``: maximum size in
+    bytes (1 to 2^40) of all bodies that are accepted and not finished, one-way messages excepted; the smaller of this and
+    ``pending_bytes_limit`` applies, and further calls wait; a single larger one is accepted while there are no others.
+    ``lanes_per_broker``: requests of one topic (1 to 65,536) that may be in flight to one broker before messages gather; a
+    request that is not answered within the producer's ``timeout`` no longer counts.
 
     Raises ConfigError for an invalid value, TypeError for an unknown field.
     """
@@ -91,11 +92,11 @@ class ProducerConfig:
     ``timeout``: time of a whole send call, including route look-up, connect and retries. ``retries``: maximum number of
     attempts of ``send`` after the first, 0 to 1000, not counting those whose request no broker took (no connection, GO_AWAY, no
     such queue); ``async_retries``: the same for ``send_async`` and ``send_batch_async`` (messages that ``batching`` gathers
-    have ``retries``). ``attempt_timeout``: maximum time of one attempt while an untried broker is left; default: the remaining
-    time divided by the attempts left, at least 0.2 s. ``retry_codes``: broker response codes after which another attempt is
-    made; refused credentials and missing permissions are never retried, a missing queue always, unless the caller chose it.
-    ``retry_same_queue``: True repeats a send with an explicit queue, selector or key on that queue, up to ``retries`` times;
-    False repeats it only after attempts whose request no broker took.
+    have ``retries``). ``attempt_timeout``: maximum time of one attempt while another untried broker is left; default: the
+    remaining time divided by the attempts left, at least 0.2 s. ``retry_codes``: broker response codes after which another
+    attempt is made; refused credentials and missing permissions are never retried, a missing queue always, unless the caller
+    chose it. ``retry_same_queue``: True repeats a send with an explicit queue, selector or key on that queue, up to ``retries``
+    times; False repeats it only after attempts whose request no broker took.
 
     ``compress_over``: a body of at least this size, except in ``send_batch``, is compressed, and sent compressed if that is
     smaller. ``compress_type``: "zlib", "lz4" or "zstd", the latter two with the extra ``compression``; ``compress_level``: 0 to
@@ -105,10 +106,11 @@ class ProducerConfig:
     number of queues that such a topic gets on a broker, at most as many as ``create_topic_key`` has there.
 
     ``oneway_limit``: maximum number of one-way messages accepted and not finished; ``async_limit``: the same for all other
-    messages; ``pending_bytes_limit``: maximum size of their bodies, for each of the two kinds; ``broker_window``: maximum
-    number of sends in flight per broker, further ones wait. ``oneway_window``: at least one of this many one-way messages is
-    sent as an ordinary request, which paces the flow; 0 turns pacing off, and a stock broker may then drop messages without
-    notice. ``stop_timeout``: time that ``stop()`` waits for unanswered sends.
+    messages; ``pending_bytes_limit``: maximum size of their bodies, for each of the two kinds; a single call above it is
+    accepted while there are no others. ``broker_window``: maximum number of sends in flight per broker, further ones wait.
+    ``oneway_window``: at least one of this many one-way messages is sent as an ordinary request, which paces the flow; 0 turns
+    pacing off, and a stock broker may then drop messages without notice. ``stop_timeout``: time that ``stop()`` waits for
+    unanswered sends.
 
     ``retry_another_broker_when_not_store_ok``: if True, and a broker stores a message without confirming its flush or
     replication, the message is also sent to another broker, within ``retries``, and is then stored twice. ``topics``: topics

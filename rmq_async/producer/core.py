@@ -204,7 +204,7 @@ class ProducerCore:
         self._settings.outside.add(topic)
 
     def _look_again(self) -> None:
-        """Recomputes which messages may take the fast path, after the hooks have changed."""
+        """Computes which messages may take the fast path; called at the start and when hooks of requests change."""
         config, settings = self.config, self._settings
         general = not self.pool.hooks.only_sign or not config.send_smart_msg
         self.watched = self.watchers.active

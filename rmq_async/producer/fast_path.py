@@ -64,8 +64,8 @@ class SendMethods(ProducerLife):
         Before anything is sent, raises TypeError for an object that is not a Message; InvalidMessageError for an invalid
         message; ConfigError for a ``queue`` that is not a MessageQueue; SelectorError for a queue of another topic, an invalid
         key or a selector that fails; BackpressureError if ``async_limit``, ``pending_bytes_limit`` or ``max_pending_bytes``
-        leaves no room within ``timeout``, or earlier sends to a chosen queue still wait then; ForbiddenError if a hook refuses
-        the message; TopicNotFoundError, NameServerError or BrokerNotFoundError if no route has a queue to send to;
+        leaves no room within ``timeout``, or earlier sends to the topic that choose a queue still wait then; ForbiddenError if
+        a hook refuses the message; TopicNotFoundError, NameServerError or BrokerNotFoundError if no route has a queue to send to;
         RequestTimeoutError if the time ends during this. Then raises the error of the only attempt (such as BrokerError,
         RequestTimeoutError, ConnectError, ConnectionLostError), SendError after several, ClientStateError when the producer
         stops. The error's ``maybe_stored`` is True if the message may be stored all the same; after a cancellation it may be
@@ -251,8 +251,9 @@ class SendMethods(ProducerLife):
     ) -> asyncio.Future[SendResult]:
         """Accepts one message and returns a future of its result.
 
-        Waits only until the message can be sent: for room within ``async_limit`` and ``pending_bytes_limit``, for the route,
-        the connection, and, if needed, for a selector, the compression of the body and earlier sends that choose their queue.
+        Waits only until the message can be sent: for room within ``async_limit``, ``pending_bytes_limit`` and
+        ``max_pending_bytes``, for the route, the connection, and, if needed, for a selector, the compression of the body and
+        earlier sends that choose their queue.
         Exactly one of ``on_success(result)`` and ``on_error(error)`` is called, once, on the loop, before anything that awaits
         the future resumes, also when the producer stops. They are plain functions; one that raises is reported to the loop's
         exception handler. Cancelling the future ends the send and calls ``on_error(CancelledError())``; the message may be
@@ -329,9 +330,7 @@ class SendMethods(ProducerLife):
 def try_fast_oneway(sender: ProducerCore, message: Message, size: int) -> tuple[bool, Target | None]:
     """Queues the frame of a message and returns (True, None); returns (False, ``turn``) if the message needs the general path.
 
-    ``turn``: the queue that the round robin has already returned, else None; an argument of ``general_send_oneway``. This path
-    costs a quarter of the general one: the frame is filled in at once, and credits are counted together until the frames are
-    written.
+    ``turn``: the queue that the round robin has already returned, else None; an argument of ``general_send_oneway``.
     """
     credit, topic_queues = sender.oneway_credits, sender.queues_by_topic.get(message.topic)
     if topic_queues is None or credit.contended or credit.free <= 0 or credit.free_bytes < size:

@@ -85,7 +85,7 @@ class Line:
         return line
 
     def fail(self, error: Callable[[], RocketMQError]) -> None:
-        """Ends the waits of the line: each waiting call raises a new ``error()``. The first call does not wait."""
+        """Ends the waits of the line and of ``aside``: each waiting call raises a new ``error()``."""
         for place in self.places:
             if place.waits is not None and not place.waits.done():
                 place.waits.set_exception(error())
@@ -116,7 +116,7 @@ class Line:
 
 
 class QueueLine(Line):
-    """The line of one queue, which ends with its last place."""
+    """The line of one queue; it is removed from ``aside`` when its last place is left."""
 
     __slots__ = ("_key", "_topic")
     behind = "to the same queue"
@@ -133,7 +133,7 @@ class QueueLine(Line):
 
 
 class Place:
-    """The place of one call. ``left``: the call has left the line. ``waits``: resolved when its turn has come."""
+    """The place of one call. ``left``: the call has left the line. ``waits``: ends the wait for the turn; None if none runs."""
 
     __slots__ = ("_line", "left", "waits")
 
@@ -145,7 +145,7 @@ class Place:
     async def turn(self, deadline: float) -> None:
         """Waits until all earlier calls have left the line.
 
-        Raises BackpressureError at ``deadline`` (``time.monotonic``), and the error of ``Lines.fail``.
+        Raises BackpressureError at ``deadline`` (``time.monotonic``), and the error of ``Lines.fail`` when that is called.
         """
         if self._line.is_first(self):
             return
@@ -180,7 +180,7 @@ class Place:
         return self._line.is_first(self)
 
     def leave(self) -> None:
-        """Leaves the line, which passes the turn on; harmless when called again."""
+        """Leaves the line, and passes the turn on if it is this place's; a second call does nothing."""
         if not self.left:
             self.left = True
             self._line.advance()

@@ -46,8 +46,8 @@ class RequestOwner(Protocol):
 class BatchRequest(FirstAttempt["BatchSendResult | SendResult"]):
     """A batch request and its further attempts. The call's deadline is the latest one of its members.
 
-    ``makes_room_at``: time (monotonic) from which the request does not count as in flight; infinity for ordered messages, and
-    if the deadline comes first.
+    ``makes_room_at``: time (monotonic) from which the request does not count as in flight; infinity for ordered messages,
+    and if the deadline is not later.
     """
 
     __slots__ = (
@@ -95,7 +95,7 @@ class BatchRequest(FirstAttempt["BatchSendResult | SendResult"]):
         self.entry = entry
 
     def _context(self) -> Context | None:
-        """Returns the context of the first message, for a selector that chooses again; None without such a selector."""
+        """Returns the context of the first caller for a selector of the user; None without a selector or without a context."""
         context: Context | None = getattr(self.entry.members[0][0], "context", None)
         return context if self._dispatch.router.asks else None
 
@@ -105,7 +105,7 @@ class BatchRequest(FirstAttempt["BatchSendResult | SendResult"]):
         return all(member[0].done() for member in self.entry.members)
 
     def give_up(self) -> None:
-        """Abandons the request and makes room for others; the broker may still store what has been written."""
+        """Abandons the request, unless it is over, and makes room for others; the broker may store what was written."""
         if self._resolved:
             return
         self._settled = True
@@ -121,17 +121,14 @@ class BatchRequest(FirstAttempt["BatchSendResult | SendResult"]):
         self._make_room()
 
     def patience(self) -> float:
-        """Returns the earliest deadline of the callers that wait, at least ``MIN_CAP`` from now, at most the producer's timeout
-        from now, and never later than the request's own deadline.
-
-        So one caller's attempt time is not derived from another caller's long timeout.
-        """
+        """Returns the end of the time that capped attempts share: the earliest deadline of the callers that wait, within bounds."""
+        # So one caller's attempt time is not derived from another caller's long timeout.
         now = machine.monotonic()
         earliest = min([deadline for receiver, _, deadline in self.entry.members if not receiver.done()], default=self.deadline)
         return min(max(earliest, now + MIN_CAP), now + self._batcher.timeout, self.deadline)
 
     def expire(self, now: float) -> float:
-        """Fails the members whose deadline is over although the request's is not, and makes room from ``makes_room_at`` on.
+        """Fails the members whose deadline is over, but not those that ``SAME_END`` excepts; makes room from ``makes_room_at`` on.
 
         Returns the time of the next check, infinity for none.
         """
@@ -184,7 +181,7 @@ class BatchRequest(FirstAttempt["BatchSendResult | SendResult"]):
         return self._pending is not None if self._further is None else self._further.maybe_sent
 
     def _withdrawn(self) -> bool:
-        """Withdraws the only attempt if its frame has not left the client; returns whether it did."""
+        """Withdraws the only attempt if its frame is held back by the connection's table; returns whether it did."""
         if self._further is not None or self._connection is None or self._pending is None or self._pending.sequence:
             return False
         self._connection.requests.forget(self._pending.opaque)

@@ -57,7 +57,7 @@ class WatchedMember:
 
 
 def begin_watched(entry: Entry, target: Target) -> tuple[Entry, BatchWatch]:
-    """Calls the hooks for the first attempt of each message, and fails the messages that they refuse.
+    """Calls the hooks for an attempt of each message, and fails the messages for which that raises an error.
 
     Returns the entry of the other messages, and the watch of their batch.
     """
@@ -80,7 +80,7 @@ def begin_watched(entry: Entry, target: Target) -> tuple[Entry, BatchWatch]:
 
 
 class BatchWatch(CallWatch):
-    """The attempts of one batch. ``begun``: the first one, which hooks saw before the batch was encoded; None once it is sent."""
+    """The attempts of one batch. ``begun``: the first one, which hooks saw before the batch was encoded; ``begin`` takes it."""
 
     __slots__ = ("_messages", "_newest", "begun")
 
@@ -92,7 +92,7 @@ class BatchWatch(CallWatch):
     def begin(self, outgoing: Outgoing, target: Target) -> BatchAttempt:
         """Calls the hooks for each message, unless they have seen this attempt already (``begun``).
 
-        Raises ForbiddenError when a hook refuses one of the messages.
+        Raises the error of ``Watch.begin`` for one of the messages.
         """
         if self.begun is not None:
             self._newest, self.begun = self.begun, None
@@ -109,7 +109,7 @@ class BatchWatch(CallWatch):
         return self._newest
 
     def keep(self, messages: list[Outgoing]) -> None:
-        """Keeps only these messages of the batch, before the attempt that has begun is sent."""
+        """Removes all messages but these, before the attempt that has begun is sent."""
         self._messages = messages
         for begun in (self._newest, self.begun):
             if begun is not None:
@@ -133,9 +133,9 @@ class BatchAttempt(AttemptWatch):
         self._pairs = [pair for pair in self._pairs if id(pair[1]) in left]
 
     def added(self, outgoing: Outgoing) -> Outgoing:
-        """Returns the batch with the properties that hooks added.
+        """Returns the batch with the properties that hooks added to its messages.
 
-        Invalid ones are reported and left out; all are left out if the batch has no room for them.
+        Those of a message are reported and left out if they are invalid; those of all are left out without room in the batch.
         """
         if not any(attempt.context.properties for attempt, _ in self._pairs):
             return outgoing

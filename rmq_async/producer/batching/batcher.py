@@ -1,8 +1,7 @@
 """Sends batches: schedules when gathered messages leave, starts their requests, and enforces the callers' deadlines.
 
-Nearly all costs are those of a batch: one callback of the loop, one encoding and one request; a Task only without a known
-route or an open connection, or for further attempts. One timer serves the deadlines of all callers: when it fires, every waiting
-caller is checked, which takes some milliseconds for 65,535 of them.
+A batch costs a callback of the loop, an encoding and a request; a Task only without a known route or an open connection, or for
+further attempts. One timer serves the deadlines of all callers: when it fires, every waiting caller is checked.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ from .queue_gathering import QueueGathering
 __all__ = ["Batcher"]
 
 BLOCKED_AFTER: Final = 0.1
-"""Seconds of delay of the timer from which the loop counts as blocked."""
+"""Seconds. The loop counts as blocked if the timer fires later than this after its time."""
 GRACE: Final = 0.02
 """Seconds for socket reads after the loop was blocked, before deadlines are enforced."""
 
@@ -56,8 +55,8 @@ SHORTEST_LINGER: Final = 0.001
 class Batcher:
     """The batches of one producer.
 
-    ``alarm``: time (monotonic) of the next check of the callers' deadlines. ``linger``: seconds. ``fixed``: the gatherings,
-    with messages or a request in flight, of queues that callers chose.
+    ``alarm``: time (monotonic) of the next check of the callers' deadlines, infinity for none. ``linger``: seconds. ``fixed``:
+    the gatherings, with messages or a request in flight, of queues that callers chose.
     """
 
     def __init__(self, dispatch: Dispatch, encoder: Encoder, watchers: Watchers, settings: Batching) -> None:
@@ -155,8 +154,7 @@ class Batcher:
         await self._router.topics.find(gathering.topic, deadline)
 
     def _found(self, gathering: TopicGathering, task: asyncio.Task[None]) -> None:
-        """Removes the ended look-up, also one whose Task was cancelled before it began; lets the messages leave, or fails them if
-        it failed."""
+        """Removes the ended look-up. Sends the messages; fails them if the look-up failed or its Task was cancelled."""
         del self._finding[gathering]
         error = (
             task.exception()
@@ -177,7 +175,7 @@ class Batcher:
         return gathering in self._finding
 
     def by_now(self, topic: str, topic_queues: TopicQueues, target: Target) -> tuple[TopicQueues, Target]:
-        """Returns the topic's current queues and the target in them; the given ones if no newer route has the queue's address."""
+        """Returns the topic's current queues and the target in them; the given ones if no newer route has the queue."""
         newer = self._router.queues_by_topic.get(topic) or self._router.topics.now(topic)
         if newer is None or newer is topic_queues or not newer.knows(target.queue):
             return topic_queues, target
@@ -197,8 +195,7 @@ class Batcher:
     # -- leaving
 
     def soon(self, gathering: Gathering, deadline: float) -> None:
-        """Schedules the departure, at the end of this loop iteration or after lingering, and the check of the first message's
-        ``deadline``."""
+        """Schedules the departure, by ``call_soon`` or after lingering, and a check of the callers' deadlines."""
         if self.linger and not gathering.in_order:  # messages with the producer's timeout may join without a check
             deadline = min(deadline, machine.monotonic() + self.timeout)
         if deadline < self.alarm:
@@ -221,7 +218,7 @@ class Batcher:
         return max(SHORTEST_LINGER, min(self.linger, (deadline - machine.monotonic()) / 2))
 
     def hasten(self, gathering: Gathering) -> None:
-        """Ends the lingering: a batch is complete, so waiting gains nothing."""
+        """Schedules the departure by ``call_soon`` if messages linger: a batch is complete."""
         if self.linger:
             self._loop.call_soon(gathering.leave)
 
@@ -309,7 +306,7 @@ class Batcher:
                 self.sooner(gathering, deadline)
 
     def look_at(self, time: float) -> None:
-        """Schedules a check of the callers' deadlines at ``time`` (monotonic), unless an earlier check is scheduled."""
+        """Schedules a check of the callers' deadlines at ``time`` (monotonic), unless one is scheduled by then."""
         if time < self.alarm:
             self.watch_until(time)
 
@@ -357,7 +354,7 @@ class Batcher:
 
 
 def _expired(members: list[Member], now: float, gathering: Gathering) -> float:
-    """Fails the members whose deadline is over; returns the earliest deadline of the others."""
+    """Fails the members whose deadline is over; returns the earliest deadline of the others, infinity without others."""
     earliest = inf
     for receiver, _, deadline in members:
         if receiver.done():

@@ -1,11 +1,9 @@
 """Gatherings: the messages that wait to leave as a batch, for a topic here and for one queue in ``queue_gathering``.
 
-A gathering decides what leaves and when; the batcher sends it. Adding a usual message (``add_plain``) costs a tuple, an append
-and four comparisons.
+A gathering decides what leaves and when; the batcher sends it.
 
 What a topic has gathered is divided among the requests that may be in flight, in parts of about ``SHARE`` messages or more: the
-client encodes one part while the broker stores another. With a single part client and broker wait for each other, which lowers
-the throughput of 1024 sends in flight by a fifth.
+client encodes one part while the broker stores another.
 """
 
 from __future__ import annotations
@@ -30,7 +28,7 @@ __all__ = ["Batches", "Entry", "Gathering", "Member", "Request", "TopicGathering
 SHARE: Final = 64
 
 Member = tuple[Receiver, Any, float]
-"""Receiver of the result, what is sent (a ``BatchItem``), and the caller's deadline (monotonic)."""
+"""Receiver of the result, the message (a ``BatchItem``), and the caller's deadline (monotonic)."""
 
 
 class Request(msgspec.Struct, frozen=True):
@@ -73,16 +71,16 @@ class Batches(Protocol):
         """Sets the timer to check the callers' deadlines at ``deadline``."""
 
     def soon(self, gathering: Gathering, deadline: float) -> None:
-        """Schedules the departure: at the end of this loop iteration, or after lingering."""
+        """Schedules the departure: by ``call_soon``, or after lingering."""
 
     def sooner(self, gathering: Gathering, deadline: float) -> None:
         """Moves the departure of lingering messages forward if a message that joined has less time."""
 
     def hasten(self, gathering: Gathering) -> None:
-        """Ends the lingering, because a batch is complete."""
+        """Schedules the departure of lingering messages, because a batch is complete."""
 
     def look_at(self, time: float) -> None:
-        """Schedules a check of all callers' deadlines at ``time`` (monotonic), unless an earlier check is scheduled."""
+        """Schedules a check of all callers' deadlines at ``time`` (monotonic), unless one is scheduled by then."""
 
     def look_after(self, gathering: Gathering) -> None:
         """Schedules the end of requests that no caller waits for."""
@@ -91,7 +89,7 @@ class Batches(Protocol):
         """Returns the topic's queues, or None while the route is looked up."""
 
     def by_now(self, topic: str, topic_queues: TopicQueues, target: Target) -> tuple[TopicQueues, Target]:
-        """Returns the topic's current queues and the target in them."""
+        """Returns the topic's current queues and the target in them; the given ones if they lack the queue."""
 
     def inviting(self, topic_queues: TopicQueues) -> Collection[str]:
         """Returns the topic's brokers that are not avoided, or all if every one is."""
@@ -109,14 +107,14 @@ class Batches(Protocol):
         """Lets hooks see the attempts of a batch."""
 
     def go(self, gathering: Gathering, entry: Entry, topic_queues: TopicQueues, target: Target, *, fixed: bool) -> None:
-        """Sends an entry as one request."""
+        """Sends an entry as one request; splits a batch that cannot be encoded."""
 
     def forget(self, gathering: Any) -> None:
         """Removes an empty gathering."""
 
 
 def shares(number: int, free: int) -> int:
-    """Returns the messages per request when ``number`` messages are divided among at most ``free`` requests."""
+    """Returns the maximum of messages per request when ``number`` messages are divided among at most ``free`` requests."""
     requests = max(1, min(free, number // SHARE))
     return -(-number // requests)
 
@@ -124,8 +122,8 @@ def shares(number: int, free: int) -> int:
 class Gathering(ABC):
     """Messages that wait to leave as a batch.
 
-    ``due``: a departure is scheduled. ``stale``: some callers have stopped waiting. ``timer``: ends the lingering.
-    ``in_order``: messages keep their order, so a request counts as in flight until it is answered or its deadline is over.
+    ``due``: a departure is scheduled. ``stale``: some callers may have stopped waiting. ``timer``: ends the lingering.
+    ``in_order``: messages keep their order, so a request counts as in flight until it has ended.
     """
 
     in_order = False
@@ -230,18 +228,18 @@ class Gathering(ABC):
 
     @abstractmethod
     def again(self, entries: Sequence[Entry]) -> None:
-        """Sends these entries; those of a queue go before all its other messages."""
+        """Sends these entries, or lets them wait for a route; those of a queue wait before its other messages."""
 
     @abstractmethod
     def request(self, entry: Entry, target: Target) -> tuple[Entry, Request | None]:
-        """Returns the entry without the messages that hooks refuse, and its request, None if no message is left."""
+        """Returns the entry and its request; None for the request if hooks refused all messages of the batch."""
 
     @abstractmethod
     def not_sent(self) -> RequestTimeoutError:
         """Returns the error for a message that has not left when its deadline is over."""
 
     def take(self) -> Entry:
-        """Removes and returns the current batch, without members whose callers have stopped waiting."""
+        """Removes and returns the current batch; if ``stale``, without members whose callers have stopped waiting."""
         members, self.members, self._left = self.members, [], self._batcher.max_bytes
         plain, self._plain = self._plain, True
         if self.stale:
@@ -263,10 +261,7 @@ class Gathering(ABC):
 
 
 class TopicGathering(Gathering):
-    """Messages of one topic and ``wait_store``: each request goes to the next queue, with a limit per broker.
-
-    Most messages are encoded together with others of their request, when it leaves.
-    """
+    """Messages of one topic and ``wait_store``: each request goes to the next queue, with a limit per broker."""
 
     __slots__ = ("__weakref__", "_under_way", "topic")
 
@@ -339,7 +334,7 @@ class TopicGathering(Gathering):
         if self._batcher.is_finding(self):
             why = "the route of the topic was not found in time; use a longer timeout"
         else:
-            why = "it waited in the client for answers to earlier messages until its timeout; send fewer at a time, or raise it"
+            why = "it waited in the client for earlier messages until its timeout; send fewer at a time, or use a longer one"
         return RequestTimeoutError(f"the message for topic {self.topic} was not sent: {why}", maybe_stored=False)
 
     def _go(self, entry: Entry, topic_queues: TopicQueues) -> None:
@@ -350,7 +345,7 @@ class TopicGathering(Gathering):
         self._batcher.go(self, entry, topic_queues, target, fixed=False)
 
     def _free(self, topic_queues: TopicQueues) -> int:
-        """Returns the number of further requests that may be in flight."""
+        """Returns the number of further requests that may be in flight; 0 or less for none."""
         limit, under_way = self._batcher.lanes_per_broker, self._under_way
         if len(topic_queues.brokers) == 1:
             return limit - under_way.get(next(iter(topic_queues.brokers)), 0)

@@ -22,8 +22,8 @@ __all__ = ["QueueGathering"]
 class QueueGathering(Gathering):
     """Ordered messages of one queue: its requests, batches or single sends, go one at a time in the order of the calls.
 
-    ``queue``: with the topic as users know it. ``topic_queues``, ``target``: by the newest route. ``fixed``: no message may go
-    to another queue. Each message is encoded before it is added.
+    ``queue``: with the topic as users know it. ``topic_queues``, ``target``: those of the newest call or request. ``fixed``:
+    no message may go to another queue. Each message is encoded before it is added.
     """
 
     in_order = True
@@ -75,7 +75,7 @@ class QueueGathering(Gathering):
         return True
 
     def add_turn(self, receiver: Receiver, outgoing: Outgoing, deadline: float) -> None:
-        """Adds a turn, and resolves the receiver when the turn has come; ``ended`` ends it."""
+        """Adds a turn, and resolves the receiver when the turn has come; ``ended`` ends the turn."""
         self._seal(Entry([(receiver, outgoing, deadline)], turn=True), deadline)
 
     def _seal(self, entry: Entry, deadline: float) -> None:
@@ -167,8 +167,8 @@ class QueueGathering(Gathering):
     def not_sent(self) -> RequestTimeoutError:
         topic, broker, number = self.queue
         if self._batcher.is_connected(self.target):
-            why = "it waited in the client for the answer to earlier messages for that queue until its timeout; raise it"
+            why = "it waited in the client for earlier messages for that queue until its timeout; use a longer one"
         else:
-            why = f"there was no connection to {self.target.address} within its timeout; raise it"
+            why = f"there was no connection to {self.target.address} within its timeout; use a longer one"
         text = f"the message for queue {number} of topic {topic} on {broker} was not sent: {why}"
         return RequestTimeoutError(text, maybe_stored=False, broker=broker, address=self.target.address)

@@ -32,8 +32,9 @@ class AttemptOwner(Protocol):
 class AttemptRecord:
     """One attempt on one queue; the receiver of its pending request.
 
-    ``open``: a response may still come. ``started``: ``time.monotonic``. ``elapsed``: seconds until it ended, 0.0 before.
-    ``opaque``: 0 until the request is queued on ``connection``. ``maybe_stored``: the broker may have stored the message.
+    ``open``: it has not ended, and a response may still come. ``started``: ``time.monotonic``. ``elapsed``: seconds until its
+    response, failure or timeout, 0.0 before. ``opaque``: 0 until the request is queued on ``connection``. ``maybe_stored``: by
+    its error, the broker may have stored the message.
     """
 
     __slots__ = ("_call", "connection", "elapsed", "error", "maybe_stored", "opaque", "open", "started", "target")
@@ -66,7 +67,7 @@ class AttemptRecord:
         self._call.notify()
 
     def failed(self, error: BaseException) -> None:
-        """Records the end of the attempt; a timeout does not replace an error that was recorded before."""
+        """Records a failure; a timeout does not replace an error that was recorded before."""
         self.elapsed = self.elapsed or machine.monotonic() - self.started
         if isinstance(error, RocketMQError):
             error.broker = error.broker or self.target.broker
@@ -97,7 +98,7 @@ class AttemptRecord:
         self.error, self.maybe_stored = error, error.maybe_stored
 
     def given_up(self) -> None:
-        """Ends the attempt together with its call: removes its request from the table, so that a later response is ignored."""
+        """Ends an attempt in flight together with its call: removes its request from the table, so that no response reaches it."""
         if self.open and self.connection is not None:
             self.open = False
             self.connection.requests.forget(self.opaque)

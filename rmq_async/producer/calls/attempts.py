@@ -20,7 +20,7 @@ NEWEST_KEPT: Final = 8
 
 
 class Facts(Protocol):
-    """The state of one attempt. ``open``: a response may still come. ``elapsed``: seconds until it ended."""
+    """The state of one attempt, see ``AttemptRecord``."""
 
     @property
     def broker(self) -> str: ...

@@ -24,7 +24,8 @@ the response says that the message is stored."""
 class Call(msgspec.Struct, Generic[Result]):
     """One call, made once and passed to everything that handles the call; a ``send`` on the fast path needs none.
 
-    ``started``, ``deadline``: seconds of ``time.monotonic``. ``retries``: maximum number of attempts after the first.
+    ``started``, ``deadline``: seconds of ``time.monotonic``. ``retries``: maximum number of attempts after the first
+    that count (``uses_retry``).
     ``message``: the argument of selectors; admission compresses a large body only if it is set. It is None for a batch, and for
     a message that is sent as it is encoded. ``choice``: the caller's choice of a queue. ``size``: bytes of the bodies, as
     counted by credits. ``batchable``: the message may leave in a batch with others.

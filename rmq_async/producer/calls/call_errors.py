@@ -1,4 +1,4 @@
-"""Errors of failed calls: the error of the only attempt, or a SendError that lists the first and the newest attempts.
+"""Errors of failed calls, such as SendError, which lists the attempts that ``Attempts`` keeps.
 
 The text of a SendError stays below a kibibyte, for any number of attempts and any length of the brokers' remarks.
 """
@@ -32,7 +32,7 @@ Error = TypeVar("Error", bound=BaseException)
 def failure(
     topic: str, attempts: Attempts[AttemptRecord], elapsed: float, unreached: ConnectError | None = None
 ) -> RocketMQError:
-    """Returns the error of a call to ``topic`` whose attempts, at least one, all failed within ``elapsed`` seconds.
+    """Returns the error of a call to ``topic`` of which no attempt, of at least one, succeeded within ``elapsed`` seconds.
 
     ``unreached``: the error of the wait for a connection, if the call waited for one until its deadline.
     """

@@ -22,8 +22,7 @@ __all__ = ["deliver", "deliver_unconnected", "end_if_late"]
 async def deliver(dispatch: Dispatch, call: Call[Result], topic_queues: TopicQueues, target: Target) -> Result:
     """Sends an admitted call and returns its result, after retries if the policy allows them.
 
-    ``target``: the queue of the first attempt, one of ``topic_queues`` or chosen by the caller. Raises the error of the
-    only attempt, SendError after several, ClientStateError when the producer stops.
+    ``target``: the queue of the first attempt, one of ``topic_queues`` or chosen by the caller. Raises as ``RetryLoop.run``.
     """
     connection = dispatch.connections.get(target.address)
     if connection is None:
@@ -83,7 +82,7 @@ async def deliver_unconnected(
 
 
 def _abandoned(dispatch: Dispatch, call: Call[Any], target: Target, began: float, error: BaseException) -> None:
-    """Ends the first attempt of a caller that was cancelled: informs its hooks and the fault table."""
+    """Reports to hooks and the fault table that the caller of the first attempt was cancelled."""
     if call.outgoing.watch is not None:
         call.outgoing.watch.give_up(error)
     if dispatch.faults is not None:
@@ -91,10 +90,8 @@ def _abandoned(dispatch: Dispatch, call: Call[Any], target: Target, began: float
 
 
 def end_if_late(dispatch: Dispatch, topic: str, target: Target, error: RocketMQError, started: float, deadline: float) -> None:
-    """Raises ``error`` if the deadline has passed, with the text and the effects that a RetryLoop would give it.
-
-    This costs half as much as a RetryLoop: when a broker is away, thousands of calls end at the same time.
-    """
+    """Raises a copy of ``error`` if the deadline has passed, unless the producer has stopped; reports it as a RetryLoop does."""
+    # It costs half as much as a RetryLoop: when a broker is away, thousands of calls end at the same time.
     now = machine.monotonic()
     if now < deadline or dispatch.closed:
         return

@@ -38,7 +38,7 @@ class Dispatch:
     """The collaborators of a producer's calls.
 
     ``calls``: the calls in their retry loop. ``closed``: the producer has stopped and no call makes a further attempt.
-    ``submit``: ``Frames.submit``, queues one attempt on its connection. ``owner``: marks this producer's requests in the
+    ``submit``: ``Frames.submit``, which queues one attempt on its connection. ``owner``: marks this producer's requests in the
     connections' tables. ``window``: maximum number of sends in flight on one connection. ``wait``: waits for a connect, as
     ``Flight.wait`` does, and ends when the producer stops.
     """
@@ -107,7 +107,7 @@ class Dispatch:
     ) -> RocketMQError | None:
         """Calls ``connect`` for a first attempt.
 
-        If a retry may go to another broker, it waits no longer than the attempt's cap, and not at all during a back-off.
+        If a retry may go to another broker, waits no longer than the attempt's cap, and not at all during a back-off.
         """
         if target.address in self.connections:
             return None

@@ -1,8 +1,7 @@
-"""The first attempt of a call without a coroutine of its own, such as ``send_async``: no Task if it succeeds at once.
+"""The first attempt of a call without a coroutine of its own, such as ``send_async``.
 
-The object is the receiver of its response, which therefore goes from the connection to the caller without a step between.
-Without an open connection a single Task runs the whole call; if the attempt fails and the policy allows another one, such a
-Task runs the rest of it.
+The object is the receiver of its response. A Task runs the whole call if there is no open connection, and the rest of the call
+if another attempt follows; otherwise there is none.
 """
 
 from __future__ import annotations
@@ -71,7 +70,7 @@ class FirstAttempt(ABC, Generic[Result]):
 
     @abstractmethod
     def _context(self) -> Context | None:
-        """Returns the caller's context if further attempts may run functions of the user, else None."""
+        """Returns the caller's context if further attempts may run functions of the user and it is known, else None."""
 
     def patience(self) -> float:
         """Returns the end (monotonic) of the time that capped attempts share: the deadline, or earlier in a subclass."""
@@ -196,14 +195,13 @@ class FirstAttempt(ABC, Generic[Result]):
         self._task.add_done_callback(self._over)
 
     def _over(self, task: asyncio.Task[None]) -> None:
-        """Runs when the Task ends; fails the call if the Task was cancelled, also before its first step, when ``_run`` never
-        started."""
+        """Fails the call if its ended Task was cancelled, also before the first step of ``_run``."""
         self._task = None  # breaks a cycle: the Task keeps its CancelledError, whose frames refer to this object
         if task.cancelled():
             self._dropped()
 
     def _dropped(self) -> None:
-        """Fails the call, because its Task was cancelled from outside."""
+        """Fails the call after its Task was cancelled."""
         self._fail(asyncio.CancelledError())
 
     async def _run(self, loop: RetryLoop[Result]) -> None:

@@ -24,13 +24,13 @@ from .call_errors import not_reached, reached_late
 __all__ = ["Recovery", "Waiting"]
 
 ASK_AFTER: Final = 0.5
-"""Seconds that an attempt to connect runs before the routes are refreshed: the broker may have another address by then."""
+"""Seconds after which, again and again, a running attempt to connect has the routes refreshed: the broker may have moved."""
 SPACING: Final = 0.05
-"""Minimum seconds between the starts of two attempts to connect."""
+"""Minimum seconds from the start of an attempt to connect to the next attempt."""
 FIRST_GO: Final = 16
-"""Calls released when the connection is new."""
+"""Limit on the sends that are unanswered on a new connection while calls are released; it is doubled as the broker keeps up."""
 TICK: Final = 0.005
-"""Seconds between two releases."""
+"""Seconds between two steps of the release."""
 
 
 class Waiting:
@@ -80,8 +80,8 @@ class _Address:
 class Recovery:
     """The waiting calls of one producer, by address.
 
-    ``ask``: starts a refresh of a topic's route, without waiting for it. ``most``: upper bound of the sends that one broker may
-    have unanswered while calls are released (``broker_window``).
+    ``ask``: starts a refresh of a topic's route, without waiting for it. ``most``: maximum of the limit on unanswered sends,
+    which begins at ``FIRST_GO`` (``broker_window``).
     """
 
     def __init__(self, pool: ConnectionPool, ask: Callable[[str], None], most: int) -> None:

@@ -1,9 +1,8 @@
 """The retry loop of a send call whose first attempt was no success or had no connection: attempts, late responses, one error.
 
-A call that succeeds at once makes no RetryLoop. Each attempt has a pending request in a connection's table, which stays there
-after the attempt's timeout until the call ends, because a late "stored" still resolves the call. ``retry_policy.next_step``
-decides, this module executes. Each event of an attempt (response, error, connect) calls ``notify``, which wakes ``run``. The
-connections watch the deadlines; only pauses and the wait for an unreachable broker need timers.
+A call that succeeds at once makes no RetryLoop. The request of an attempt stays in its connection's table after the attempt's
+timeout until the call ends, because a late "stored" still resolves the call. ``retry_policy.next_step`` decides, this module
+executes. Each event of an attempt (response, error, connect) calls ``notify``, which wakes ``run``.
 """
 
 from __future__ import annotations
@@ -88,7 +87,7 @@ class RetryLoop(Generic[Result]):
 
     @property
     def newest_error(self) -> BaseException | None:
-        """The error of the newest attempt, None without one."""
+        """The error of the newest attempt; None without an attempt, and if it has none."""
         newest = self._attempts.newest
         return None if newest is None else newest.error
 
@@ -103,9 +102,9 @@ class RetryLoop(Generic[Result]):
         error: BaseException | None,
         reply: SendReply | None = None,
     ) -> None:
-        """Takes over a first attempt that other code has sent, with its ``error`` or a ``reply`` that is not a success.
+        """Takes over a first attempt that other code has sent, with its ``error`` or its ``reply``.
 
-        An attempt that timed out stays open: its late response comes to this loop.
+        An attempt that timed out stays open while its request is in the table: its late response comes to this loop.
         """
         record = AttemptRecord(self, target, began)
         self._attempts.add(record)
@@ -135,7 +134,8 @@ class RetryLoop(Generic[Result]):
             record.answered_with(reply_error(reply, record.target))
         elif self._dispatch.is_unconfirmed(result):
             self._unconfirmed = result
-            record.answered_with(_UnconfirmedError("stored, but flush or replication not confirmed", broker=record.broker))
+            text = "the message is stored, but its flush or replication was not confirmed"
+            record.answered_with(_UnconfirmedError(text, broker=record.broker))
         elif self._result is None:
             self._result = result
             if self.faults is not None and record.error is None:
@@ -155,9 +155,10 @@ class RetryLoop(Generic[Result]):
     # -- the loop
 
     async def run(self) -> Result:
-        """Makes attempts until one is stored, and returns the result.
+        """Makes attempts until a message is stored, and returns the result.
 
-        Raises the error of the only attempt, SendError after several, ClientStateError when the producer stops.
+        Raises RequestTimeoutError if no attempt could begin in time; the error of the only attempt; SendError after several;
+        ClientStateError when the producer stops.
         """
         self._dispatch.calls.add(self)
         try:
@@ -200,7 +201,7 @@ class RetryLoop(Generic[Result]):
         return step.verdict is Verdict.TRY and step.brokers.isdisjoint(self._attempts.tried)
 
     def _look_again(self) -> None:
-        """Requests a new route after a failure, and switches to the topic's newest known queues."""
+        """Requests a new route if the newest error puts it in doubt; after an error, takes the topic's newest known queues."""
         newest = self._attempts.newest
         if newest is not None and newest.error is not None:
             self._router.topics.doubt(self._outgoing.topic, newest.error)
@@ -244,7 +245,7 @@ class RetryLoop(Generic[Result]):
         return self._topic_queues.addresses[broker] if self._fixed is None else self._fixed.address
 
     async def _choose(self, brokers: frozenset[str]) -> Target | None:
-        """Returns the next target; None if the call ended or the user's selector failed, which ends the attempts."""
+        """Returns the next target; None if the call ended, and if the user's selector failed, which ends the attempts."""
         if self._fixed is not None:
             return self._fixed
         if self._first is not None and not self._attempts.made:
@@ -315,9 +316,9 @@ class RetryLoop(Generic[Result]):
             timer.cancel()
 
     async def _reach(self, brokers: frozenset[str]) -> None:
-        """Waits until one of the unreachable brokers may be tried again or the route has changed.
+        """Waits until one of the unreachable brokers may be tried again, the route has changed or the call ends.
 
-        If that lasts until the deadline, the error of the wait becomes part of the call's error.
+        If that lasts nearly until the deadline, the error of the wait becomes part of the call's error.
         """
         recovery, topic = self._dispatch.recovery, self._router.topics.wire_topic(self._outgoing.topic)
         began = machine.monotonic()
@@ -354,8 +355,8 @@ class RetryLoop(Generic[Result]):
     async def _attempt(self, target: Target, cap: float | None) -> None:
         """Makes one attempt: connects, sends, and waits for the response, a failure or the attempt's deadline.
 
-        A late response to an earlier attempt that gives the call its result ends the wait as well. ``cap``: seconds for the
-        attempt, None if no other untried broker is left.
+        The end of the call ends the wait as well. ``cap``: seconds for the attempt, a half more if connecting used them up; None
+        for all the remaining time.
         """
         now = machine.monotonic()
         deadline = self._deadline if cap is None else min(self._deadline, now + cap)
@@ -403,7 +404,7 @@ class RetryLoop(Generic[Result]):
             return None
 
     async def _connected(self, address: str, deadline: float) -> Connection | None:
-        """Connects until ``deadline`` like ``ConnectionPool.connect``, without a Task; returns None if the call ends before."""
+        """Connects like ``ConnectionPool.connect``, at most until ``deadline``; returns None if the call ends first."""
         pool, started = self._dispatch.pool, machine.monotonic()
         while (connection := pool.get(address)) is None:
             flight = pool.start_connecting(address)
@@ -444,6 +445,6 @@ class RetryLoop(Generic[Result]):
 
 
 class _UnconfirmedError(RocketMQError):
-    """The error of an attempt that was stored but is sent again (``retry_another_broker_when_not_store_ok``)."""
+    """The error of an attempt whose status is not SEND_OK, with ``retry_another_broker_when_not_store_ok``."""
 
     retriable = True

@@ -2,12 +2,13 @@
 
 The rules (docs/producer.md describes them):
 
-- A retry goes to an untried broker if there is one, and not to the broker tried last if there is another.
+- A retry goes to an untried broker if there is one, and not to the broker tried last if another may be tried.
 - Once all brokers have been tried, a growing pause precedes each attempt (``pause_before``). If no broker can be connected to,
   the call waits until one can, or until its topic's route changes.
 - An attempt whose request no broker took (no connection, nothing written, GO_AWAY, no such queue) does not count towards
   ``retries``; one with a permanent ConnectError does.
-- An attempt is capped while another untried broker is left, so that one silent broker cannot use up the whole timeout.
+- An attempt is capped while another untried broker is left that is not avoided, so that a silent broker cannot use up the
+  whole timeout.
 - If a broker has stored a reply message but could not push it to the requesting client, only untried brokers follow: the same
   one would store the reply again.
 - A broker with an open attempt gets no second attempt. With nothing else to try, the call waits for the response.
@@ -39,7 +40,7 @@ __all__ = [
 ]
 
 MIN_CAP: Final = 0.2
-"""Seconds that a capped attempt gets at least, without ``attempt_timeout``."""
+"""Minimum of ``attempt_cap`` (without ``attempt_timeout``) and ``connect_cap`` in seconds, if that much time remains."""
 CONNECT_CAP: Final = 1.0
 """Maximum of ``connect_cap`` in seconds; after it the call waits in ``Recovery`` for the connection or for a newer route."""
 SHORTEST: Final = 0.002
@@ -65,8 +66,7 @@ class Verdict(Enum):
 
 
 class Step(NamedTuple):
-    """One decision. ``brokers``: the candidates of TRY; for REACH, the brokers, one of which must be connected before another
-    attempt.
+    """One decision. ``brokers``: the candidates of TRY; the brokers that REACH waits for.
 
     ``cap``: seconds for the attempt, None for all the remaining time. ``repeats``: the brokers have been tried before.
     """
@@ -129,14 +129,14 @@ def next_step(attempts: Attempts[Any], brokers: Brokers, rules: Rules, remaining
 
 
 def _first_try(untried: frozenset[str], brokers: Brokers, rules: Rules, attempts_left: int, shared: float) -> Step:
-    """Returns an attempt on an untried broker, capped if another untried broker that is not avoided is left."""
+    """Returns an attempt on an untried broker, capped unless only one of them is left or only one is not avoided."""
     inviting = len(untried.difference(brokers.avoided)) or len(untried)
     cap = None if inviting == 1 else attempt_cap(shared, attempts_left, rules.attempt_timeout)
     return Step(Verdict.TRY, untried, cap)
 
 
 def _repeated_try(usable: frozenset[str], brokers: Brokers, newest: Any) -> Step:
-    """Returns an attempt on a broker tried before, not on the one tried last if there is another; REACH if all are down."""
+    """Returns an attempt on a broker tried before, not on the one tried last if another may be tried; REACH if all are down."""
     if usable.issubset(brokers.down):
         return Step(Verdict.REACH, usable)
     ready = usable.difference(brokers.resting) or usable
@@ -163,9 +163,9 @@ def attempt_cap(remaining: float, attempts_left: int, attempt_timeout: float | N
 def connect_cap(remaining: float) -> float:
     """Returns the seconds that an attempt without a cap waits for a connection.
 
-    A third of ``remaining``, but at least ``MIN_CAP`` and at most ``CONNECT_CAP``. The broker may have moved: then the
-    connection never comes, and only a call that waits in ``Recovery`` learns the new address.
+    A third of ``remaining``, but at least ``MIN_CAP`` and at most ``CONNECT_CAP``; never more than ``remaining``.
     """
+    # The broker may have moved: then the connection never comes, and a call that waits in ``Recovery`` learns the new address.
     return min(remaining, max(MIN_CAP, min(CONNECT_CAP, remaining / 3)))
 
 
@@ -178,10 +178,8 @@ def is_retriable(error: BaseException, retry_codes: Collection[int]) -> bool:
 
 
 def _refused_but_stored(error: BaseException | None) -> bool:
-    """Returns whether the broker has stored a reply message but could not push it to the requesting client.
-
-    Another broker may have a connection to that client; the same one would only store the reply again.
-    """
+    """Returns whether the broker has stored a reply message but could not push it to the requesting client."""
+    # Another broker may have a connection to that client; the same one would only store the reply again.
     return isinstance(error, BrokerError) and error.maybe_stored and not is_unreplicated(error.code, error.remark)
 
 

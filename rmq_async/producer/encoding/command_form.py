@@ -34,7 +34,8 @@ def send_command(
 ) -> RemotingCommand:
     """Returns the send request for ``target``. ``properties``: encoded. ``born_ms``: milliseconds since the epoch.
 
-    Raises InvalidMessageError for a message to a retry topic whose counters are not numbers from 0 to 2^31 - 1.
+    Raises InvalidMessageError for a message to a retry topic whose counters are not numbers from 0 to 2^31 - 1 of at
+    most 10 digits.
     """
     batch = outgoing.batch_ids is not None
     code = outgoing.code or (RequestCode.SEND_BATCH_MESSAGE if batch else RequestCode.SEND_MESSAGE_V2)

@@ -1,7 +1,7 @@
 """Makes the frame of an attempt and queues it on a connection.
 
-Most frames are made from a header template of the queue. Requests that no template covers are built as commands, which costs
-four times as much. The send hooks of an attempt are called here, before its frame is made, unless the caller has done so.
+Most frames are made from a header template of the queue. Requests that no template covers are built as commands. The send hooks
+of an attempt are called here, before its frame is made, unless the caller has done so.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Encoding of a caller's Message into the form that all attempts of the call send. The message itself is never changed.
-
-Validation happens here, before credits, a route or a connection are taken.
-"""
+"""Encoding of a caller's Message into the form that the attempts of the call send. The message itself is not changed."""
 
 from __future__ import annotations
 
@@ -66,7 +63,7 @@ class CallWatch(ABC):
 
     @abstractmethod
     def begin(self, outgoing: Outgoing, target: Target) -> AttemptWatch:
-        """Calls the hooks before an attempt. Raises ForbiddenError if one refuses it."""
+        """Calls the hooks before an attempt. Raises ForbiddenError if one refuses it or fails to check it."""
 
     @abstractmethod
     def give_up(self, error: BaseException) -> None:
@@ -84,7 +81,7 @@ class AttemptWatch(ABC):
 
     @abstractmethod
     def added(self, outgoing: Outgoing) -> Outgoing:
-        """Returns ``outgoing`` with the properties that hooks added."""
+        """Returns ``outgoing`` with the valid properties that hooks added, if there is room for them."""
 
     @abstractmethod
     def answered(self, reply: SendReply, outgoing: Outgoing, target: Target) -> None:
@@ -155,7 +152,7 @@ class Encoder:
     ) -> Outgoing:
         """Returns the message encoded, uncompressed. ``extra``: properties that the kind of send adds.
 
-        ``unique_id``: an id taken for it earlier; the message's own goes before it. Without either, a new one is made.
+        ``unique_id``: an id taken for it earlier; the message's own has precedence. Without either, a new one is made.
         """
         unique_id = message.unique_id or unique_id or self.ids.next()
         if self.instance:
@@ -164,14 +161,14 @@ class Encoder:
         return self.outgoing(message.topic, unique_id, properties, message.body, sys_flag, message.flag)
 
     def compressed(self, outgoing: Outgoing) -> Outgoing:
-        """Returns a copy with a compressed body, or ``outgoing`` if that is not smaller. CPU-bound: 2 to 10 us per KiB."""
+        """Returns a copy with a compressed body, or ``outgoing`` itself if that is not smaller."""
         return _smaller(outgoing, self._kind, self._level)
 
     def encode_batch(self, messages: Iterable[Message]) -> tuple[Outgoing, int]:
         """Returns the batch encoded, and the bytes of its messages' bodies.
 
-        Raises InvalidMessageError for a message that is invalid or not allowed in this batch, and for a batch whose encoded
-        size is above ``max_message_size``.
+        Raises InvalidMessageError for a message that is invalid or not allowed in this batch, and for a batch that is empty
+        or whose encoded size is above ``max_message_size``; TypeError for an object that is not a Message.
         """
         batch = list(messages)
         ids = self.ids.take(len(batch))
