@@ -1,9 +1,9 @@
 """Helpers for asyncio: waits with deadlines, work that several callers share, waits that a stop ends, work on many items, and
 the base class of objects for ``async with``.
 
-``asyncio.wait_for`` makes a timer for each wait and cancels what it waits for. Here the awaited future belongs to several callers,
-so it is never cancelled. After a loop that was blocked past a deadline, one round of I/O passes before a wait times out: the
-result may already be in the socket.
+The waits of ``WaitTable``, ``Flight`` and ``wait_until`` do not cancel what they wait for, because that belongs to several callers;
+``asyncio.wait_for`` would. The waits of one ``WaitTable`` share a timer. A timer that runs more than ``BLOCKED_AFTER`` seconds
+after its deadline waits ``GRACE`` seconds more, in which the loop does its I/O: the result may already be in the socket.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = ["Flight", "SingleFlight", "Startable", "StopScope", "WaitFor", "WaitT
 BLOCKED_AFTER: Final = 0.1
 GRACE: Final = 0.02
 SCAN_GRAIN: Final = 0.005
-"""Seconds between two looks at the deadlines: those that fall in between end together."""
+"""Seconds after a scan of the deadlines within which those that remain are not scanned again; a new wait can end sooner."""
 RESOLVED_PER_TURN: Final = 256
 MIN_COMPACTED: Final = 64
 """Number of entries that the heap may have beside two for each wait; it is compacted above that, which is O(n)."""
@@ -88,8 +88,8 @@ class WaitTable(Generic[T]):
             self.leave(future)
 
     def resolve(self, result: T) -> None:
-        """Gives ``result`` to every future in the table, in the order in which they joined; none of them times out any more.
-        Each iteration of the loop handles ``RESOLVED_PER_TURN`` futures, so that other callbacks run in between.
+        """Gives ``result`` to the pending futures in the table, in the order in which they joined; none of them times out after
+        that. Each iteration of the loop handles ``RESOLVED_PER_TURN`` futures, so that other callbacks run in between.
         """
         self._clear()
         for future in [*islice(self._waiting, RESOLVED_PER_TURN)]:
@@ -180,8 +180,8 @@ class Flight(Generic[T]):
     async def wait(self, deadline: float) -> T:
         """Returns the result of the work. Always suspends.
 
-        Raises a copy of the error of the work, TimeoutError at ``deadline`` (``time.monotonic``), and ClientStateError after
-        ``SingleFlight.close``.
+        Raises a copy of the error of the work; TimeoutError at ``deadline`` (``time.monotonic``); ClientStateError if the work was
+        cancelled, as by ``SingleFlight.close``.
         """
         future = self.waiting.join(deadline)
         try:
@@ -371,8 +371,8 @@ class Startable(ABC):
 
 
 async def for_each(items: Iterable[K], function: Callable[[K], Awaitable[V]], *, at_once: int = 16) -> dict[K, V]:
-    """Awaits ``function(item)`` for every item, ``at_once`` at a time; returns the results by item. The first failure cancels the
-    rest and is raised."""
+    """Awaits ``function(item)`` for every item, up to ``at_once`` at a time; returns the results by item. The first failure
+    cancels the rest and is raised."""
     results: dict[K, V] = {}
     listed = list(items)
     left = iter(listed)

@@ -229,7 +229,7 @@ class Admin(ClientUser):
         async with self._call() as instance:
             topic = self._wire(topic)
             if not isinstance(msg_id, str) or not msg_id.strip() or len(msg_id) > _MAX_ID_LENGTH:
-                raise ConfigError(f"a message id is a nonblank text of 1 to {_MAX_ID_LENGTH} characters, not {shown(msg_id)}")
+                raise ConfigError(f"msg_id must be a nonblank text of 1 to {_MAX_ID_LENGTH} characters, not {shown(msg_id)}")
             found = await messages.view(instance, topic, msg_id, self._deadline())
             return self._names.shown_messages((found,))[0]
 
@@ -253,7 +253,7 @@ class Admin(ClientUser):
         async with self._call() as instance:
             topic = self._wire(topic)
             if not isinstance(key, str) or not key or " " in key or len(key) > _MAX_ID_LENGTH:
-                raise ConfigError(f"a key is a text of 1 to {_MAX_ID_LENGTH} characters without spaces, not {shown(key)}")
+                raise ConfigError(f"key must be a text of 1 to {_MAX_ID_LENGTH} characters without spaces, not {shown(key)}")
             _check_number("max_num", max_num, _MAX_FOUND)
             begin_ms = None if begin is None else epoch_ms(begin)
             end_ms = None if end is None else epoch_ms(end)

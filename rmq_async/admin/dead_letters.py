@@ -64,7 +64,8 @@ async def read(instance: ClientInstance, group: str, limit: int, timeout: float)
 
 
 async def resend(instance: ClientInstance, group: str, limit: int | None, skip: Collection[str], timeout: float) -> int:
-    """Implements ``Admin.resend_dead_letters``. ``skip``: topics on the wire. ``timeout``: seconds for each message."""
+    """Implements ``Admin.resend_dead_letters``. ``skip``: topics on the wire. ``timeout``: seconds for each pull and each
+    send."""
     sent = skipped = 0
     for queue in await _queues(instance, group, machine.monotonic() + timeout):
         offset: int | None = await _begin(instance, queue)
@@ -90,7 +91,7 @@ async def resend(instance: ClientInstance, group: str, limit: int | None, skip: 
 
 def _stuck(instance: ClientInstance, sent: int, message: MessageExt, error: RocketMQError) -> str:
     """Returns the note of an error that has ended a call."""
-    text = f"{sent} dead letters were sent before {message.msg_id}, which the next call begins with"
+    text = f"{sent} dead letters were sent before {printable(message.msg_id)}, which the next call begins with"
     if not isinstance(error, TopicNotFoundError):
         return text
     topic = instance.names.display_name(original_topic(message.topic, message.properties))
@@ -108,14 +109,15 @@ async def _queues(instance: ClientInstance, group: str, deadline: float) -> list
 
 
 async def _begin(instance: ClientInstance, queue: MessageQueue) -> int:
-    """Returns the offset of the first dead letter that was neither sent again nor passed over."""
+    """Returns the offset after the dead letters that were sent again or passed over, or the first offset if that is higher."""
     return max(await committed_offset(instance, TOOLS_GROUP, queue) or 0, await min_offset(instance, queue))
 
 
 async def _pull(
     instance: ClientInstance, queue: MessageQueue, offset: int, size: int, deadline: float
 ) -> tuple[tuple[MessageExt, ...], int | None]:
-    """Returns messages and the offset to continue at; None for the offset at the end of the queue."""
+    """Returns messages and the offset to continue at; None for the offset at the end of the queue, and if the broker names none
+    above ``offset``."""
     if offset >= await max_offset(instance, queue):
         return (), None
     header = pull_header(TOOLS_GROUP, queue.topic, queue.queue_id, queue.broker_name, "*", 0, offset, min(size, PULL_SIZE))
@@ -167,11 +169,9 @@ async def _send(instance: ClientInstance, group: str, received: MessageExt, dead
 
 
 async def _as_stored(instance: ClientInstance, received: MessageExt, deadline: float) -> tuple[bytes, int]:
-    """Returns the body as it was stored, and its flags. A body that was compressed is compressed again, because a broker may refuse
-    a larger one.
-
-    Old senders use zlib without a flag for the type; only the size of the record then shows that the body was compressed.
-    """
+    """Returns the body to send and its flags: a body that was stored compressed is compressed again, if that makes it smaller."""
+    # A broker may refuse the larger body. Old senders use zlib without a flag for the type; only the size of the record then shows
+    # that the body was compressed.
     body, kind = received.body, compression_type(received.sys_flag)
     if not received.sys_flag & COMPRESSION_TYPE_MASK and not 0 < received.store_size < len(body):
         return body, 0
@@ -179,8 +179,8 @@ async def _as_stored(instance: ClientInstance, received: MessageExt, deadline: f
         packed = await instance.threads.run(partial(compress, body, kind), deadline)
     except TimeoutError:
         text = (
-            f"dead letter {received.msg_id}: not sent, its {len(body)} bytes were not compressed in time; call again, or raise "
-            "request_timeout"
+            f"dead letter {printable(received.msg_id)} was not sent: its {len(body)} bytes were not compressed in time; call "
+            "again, or raise request_timeout"
         )
         raise RequestTimeoutError(text, maybe_stored=False) from None
     return (packed, int(SysFlag.COMPRESSED | kind.value)) if len(packed) < len(body) else (body, 0)

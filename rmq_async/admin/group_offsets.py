@@ -200,7 +200,7 @@ class _Reset:
 
     async def reset_by_offset(self, changes: Sequence[OffsetChange], broker: str, address: str) -> bool:
         """Sets one offset for each queue. Returns False, and sets none, where the broker resets by time only and the group has
-        no members; raises ClientStateError if such a group has members."""
+        no members. Raises ClientStateError where the broker resets by time only and the group has members."""
         if not await _resets_by_server(self._instance, broker, address, self._deadline()):
             why = f"broker {broker} sends members new offsets by time only: stop them first, or give a time"
             await check_offline(self._instance, self._group, why, self._deadline())
@@ -241,8 +241,7 @@ class _Reset:
 
 
 def look_pauses() -> Iterator[float]:
-    """Yields the seconds between two reads: short ones first, which show fast members soon; then longer ones, which save
-    requests."""
+    """Yields the seconds between two reads: ``_FIRST_LOOK``, then each time twice as many, up to ``_LOOK_EVERY``."""
     pause = _FIRST_LOOK
     while True:
         yield pause
@@ -250,8 +249,8 @@ def look_pauses() -> Iterator[float]:
 
 
 def _shows(change: OffsetChange, offset: int | None) -> bool:
-    """Returns whether a group's offset proves that a reset has taken effect: members continue from there at once. After a move
-    back, an offset not below the former one proves nothing."""
+    """Returns whether a group's offset proves that a reset has taken effect. After a move back, an offset not below the former one
+    proves nothing, because members may have gone on from that."""
     if offset is None:
         return False
     if change.before is not None and change.after < change.before:

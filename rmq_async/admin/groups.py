@@ -163,13 +163,13 @@ async def delete(instance: ClientInstance, group: str, deadline: float) -> None:
 async def _pop_retries(
     instance: ClientInstance, group: str, others: Collection[str], brokers: Mapping[str, str], deadline: float
 ) -> list[str]:
-    """Returns the group's retry topics of pops, of which it has one for each topic that it pops from; a new group of its name would
-    begin with their messages. The brokers are asked for them, because name servers need not list them.
+    """Returns the retry topics of the group's pops, as far as the brokers can list its topics; a new group of its name would begin
+    with their messages.
 
     A name that ends in "a_b_c" may be that of group "a" and topic "b_c", or of "a_b" and "c": names that may be those of another
     group are left out.
     """
-    code = RequestCode.QUERY_TOPICS_BY_CONSUMER
+    code = RequestCode.QUERY_TOPICS_BY_CONSUMER  # to brokers, because name servers need not list these topics
     command = RemotingCommand(code=code, ext_fields={"group": group})
     names: set[str] = set()
     for broker, response in (await everywhere(instance, brokers, command, deadline)).items():

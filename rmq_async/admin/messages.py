@@ -1,10 +1,10 @@
 """Finds messages: by offset id, by unique id, by key.
 
 An *offset id*, given by a broker, names the broker's address and a place in its commit log. The request goes only to an address
-that a name server lists: an id is text from outside and must not choose the peer of a connection. Every other id is a *unique id*,
-given by a client, and is looked up in the index of every broker that has the topic. Brokers build that index a moment after they
-acknowledge a message; a call waits until messages that were acknowledged before it are indexed (``until_readable``), for an id only
-if the index does not have it yet.
+that a name server lists: an id is text from outside and must not choose the peer of a connection. An id that names no such
+address is taken as a *unique id*, given by a client, and is looked up in the index of every broker that has the topic. Brokers
+build that index a moment after they acknowledge a message; a call waits until messages that were acknowledged before it are
+indexed (``until_readable``), for an id only if the index does not have it yet.
 """
 
 from __future__ import annotations
@@ -102,7 +102,8 @@ async def by_key(
 
 
 async def _broker_at(host: str, info: ClusterInfo, deadline: float) -> tuple[str, str] | None:
-    """Returns name and address of the broker whose store host is ``host`` ("ip:port"); None if no name server lists one."""
+    """Returns name and listed address of a broker whose address is ``host`` ("ip:port") or resolves to it; None if none is
+    found."""
     ip, _, port = host.rpartition(":")
     loop = asyncio.get_running_loop()
     for name, data in sorted(info.broker_addr_table.items()):
@@ -139,8 +140,8 @@ async def _at(
         error = broker_error(response.code, response.remark, request="VIEW_MESSAGE_BY_ID", broker=broker, address=address)
         if type(error) is BrokerSystemError:  # "can not find message by the offset", or no record begins there
             raise not_found(
-                f"no message {printable(msg_id)}: {printable(response.remark or 'the broker gives no reason')}; check the id, and "
-                "that the message is not deleted"
+                f"message {printable(msg_id)} was not found: {printable(response.remark or 'the broker gives no reason')}; "
+                "check the id, and that the message is not deleted"
             ) from None
         raise error
     decoded = await _decode(instance, response.body, broker, deadline)
@@ -167,8 +168,8 @@ async def _query(
     wanted: Callable[[MessageExt], bool],
     deadline: float,
 ) -> list[MessageExt]:
-    """Returns messages from the brokers' indexes, by store time. ``wanted(message)`` is False for one that does not match the
-    query, such as one that has only the hash of its key in common with it."""
+    """Returns the messages of the query's topic that the brokers' indexes find and that are ``wanted``, by store time; logs
+    damaged ones. An index also finds messages that have only the hash of their key in common with the query."""
     command = RemotingCommand(code=RequestCode.QUERY_MESSAGE, ext_fields={**to_ext(query)})
     found: list[MessageExt] = []
     for name, response in (await everywhere(instance, brokers, command, deadline)).items():
@@ -185,7 +186,7 @@ async def _query(
 
 
 async def _decode(instance: ClientInstance, body: bytes, broker: str, deadline: float) -> DecodedMessages:
-    """Returns the messages in an answer. Raises RequestTimeoutError at ``deadline``."""
+    """Returns the messages in an answer. Raises RequestTimeoutError if a thread has not decoded a large one by ``deadline``."""
     limit = instance.config.max_decompressed_size
     decode = partial(decode_messages, body, topic_queue_broker=broker, max_decompressed_size=limit)
     if len(body) < DECODE_IN_THREAD:

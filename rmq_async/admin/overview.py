@@ -1,8 +1,9 @@
 """An overview of brokers, topics and groups at one moment, from those brokers that respond.
 
-All brokers are asked at the same time, each for its state, its topics and groups, then for each topic's offsets and each group's
-progress and members. Of a broker that fails the overview has the reason and what a name server knows of it; if a broker refuses an
-answer about one topic or group, the overview has that topic or group without this broker.
+All brokers are asked at the same time, each for its state, its topics and their offsets, its groups, their progress and their
+members. Of a broker that fails the overview has the reason and what a name server knows of it. If a broker refuses one topic's
+offsets or one group's progress, the overview lacks those of this broker; if it refuses a group's members, they count as
+unknown.
 """
 
 from __future__ import annotations
@@ -113,10 +114,9 @@ async def _groups(instance: ClientInstance, found: Collection[_Found], timeout: 
 
 
 async def _oldest(instance: ClientInstance, queues: dict[MessageQueue, QueueLag], timeout: float) -> int | None:
-    """Returns the store time of the oldest message that is not committed, epoch ms, retry topics left out; None if there is none or
-    it is not known.
+    """Returns the store time, in epoch ms, of the oldest uncommitted message that was found; None if none was found.
 
-    No uncommitted message of a queue is older than the last committed one: the MOST_LOOKS queues where that is oldest are read.
+    MOST_LOOKS queues at most are read, those whose last committed messages are the oldest, and no retry topics.
     """
     behind = [queue for queue, each in queues.items() if each.messages and not queue.topic.startswith(RETRY_TOPIC_PREFIX)]
     behind.sort(key=lambda queue: queues[queue].last_store_time_ms)
@@ -145,7 +145,7 @@ class _Asked:
         self._address = ""
 
     async def ask(self, info: ClusterInfo) -> _Found:
-        """Returns the answers of the broker; only the problem for one without a master or with a request that failed."""
+        """Returns the answers of the broker; only its ``problem`` if it has no known master or an error ended the requests."""
         addresses = info.broker_addr_table[self._name].broker_addrs
         replicas = len(addresses) - (MASTER_ID in addresses)
         self._address = addresses.get(MASTER_ID, "")

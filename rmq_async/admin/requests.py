@@ -54,7 +54,7 @@ def masters_of(
         if given is not None and not isinstance(given, str):
             raise ConfigError(f"{option} must be a name, not {shown(given)}")
     if cluster is None and broker is None and len(info.cluster_addr_table) > 1 and not any_cluster:
-        raise ConfigError(f"give cluster= or broker=, there are several clusters: {_listed(info.cluster_addr_table)}")
+        raise ConfigError(f"there are several clusters, {_listed(info.cluster_addr_table)}: give cluster= or broker=")
     names = _broker_names(info, cluster, broker)
     masters = {
         name: data.broker_addrs[MASTER_ID]
@@ -68,8 +68,8 @@ def masters_of(
         )
         raise BrokerNotFoundError(text, broker=broker)
     if not masters:
-        of = f"cluster {printable(cluster)}" if cluster else "any broker"
-        raise BrokerNotFoundError(f"no name server knows a master of {of}; check the name, or start a broker")
+        of, advice = (f"cluster {printable(cluster)}", "check the name") if cluster else ("any broker", "check namesrv")
+        raise BrokerNotFoundError(f"no name server knows a master of {of}; {advice}, or start a broker")
     return masters
 
 
@@ -115,8 +115,8 @@ async def ask_at(
 async def everywhere(
     instance: ClientInstance, brokers: Mapping[str, str], command: RemotingCommand, deadline: float
 ) -> dict[str, RemotingCommand]:
-    """Sends one request to all brokers concurrently and returns broker name -> response; waits for all before it raises the first
-    error."""
+    """Sends one request to all brokers concurrently and returns broker name -> response; waits for all before it raises the error
+    of the first broker that has one."""
     calls = [ask_at(instance, name, address, command, deadline) for name, address in brokers.items()]
     answers: dict[str, RemotingCommand] = {}
     for name, outcome in zip(brokers, await asyncio.gather(*calls, return_exceptions=True), strict=True):

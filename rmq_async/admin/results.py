@@ -31,7 +31,7 @@ class QueueStats(msgspec.Struct, frozen=True):
     """The offsets of one queue.
 
     ``min_offset``: offset of the first message; ``max_offset``: offset after the last one. ``last_store_time_ms``: store time
-    of the last message, epoch ms; 0 for a queue that never had one, -1 if brokers cannot read it any more.
+    of the last message, epoch ms; 0 or -1 if the queue has none or its broker cannot read it.
     """
 
     min_offset: int
@@ -79,7 +79,7 @@ class SyncedTopic(msgspec.Struct, frozen=True):
     """One topic of ``Admin.sync_topics``.
 
     ``action``: "create", "update" if its settings differed, or "same"; nothing is done in a dry run. ``config``: its settings on
-    ``from_broker``, which ``to_broker`` has too after the call.
+    ``from_broker``, which ``to_broker`` has too after a call that is no dry run.
     """
 
     topic: str

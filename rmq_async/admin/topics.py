@@ -125,7 +125,7 @@ async def delete(instance: ClientInstance, topic: str, cluster: str | None, dead
 async def delete_at(
     instance: ClientInstance, topic: str, masters: Mapping[str, str], deadline: float, cluster: str | None = None
 ) -> None:
-    """Deletes a topic on these brokers, and its route (of ``cluster``; None: of all) on the name servers. It need not exist."""
+    """Deletes a topic on these brokers, and its route (of ``cluster``; None: of all) on the name servers, if there is one."""
     code = RequestCode.DELETE_TOPIC_IN_BROKER
     answers = await everywhere(instance, masters, RemotingCommand(code=code, ext_fields={"topic": topic}), deadline)
     for name, response in answers.items():
@@ -186,7 +186,8 @@ async def _order_of(instance: ClientInstance, topic: str, deadline: float) -> st
 async def _until_shown(
     instance: ClientInstance, header: CreateTopicRequestHeader, brokers: Iterable[str], deadline: float
 ) -> None:
-    """Waits until a name server's route has the settings on every broker. Raises RequestTimeoutError at ``deadline``."""
+    """Waits until a name server's route has the numbers of queues and the permission on every broker. Raises RequestTimeoutError
+    at ``deadline``."""
     topic, wanted = header.topic, set(brokers)
     while (left := deadline - machine.monotonic()) > 0:
         try:
@@ -247,8 +248,8 @@ async def sync(
             synced.append(SyncedTopic(topic, action, plain))
     if not synced:
         raise TopicNotFoundError(
-            f"broker {printable(from_broker)} has no topic of users that matches {printable(' or '.join(patterns))}; check the "
-            "patterns",
+            f"broker {printable(from_broker)} has no topic to copy that matches {printable(' or '.join(patterns))}; check the "
+            "patterns: system, retry, dead-letter and static topics are not copied",
             broker=from_broker,
         )
     if not dry_run:
