@@ -16,7 +16,8 @@ _NEEDED: Final = frozenset({"click", "rich"})
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Runs the command and ends the process with its exit code: 0 for success, 1 for a failure, 2 for wrong use, 130 after
-    Ctrl-C, 143 after SIGTERM.
+    Ctrl-C, 143 after SIGTERM. A first signal is the regular end, with 0, of ``consume``, ``server`` and ``outbox relay`` without
+    --drain.
 
     ``arguments``: arguments after the program's name; default: those of the process.
     """

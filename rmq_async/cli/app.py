@@ -1,4 +1,4 @@
-"""Lists the commands, and turns each error into one line on stderr and an exit code."""
+"""Lists the commands, and turns errors into one line on stderr and an exit code."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ class Commands(click.Group):
 
 
 def run_command(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command line; returns its exit code. Prints an error as one line on stderr; raises one that is a bug if the variable
-    RMQ_TRACEBACK is set."""
+    """Runs one command line; returns its exit code. Prints an error as one line on stderr; raises an error that counts as a bug
+    if the variable RMQ_TRACEBACK is set."""
     with _logging_to_stderr():
         return _run(arguments)
 

@@ -50,7 +50,7 @@ def read_record(line: bytes) -> tuple[MessageExt, tuple[str, int] | None]:
     try:
         record = _decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"not an object as rmq pull --json prints them: {error}") from None
+        raise ValueError(f"not an object as rmq pull --json prints it: {error}; give one object a line") from None
     properties = record.properties or {}
     if record.tags is not msgspec.UNSET:
         properties["TAGS"] = record.tags or ""
@@ -64,7 +64,8 @@ def read_record(line: bytes) -> tuple[MessageExt, tuple[str, int] | None]:
 
 def _body(record: _Record) -> bytes:
     if (record.body is None) is (record.body_base64 is None):
-        raise ValueError("it must have exactly one of body and body_base64")
+        has = "neither" if record.body is None else "both"
+        raise ValueError(f"the object must have either body or body_base64, and it has {has}")
     if record.body is not None:
         return record.body.encode()
     assert record.body_base64 is not None

@@ -68,7 +68,8 @@ def query(options: _QueryOptions) -> int:
             _print(output, each)
         if not found:
             raise click.ClickException(
-                f"no message of topic {topic} has key {key}; check both, and that the message is not deleted"
+                f"no message of topic {topic} with key {key!r} was found; check both, --begin and --end if they are given, and "
+                "that the message is not deleted"
             )
 
     return with_admin(client_config(options.namesrv, options.timeout), work)

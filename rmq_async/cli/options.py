@@ -93,7 +93,7 @@ def timeout_option(command: Command) -> Command:
 
 
 def client_options(command: Command) -> Command:
-    """Adds the options of every command that connects to a cluster: the fields of ClientOptions, and those of ``security``."""
+    """Adds the options of a command that connects to a cluster: the fields of ClientOptions, and those of ``security``."""
     named = namesrv_option(f"Name servers of the cluster; default: ${NAMESRV_ENVIRONMENT}.")
     return named(timeout_option(json_option(security_options(command))))
 
@@ -174,7 +174,8 @@ def client_config(namesrv: str | None, timeout: float) -> ClientConfig:
     """Returns the settings of a command's client. Limits the library's log to errors: warnings would be further lines beside the
     one of the command's error.
 
-    Raises UsageError where no name server is known, and as ``security_settings`` does.
+    Raises UsageError where no name server is known; ConfigError for an invalid address in NAMESRV_ADDR; and as
+    ``security_settings`` does.
     """
     logging.getLogger("rmq_async").setLevel(logging.ERROR)
     if namesrv is None and not name_servers(os.environ.get(NAMESRV_ENVIRONMENT)):
@@ -257,7 +258,7 @@ class _Age(ParamType):
 
 
 def _time(value: Any) -> datetime | None:
-    """Reads a time, as local time if it has no zone; None for text of another form."""
+    """Reads a time, as local time if it has no zone; None for a text that is no time that a datetime can hold."""
     if isinstance(value, datetime):
         return value
     try:

@@ -16,7 +16,7 @@ from rich.table import Table
 __all__ = ["Output", "plain_table"]
 
 _WIDEST: Final = 100_000
-"""Columns of a table that is printed to a pipe or file."""
+"""Width, in characters, of a table that is printed to a pipe or file."""
 
 
 def plain_table(*texts: str, **numbers: bool) -> Table:

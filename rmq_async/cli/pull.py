@@ -81,7 +81,7 @@ def pull(options: _PullOptions) -> int:
 
     Bodies are printed as they are, on a terminal with their control characters made visible. Messages of one queue come in
     their order, those of several queues as the brokers answer. A time without a zone is local time. Offsets of messages that
-    are deleted before they are read go to stderr; with --follow, so does the number of printed messages at the end.
+    are deleted before they are read go to stderr; with --follow, so does the number of printed messages after Ctrl-C.
     """
     chosen = _range(options)
     config = client_config(options.namesrv, options.timeout)

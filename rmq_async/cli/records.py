@@ -37,7 +37,7 @@ def fields_of(message: MessageExt) -> dict[str, object]:
 
 
 def body_bytes(message: MessageExt) -> bytes:
-    """Returns the body; on a terminal, with its control characters made visible."""
+    """Returns the body; for a terminal as text, with escapes for invalid UTF-8 and control characters except newline and tab."""
     return visible(message.body.decode(errors="backslashreplace")).encode() if sys.stdout.isatty() else message.body
 
 
@@ -53,7 +53,7 @@ def headline(message: MessageExt) -> str:
 
 
 def described(message: MessageExt) -> list[str]:
-    """Returns all fields of a message, a line each; the body is the last."""
+    """Returns the lines that describe a message: a line for each field and each property, the body's size, the body."""
     lines = [f"{name + ':':<16}{_shown(value)}" for name, value in fields_of(message).items() if name not in _APART]
     lines += [f"property {name}: {value}" for name, value in message.properties.items()]
     body = message.body.decode(errors="backslashreplace")

@@ -27,6 +27,7 @@ what `--help` says, by `python -m rmq_async.cli.reference`.
 
 - Results go to stdout, lines for people or with `--json` one object a line; errors are one line on stderr.
 - Exit codes: 0, 1 for failure, 2 for wrong use, 130 after Ctrl-C, 143 after SIGTERM; a second signal ends a command at once.
+  After a first signal `rmq consume`, `rmq server` and `rmq outbox relay` end with 0, a relay with `--drain` with 1.
 - A reader that goes away (`| head`) ends a command quietly.
 - `--namesrv "a:9876;b:9876"` names the cluster, else the environment's `NAMESRV_ADDR`; `rmq demo` does not look at that.
 - `--access-key` signs requests, with the secret in the environment's `RMQ_SECRET_KEY` (and a token in `RMQ_SECURITY_TOKEN`):

@@ -67,16 +67,16 @@ class _ServerOptions:
 def server(options: _ServerOptions) -> int:
     """Run a name server and brokers in memory, for development and tests, until SIGTERM or Ctrl-C.
 
-    Brokers listen on free ports; clients find them through the name server. Nothing is written to disk: a new start has no
-    messages, and none but the given topics. Clients that ran before find it if --port and --broker-port are those of the last
-    start. There is no access control: every client that can reach the address can read and write everything.
+    Clients find the brokers through the name server. Nothing is written to disk: a new start has no messages, and none but the
+    given topics. Clients that ran before find the new servers if --port and --broker-port are those of the last start. There is
+    no access control: every client that can reach the address can read and write everything.
     """
     return rmq_async.run(_serve(options, Output(as_json=options.as_json)))
 
 
 async def _serve(options: _ServerOptions, output: Output) -> int:
-    """Serves until SIGTERM or SIGINT, and returns the exit code 0. Raises OSError, which names the address, where it cannot listen,
-    and UsageError for brokers' ports that do not exist."""
+    """Serves until SIGTERM or SIGINT, and returns the exit code 0. Raises UsageError for brokers' ports that do not exist;
+    OSError, which names the address, where it cannot listen; InvalidMessageError for an invalid topic."""
     _allow_many_connections()
     try:
         server = EmbeddedRocketMQ(

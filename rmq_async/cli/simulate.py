@@ -99,8 +99,8 @@ def simulate(given: _SimulateOptions) -> int:
 
 
 def _outcomes(seeds: Iterable[int], given: _SimulateOptions) -> Iterator[Outcome]:
-    """Yields the outcomes in the order in which the seeds end. After the time of ``--for`` no further seed is submitted; with
-    several jobs, seeds that wait in the pool by then still run."""
+    """Yields the outcomes, about in the order in which the seeds end. After the time of ``--for`` no further seed is submitted;
+    with several jobs, seeds that wait in the pool by then still run."""
     over = float("inf") if given.seconds is None else time.monotonic() + given.seconds
     left = iter(seeds)
     if given.jobs == 1:

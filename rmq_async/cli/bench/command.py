@@ -154,8 +154,9 @@ async def _next_offsets(admin: Admin, topic: str) -> int:
 
 
 async def _stored(client: ClientConfig, topic: str, before: int, expected: int) -> int | None:
-    """Returns the number of messages stored since ``before``; None where the brokers do not give it. Brokers acknowledge a message
-    before they index it, so the offsets are read again until all are counted, for 10 s at most and while the count grows."""
+    """Returns the number of messages stored since ``before``; None where the brokers do not give it. Brokers acknowledge a
+    message before they index it, so the offsets are read again until all are counted, for 10 s at most, and for 1 s at most
+    without growth."""
     async with Admin(client=client) as admin:
         deadline, found, since = monotonic() + SETTLE, -1, monotonic()
         while True:

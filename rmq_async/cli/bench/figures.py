@@ -1,7 +1,7 @@
 """Counts of one process, and the sum over all processes. Pure functions and numbers, which can pass through pipes.
 
 Latencies go into a histogram whose steps are 2 % wide: its size does not grow with the run, and those of several processes add
-up. A percentile is the upper end of its step, the largest value is exact. Adding one costs 0.2 us.
+up. A percentile is the upper end of its step, or the largest value if that is less; the largest value is exact.
 """
 
 from __future__ import annotations
@@ -51,8 +51,7 @@ class Part(msgspec.Struct):
 
 
 def failed(failures: dict[str, int], error: BaseException, number: int) -> None:
-    """Counts ``number`` failures under the text of ``error``. At most 20 texts are kept, because some texts differ each
-    time."""
+    """Counts ``number`` failures under the text of ``error``; under "others" if 20 other texts are kept already."""
     text = f"{type(error).__name__}: {' '.join(str(error).split())}"[:160]
     if text not in failures and len(failures) >= _TEXTS:
         text = _OTHERS

@@ -1,8 +1,8 @@
 """Load of one sender process: a producer, a number of concurrent calls, counters.
 
 Every mode uses the public API only and builds its messages in the measured loop, as users do. Counting begins after a warm-up;
-the window ends by time or by count. Of one-way sends, and of single sends with 64 or more calls in flight, an eighth is timed:
-reading the clock twice for each message would be a twentieth of the cost of a send.
+the window ends by time or by count. Of one-way sends, and of single sends with 64 or more calls in flight, about an eighth is
+timed: reading the clock twice for each message would be a twentieth of the cost of a send.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def _ignore(_: int) -> None:
 @dataclass
 class _State:
     left: int | None
-    """Messages that may still be begun."""
+    """Messages that may still be begun; None without a limit."""
     count: int = 0
     failed: int = 0
     stop: bool = False

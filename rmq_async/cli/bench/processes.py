@@ -28,8 +28,9 @@ __all__ = ["run_processes"]
 
 
 def run_processes(settings: LoadSettings, client: ClientConfig, number: int, report: Report, ending: Ending) -> list[Part]:
-    """Shares ``settings.messages`` among ``number`` processes and returns the counts of each. Raises RocketMQError when one of them
-    cannot start or stop its producer, or has been killed. A second signal ends the children and this process at once."""
+    """Shares ``settings.messages`` among ``number`` processes and returns the counts of each. Raises RocketMQError if one of
+    several fails to start or stop its producer, or ends without a result; the error of ``run_load`` where ``number`` is 1. A
+    second signal ends the children and this process at once."""
     if number == 1:
         return [run(run_load(settings, client, report, ending))]
     context = multiprocessing.get_context("fork")

@@ -38,7 +38,7 @@ class BenchResult:
 
     @property
     def missing(self) -> int:
-        """Number of messages that were sent and are not in the topic; 0 if ``stored`` is not known."""
+        """Number of messages sent less ``stored``, if that is above 0; 0 if ``stored`` is not known."""
         return 0 if self.stored is None else max(0, self.whole.total - self.stored)
 
     @property

@@ -86,7 +86,7 @@ async def _started(consumer: Consumer, over: asyncio.Event) -> bool:
 
 
 class _FailedError(RetryLater):
-    """The command has failed; logged without a traceback."""
+    """The command has failed, or no process could be started (``code`` None); logged without a traceback."""
 
     def __init__(self, code: int | None) -> None:
         super().__init__()
@@ -97,7 +97,7 @@ class _FailedError(RetryLater):
 
 
 class _Work:
-    """The handler of messages, and their numbers. ``consumer``: set before the first call."""
+    """The handler of messages, and the counts of their outcomes. ``consumer``: set before the first call."""
 
     consumer: Consumer
 
@@ -109,7 +109,7 @@ class _Work:
         self.leaving = False
         """Whether a call waits for the stop to cancel it."""
         self.aborted: int | None = None
-        """Number of the second signal; None before it."""
+        """Number of the signal that ended the running calls; None before it."""
         self.failure: Exception | None = None
         self.printer = Printer()
         self._options = options
@@ -121,7 +121,7 @@ class _Work:
         self._idle.set()
 
     def interrupt(self, number: int) -> None:
-        """Ends the work at a first signal, and running calls at a second one."""
+        """Ends the work; ends the running calls too if the end of the work has begun already."""
         if self.over.is_set() and self.aborted is None:
             self.aborted = number
             self.cut.set()

@@ -19,7 +19,7 @@ class Account(Generic[Key]):
     ``attempted``, ``acknowledged``, ``stored``: numbers of messages; ``stored`` were read at least once. ``lost``: acknowledged
     and not read. ``absent``: neither acknowledged nor read (failed sends, one-way messages that no broker stored).
     ``unacknowledged``: read without an acknowledgement. ``duplicated``: read more than once; ``copies``: number of readings after
-    the first, of all messages. ``unknown``: read and never attempted. Keys are in the order of their attempts or readings.
+    the first, of all messages. ``unknown``: read and never attempted.
     """
 
     attempted: int

@@ -57,7 +57,7 @@ class Messages:
         )
 
     def check(self, message: MessageExt) -> Key:
-        """Returns the key of a message. Raises DamagedError if any part of it differs from what was sent."""
+        """Returns the key of a message. Raises DamagedError if its checksum does not fit, and for a message of another run."""
         own = {name: message.properties.get(name, "") for name in (RUN, INDEX)}
         expected = message.properties.get(CRC, "none")
         found = _checksum(message.body, message.tags or "", message.keys, own)

@@ -56,7 +56,8 @@ class ModeReport:
         return None if self.mode == ONEWAY else self.account.acknowledged
 
     def as_fields(self) -> dict[str, object]:
-        """Returns the fields for ``--json``; times are in milliseconds."""
+        """Returns the fields for ``--json``; ``p50_ms`` and ``p99_ms`` are milliseconds, ``seconds`` is the duration of the
+        mode."""
         counts = self.account
         return {
             "type": "mode",

@@ -227,7 +227,7 @@ def _session(place: Path) -> SparkSession:
 
 
 def _first_trouble(said: str) -> str | None:
-    """Returns the error of Java when it cannot start, without the lines of the script around it."""
+    """Returns the first line that is neither blank, nor a warning, nor by the script spark-class; None without one."""
     return next(
         (
             line

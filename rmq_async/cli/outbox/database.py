@@ -1,5 +1,5 @@
-"""Connects to the database of a URL and shortens its errors. The errors made here show no part of a URL except the name of a SQLite
-file, because any other part may hold a password; those of the database may name its user."""
+"""Connects to the database of a URL and shortens its errors. The errors made here quote no part of a URL except the name of a
+SQLite file, because any other part may hold a password; what the database or the system reports may name its user and address."""
 
 from __future__ import annotations
 

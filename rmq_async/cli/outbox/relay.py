@@ -32,7 +32,8 @@ T = TypeVar("T")
 
 
 async def run_relay(database: str, settings: RelayOptions, client: ClientConfig, output: Output) -> int:
-    """Relays until SIGTERM or SIGINT, or with --drain until no message is left that can be sent; returns the exit code."""
+    """Relays until SIGTERM or SIGINT, or with --drain until no message is left that can be sent; returns the exit code. Raises
+    the error of a failed write of progress."""
     async with AsyncExitStack() as stack:
         ended = stack.enter_context(ended_by_signal())
         found = await _unless(ended, stack.enter_async_context(connected(database, settings.table)))

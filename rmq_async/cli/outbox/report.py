@@ -41,7 +41,8 @@ def _age(status: OutboxStatus) -> str:
 
 
 class Progress:
-    """Prints the progress of one relay. ``sent()``: messages that it has sent. A failed write sets ``error`` and ``ended``."""
+    """Prints the progress of one relay. ``sent()``: messages that it has sent. A failed write of ``status`` or ``stuck`` sets
+    ``error`` and ``ended``."""
 
     def __init__(self, output: Output, sent: Callable[[], int], ended: asyncio.Event) -> None:
         self.error: OSError | None = None
@@ -89,7 +90,8 @@ class Progress:
         self._output.line(f"{message_count(sent)} sent in {seconds:,.1f} s, {rest}")
 
     def _write(self, write: Callable[..., None], *arguments: object) -> None:
-        """Calls ``write``. Ends the command if stdout is closed, since the outbox itself ignores errors of callbacks."""
+        """Calls ``write``. An OSError, such as that of a closed pipe, ends the command: the outbox only reports errors of
+        callbacks."""
         try:
             write(*arguments)
         except OSError as error:

@@ -11,7 +11,7 @@ __all__ = ["RelayOptions"]
 
 @dataclass(frozen=True, kw_only=True)
 class RelayOptions(ClientOptions):
-    """Settings under the names of ``rmq_async.outbox.Outbox``. ``every``: seconds between two lines of progress."""
+    """The options. Those of ``rmq_async.outbox.Outbox`` have its names. ``every``: seconds between two lines of progress."""
 
     drain: bool
     every: float

@@ -29,7 +29,7 @@ from .view import picture, whole
 __all__ = ["top"]
 
 WIDTH: Final = 160
-"""Width in columns where the output is a file or a pipe."""
+"""Width in columns where the output is a file or a pipe, and the environment has no COLUMNS."""
 TERMINAL_GONE: Final = exit_code_of(signal.SIGHUP)
 SORTABLE: Final = ("name", *dict.fromkeys(column for columns in COLUMNS.values() for column in columns[1:]))
 
@@ -169,8 +169,8 @@ class _Top:
                 await self._watch(admin, show)
 
     async def _watch(self, admin: Admin, show: Callable[[Figures], Awaitable[None]]) -> None:
-        """Reads and shows the figures once per interval until the end. When an overview cannot be read, it shows the last figures
-        with that problem; with --once, or if there are no figures yet, it raises the error."""
+        """Reads and shows the figures at each interval and change of the filter until the end. When an overview cannot be read,
+        it shows the last figures with that problem; with --once, or if there are no figures yet, it raises the error."""
         watch, last = Watch(), None
         while not self._ended.is_set():
             began = monotonic()

@@ -44,8 +44,9 @@ class TopicRow:
 class GroupRow:
     """The figures of one group.
 
-    ``rate``: messages a second that are committed, those of retries not included. ``oldest``: seconds since the oldest message
-    that is not committed was stored. ``lag``, ``retries``, ``members``: None if a broker refused them.
+    ``rate``: messages a second that are committed, those of retries not included. ``oldest``: seconds since the oldest
+    uncommitted message that was found was stored. ``lag``, ``retries``, ``members``: None if a broker refused them; ``rate``,
+    ``oldest``: None if they are not known.
     """
 
     group: str
