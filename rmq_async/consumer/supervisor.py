@@ -1,5 +1,5 @@
-"""The tasks of a running consumer. One that lasts as long as the consumer is restarted when it fails, and ``health()`` names
-it: a consumer that stops silently is worse than one that crashes. A task that runs once only logs its error.
+"""The tasks of a running consumer. A task of ``run`` is restarted after a failure, which ``health()`` reports for a minute; the
+error of a task of ``once`` is logged.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ logger = logging.getLogger(__name__)
 FIRST_PAUSE: Final = 0.1
 LONGEST_PAUSE: Final = 10.0
 SOUND_AFTER: Final = 60.0
-"""Seconds without a failure after which the pauses begin anew and the failure is no longer a problem."""
+"""Seconds after a task's failure from which on ``health()`` does not report it, and the next failure has the first pause."""
 
 
 class Supervisor:
-    """Runs the consumer's tasks. ``failures``: name of a task -> its last error, and the monotonic time at which it failed."""
+    """Runs the consumer's tasks. ``failures``: by name of a restarted task, its last error and the monotonic time of that."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -34,11 +34,11 @@ class Supervisor:
         self.failures: dict[str, tuple[str, float]] = {}
 
     def run(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> asyncio.Task[None]:
-        """Starts a task that runs ``work()``, and again after a pause each time it raises, until it returns or is cancelled."""
+        """Starts a task that runs ``work()``, and after a pause runs it again if it raised an Exception."""
         return self.once(name, self._repeat(name, work))
 
     def once(self, name: str, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Starts a task that runs once; its error is logged."""
+        """Starts a task that runs ``work`` and logs its error."""
         task = self._loop.create_task(work, name=f"rmq_async {name}", context=Context())
         self._tasks.add(task)
         task.add_done_callback(self._ended)
@@ -53,11 +53,11 @@ class Supervisor:
             await asyncio.wait(tasks)
 
     def is_ending(self) -> bool:
-        """Returns whether all tasks are cancelled, as by ``asyncio.run`` at its end and by ``close``; True without tasks."""
+        """Returns whether a cancellation of each task was requested; True without tasks."""
         return all(task.cancelling() for task in self._tasks)
 
     def recent(self) -> list[str]:
-        """Returns a text for each task that failed in the last SOUND_AFTER seconds."""
+        """Returns a text for each restarted task whose last failure is less than SOUND_AFTER seconds old."""
         now = machine.monotonic()
         return [
             f"{name} failed and was restarted: {text}"

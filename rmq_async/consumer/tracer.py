@@ -1,8 +1,7 @@
-"""Message traces of consumption: a record before and one after the handler's call of each message, in Java's form.
+"""Message traces of consumption: records of a message before and after the handler's call, in Java's form.
 
-They are sent over the consumer's connections to a topic in which mqadmin and consoles find them by id and key; no call waits for
-that. A message with the property ``TRACE_ON`` "false" is not traced, as in Java's ``ConsumeMessageTraceHookImpl``; nor are those
-of the trace topic itself.
+The consumer sends them to a topic in which mqadmin and consoles find them by id and key; no call waits for that. A message with
+the property ``TRACE_ON`` "false" is not traced, as in Java's ``ConsumeMessageTraceHookImpl``, nor is one of the trace topic.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ class ContextCode(IntEnum):
 
 
 class ConsumeTracer(TraceRecords):
-    """A consumer's built-in hook that sends traces. ``group``: on the wire; records name it as users do."""
+    """A consumer's built-in hook that sends traces. ``group``: its name on the wire; records have its name without a namespace."""
 
     def __init__(self, instance: ClientInstance, group: str, trace: bool | str) -> None:
         topic = trace if isinstance(trace, str) else TRACE_TOPIC

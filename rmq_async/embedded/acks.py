@@ -1,7 +1,7 @@
 """Requests after a pop: acks, one (200051) or many (200151), and changes of the invisible time (200053).
 
-Most requests are answered with success: a second ack for a message, or one with a void handle, has no effect. A change
-makes the message visible at another time even if it was acknowledged, unless it was popped in order.
+A second ack for a message has no effect, and is answered with success. A change of a message that was not popped in order
+takes effect even after an ack.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from .topics import FAQ
 __all__ = ["AckProcessor"]
 
 _NO_REMARK: Final = "not set any response code"
-"""Remark of the answer to a change unless topic or queue are wrong: the one with which Java creates a response."""
+"""Remark of the answer to a change that is not refused: Java creates its responses with it."""
 
 
 class AckProcessor:
@@ -70,7 +70,7 @@ class AckProcessor:
         return make_response(command, ResponseCode.SUCCESS)
 
     def ack_batch(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
-        """Acknowledges many messages. Offsets that the queue does not have, and unknown queues, are ignored."""
+        """Acknowledges many messages. Ignores unknown queues, and offsets below the minimum or above the maximum of their queue."""
         acks = decode_body(BatchAckMessageRequestBody, command.body).acks if command.body else ()
         if not acks:
             return make_response(command, ResponseCode.NO_MESSAGE)
@@ -103,7 +103,8 @@ class AckProcessor:
         return make_response(command, ResponseCode.SUCCESS, _NO_REMARK, fields_of(answer))
 
     def _bounds(self, connection: Connection, name: str, queue_id: int) -> tuple[int, int]:
-        """Returns the minimum and maximum offset of a queue. Raises Refused (17, 13)."""
+        """Returns the minimum and maximum offset of a queue. Raises Refused: 17 for an unknown topic; 13 for a queue id that the
+        topic does not have."""
         topic = self._state.topics.get(name)
         if topic is None:
             raise Refused(ResponseCode.TOPIC_NOT_EXIST, f"topic[{name[:160]}] not exist, apply first please! \n{FAQ}")
@@ -124,7 +125,7 @@ class AckProcessor:
             self._state.check_points.ack(handle, offset)
 
     def _ack_queue(self, connection: Connection, ack: BatchAck) -> None:
-        """Acknowledges messages of one queue. Raises Refused (1, 13)."""
+        """Acknowledges messages of one queue. Raises Refused: 1 for an invalid retry flag; 13 as ``_ack_ordered`` does."""
         try:
             topic = real_topic(ack.retry, ack.topic, ack.consumer_group)
         except RemoteProtocolError as error:
@@ -138,8 +139,7 @@ class AckProcessor:
                 self._ack(connection, handle, ack.start_offset + bit, ack.revive_queue_id)
 
     def _ack_ordered(self, connection: Connection, handle: Handle, offset: int) -> None:
-        """Acknowledges a message of an ordered pop. Raises Refused (13) for a handle of the queue's last pop with the offset of
-        a message that this pop did not take."""
+        """Acknowledges a message of an ordered pop. Raises Refused (13) if ``OrderedQueues.ack`` raises LookupError."""
         queue = OrderedQueue(handle.group, handle.topic, handle.queue_id)
         offsets = self._state.offsets
         committed = offsets.find(*queue)
@@ -159,8 +159,8 @@ class AckProcessor:
                 self.freed(queue)
 
     def _change(self, header: ChangeInvisibleTimeRequestHeader, info: ExtraInfo) -> ChangeInvisibleTimeResponseHeader:
-        """Changes the invisible time of a message. Raises Refused (1) if the broker has its maximum of messages without an
-        ack."""
+        """Changes the invisible time of a message, if its group exists. Raises Refused (1) if the broker has its maximum of
+        messages without an ack."""
         points = self._state.check_points
         now = max(self._clock.now_ms(), info.pop_time + 1)  # another pop time than before, which makes the old handle void
         self._state.check_points.ack(_handle(header, info), header.offset)
@@ -174,8 +174,8 @@ class AckProcessor:
         return ChangeInvisibleTimeResponseHeader(popTime=now, invisibleTime=header.invisibleTime, reviveQid=info.revive_qid)
 
     def _change_ordered(self, header: ChangeInvisibleTimeRequestHeader, info: ExtraInfo) -> ChangeInvisibleTimeResponseHeader:
-        """Changes the invisible time of an ordered message. The handle stays valid; the answer has the invisible time
-        counted from the pop, or no values if the offset was committed before."""
+        """Changes the invisible time of an ordered message. Returns the time from its pop to its new end; no values if the
+        offset is below the committed one."""
         queue = OrderedQueue(header.consumerGroup, header.topic, header.queueId)
         if header.offset < self._state.offsets.find(*queue):
             return ChangeInvisibleTimeResponseHeader()

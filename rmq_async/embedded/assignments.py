@@ -81,9 +81,9 @@ def allocate_for_pops(
 ) -> list[MessageQueue] | None:
     """Returns the queues of a client that pops (``QueryAssignmentProcessor.allocate4Pop``); None for an unknown strategy.
 
-    If ``share`` is 0 or less, or not less than the number of other clients, it pops from any queue of each broker
-    (``ANY_QUEUE``). Otherwise it pops from its own queues and those of the next ``share`` clients, or from one queue if there
-    are more clients than queues; a client that is not one of ``clients`` from none.
+    If ``share`` is 0 or less, or not less than the number of other clients, the client pops from any queue of each broker
+    (``ANY_QUEUE``). Otherwise it pops from no queue if it is not one of ``clients``; from one queue if there are more clients
+    than queues; else from its own queues and those of the next ``share`` clients.
     """
     if strategy not in _STRATEGIES:
         return None

@@ -62,8 +62,7 @@ _FIRST_PORT_ONLY: Final = frozenset(
         RequestCode.POLLING_INFO,
     }
 )
-"""Requests for which a broker registers no processor at its second port, so that reads do not hold up sends there
-(``BrokerController.registerProcessor``)."""
+"""Requests that a broker does not serve at its second port (``BrokerController.registerProcessor``)."""
 
 
 VERSIONS: Final = ("5.5.0", NO_POPS)
@@ -85,7 +84,7 @@ _SINCE_5: Final = frozenset(
         RequestCode.POLLING_INFO,
     }
 )
-"""Requests that the older of these versions does not know."""
+"""Requests that a broker of version ``NO_POPS`` does not know."""
 
 
 class BrokerSettings(NamedTuple):
@@ -159,7 +158,7 @@ class Broker(BaseService):
         self._queue: SendQueue | None = None
         """The queue in which sends wait while ``throttle`` is on, else None."""
         self._throttled: SendQueue | None = None
-        """The queue of the last ``throttle``, kept after a stop for ``refused_sends``."""
+        """The queue of the last ``throttle``, kept after a stop for ``refused_sends``; None if that call ended the throttling."""
         self.handlers = {
             **self._clients.handlers(),
             **self._sends.handlers(),
@@ -280,8 +279,8 @@ class Broker(BaseService):
         self.popping.start()
 
     async def stop(self) -> None:
-        """Stops gracefully: all data are on the disk afterwards. A broker that does not run, for example after ``crash``, saves
-        nothing."""
+        """Stops gracefully: saves its progress and flushes its log. Saves nothing if the broker does not run, for example after
+        ``crash``."""
         running = self.listener.running
         self._end()
         await super().stop()

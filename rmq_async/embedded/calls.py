@@ -63,11 +63,8 @@ class ClientCalls:
     def call(
         self, connection: Connection, code: int, ext_fields: Mapping[str, str | None], body: bytes, on_answer: OnAnswer
     ) -> None:
-        """Sends a request to a client. ``on_answer`` is called once: at once if no request is sent, else on the answer, the
-        end of the connection, or the timeout.
-
-        ``close`` drops the call without calling ``on_answer``. Raises ProtocolError for values that cannot be encoded, also
-        without calling it.
+        """Sends a request to a client. Calls ``on_answer`` at most once: before it returns if no request is sent, else on the
+        answer, the end of the connection, or the timeout. Raises ProtocolError for values that cannot be encoded.
         """
         own = self._by_connection.get(connection, {})
         if connection.closed or connection.congested or len(self._calls) >= MAX_CALLS or len(own) >= MAX_CALLS_PER_CONNECTION:

@@ -1,9 +1,7 @@
-"""Messages that were popped and not acknowledged yet, as check points: the messages that one pop took of one queue, and the
-end of their invisible time.
+"""Check points: messages of one queue that were popped and have no ack yet, and the end of their invisible time.
 
-A real broker writes check points and acks to a log, and matches them when they are due; or it keeps a record per message in a
-key-value store (``popConsumerKVServiceEnable``). The two differ in how an ack finds its check point; ``CheckPoints`` supports
-both ways.
+A real broker writes check points and acks to a log, or keeps a record per message in a key-value store
+(``popConsumerKVServiceEnable``). The two differ in how an ack finds its check point; ``CheckPoints`` supports both.
 """
 
 from __future__ import annotations
@@ -16,15 +14,15 @@ from typing import Final, NamedTuple
 __all__ = ["MAX_IN_FLIGHT", "CheckPoint", "CheckPoints", "Handle"]
 
 MAX_IN_FLIGHT: Final = 200_000
-"""Messages of all check points of one broker together."""
+"""Maximum number of messages in the check points of one broker."""
 _SWEEP_FROM: Final = 1024
 
 _Key = tuple[str, str, int, int, int]
 
 
 class Handle(NamedTuple):
-    """The handle of a popped message, which identifies its pop or the last change of its invisible time. ``start``: queue
-    offset at which the pop began to read. Points in time are in epoch ms, durations in ms."""
+    """The handle of a popped message, which identifies its pop or a change of its invisible time. ``start``: queue offset at
+    which the pop began to read, or after a change that of the message. Points in time are in epoch ms, durations in ms."""
 
     group: str
     topic: str
@@ -39,7 +37,7 @@ class Handle(NamedTuple):
 
 
 class CheckPoint:
-    """The messages that one pop took of one queue.
+    """Messages of one queue with the same end of their invisible time.
 
     ``left``: queue offsets without an ack. ``suspended``: True if the next delivery does not count as an attempt.
     """
@@ -55,8 +53,8 @@ class CheckPoint:
 class CheckPoints:
     """The check points of a broker.
 
-    ``single``: each message has its own check point, found by the end of its invisible time, as in the key-value store; else a
-    pop's messages of one queue share one, found by offset and time of the pop. ``messages``: number of messages without an ack.
+    ``single``: whether each message has its own check point, as in the key-value store; else a pop's messages of one queue
+    share one. ``messages``: number of messages without an ack.
     """
 
     def __init__(self, *, single: bool = False) -> None:
@@ -64,12 +62,12 @@ class CheckPoints:
         self.messages = 0
         self._points: dict[_Key, CheckPoint] = {}
         self._ends: list[tuple[int, int, CheckPoint]] = []
-        """A heap by end; acknowledged check points stay until their end, or until a sweep."""
+        """A heap by end, which may contain check points without messages."""
         self._numbers = count()
 
     @property
     def kept(self) -> int:
-        """Number of entries, those of acknowledged messages included."""
+        """Number of entries in the heap."""
         return len(self._ends)
 
     def add(self, handle: Handle, offsets: Iterable[int], *, suspended: bool = False) -> None:
@@ -79,7 +77,7 @@ class CheckPoints:
             self._put(CheckPoint(handle, each, suspended=suspended))
 
     def ack(self, handle: Handle, offset: int) -> bool:
-        """Removes one message; returns whether it existed with this handle."""
+        """Removes one message from its check point; returns whether there was one."""
         key = self._key(handle, offset)
         point = self._points.get(key)
         if point is None or offset not in point.left:
@@ -106,8 +104,8 @@ class CheckPoints:
         return self._ends[0][0] if self._ends else None
 
     def of_group(self, group: str) -> list[tuple[Handle, int]]:
-        """Returns handle and queue offset of each message that the group has not acknowledged, in the order in which its pops
-        and changes were added."""
+        """Returns handle and queue offset of each message in the group's check points, in the order in which these were
+        added."""
         points = sorted(self._ends, key=lambda entry: entry[1])
         return [(point.handle, offset) for _, _, point in points if point.handle.group == group for offset in point.left]
 
@@ -135,7 +133,7 @@ class CheckPoints:
         self._sweep(_SWEEP_FROM)
 
     def _remove(self, point: CheckPoint) -> bool:
-        """Removes a check point from the table; returns whether it was there. Its heap entry stays."""
+        """Removes a check point from the table; returns whether it was there."""
         if not point.left:
             return False
         key = self._key(point.handle, point.left[0])

@@ -1,8 +1,8 @@
 """Connected clients: producers and consumers by group, from their heartbeats.
 
-A client is listed from its first heartbeat until it unregisters, its connection ends, or ``EXPIRY`` passes without a heartbeat.
+A heartbeat lists a client; it is removed when it unregisters, when its connection ends, and by ``expire``.
 
-Names and subscriptions come from the network, so their number and size are bounded, per connection and in all.
+Names and subscriptions come from the network, so their number and size are bounded.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ EXPIRY: Final = 120.0
 """Seconds without a heartbeat after which a client is removed (``channelExpiredTimeout``)."""
 MAX_GROUPS_PER_CONNECTION: Final = 4096
 MAX_MEMBERS: Final = 200_000
-"""Clients of all groups together; one that is in three groups counts three times."""
+"""Maximum number of clients of all groups together; one that is in three groups counts three times."""
 MAX_NAME_LENGTH: Final = 512
-"""Characters of the name of a group or the id of a client; the id of a real client has some 30."""
+"""Maximum number of characters of the name of a group or the id of a client."""
 MAX_SUBSCRIPTION_BYTES: Final = 32 * 1024 * 1024
 _WORD: Final = 64
-"""Characters that are kept of a setting which is one of a few words."""
+"""Maximum number of characters that are kept of a setting such as the message model."""
 _SUBSCRIPTION_OVERHEAD: Final = 400
 _TAG_OVERHEAD: Final = 100
 
@@ -48,9 +48,8 @@ class Client:
 
 class ConsumerGroup:
     """The members of a group. ``members``: by client id and connection; a client with two connections, for example after a
-    broken one, is listed twice, as on a real broker.
-
-    ``subscriptions``: by topic; settings are those of the heartbeat that came last.
+    broken one, is listed twice, as on a real broker. ``subscriptions``: by topic. The other settings are those of the last
+    heartbeat.
     """
 
     __slots__ = ("consume_from_where", "consume_type", "members", "message_model", "size", "subscriptions")
@@ -62,7 +61,7 @@ class ConsumerGroup:
         self.message_model = ""
         self.consume_from_where = ""
         self.size = 0
-        """Bytes that the subscriptions take, about."""
+        """Approximate number of bytes of the subscriptions."""
 
     @property
     def is_broadcast(self) -> bool:
@@ -125,7 +124,8 @@ class ClientTable:
         if size > group.size and self._size + size - group.size > MAX_SUBSCRIPTION_BYTES:
             raise Refused(
                 ResponseCode.SYSTEM_ERROR,
-                f"subscriptions take more than the {MAX_SUBSCRIPTION_BYTES} bytes this broker keeps; subscribe to less",
+                f"subscriptions would take {self._size + size - group.size} bytes, the limit of this broker is "
+                f"{MAX_SUBSCRIPTION_BYTES}; subscribe to less",
             )
         key = (client.client_id, client.connection)
         old = group.members.get(key)
@@ -148,12 +148,10 @@ class ClientTable:
         return old is not None and old != fingerprint
 
     def find_producer(self, client_id: str) -> Client | None:
-        """Returns the client to which a reply is pushed; None if it is not known.
-
-        The first heartbeat of a producer group on a connection adds the client. It is removed when any of its producer groups
-        unregisters or expires, or when any connection ends on which one of them sent a heartbeat; heartbeats of its other groups
-        do not add it again. A real broker's ``ProducerManager`` does the same.
-        """
+        """Returns the client to which a reply is pushed; None if it is not known."""
+        # As in a real broker's ProducerManager: the first heartbeat of a producer group on a connection adds the client. It is
+        # removed when any of its producer groups unregisters or expires, or when any connection ends on which one of them sent a
+        # heartbeat; heartbeats of its other groups do not add it again.
         return self._reachable.get(client_id)
 
     def producer_connection(self, group: str) -> Connection | None:

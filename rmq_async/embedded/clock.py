@@ -79,12 +79,12 @@ class ManualClock:
         self._soon: asyncio.Handle | None = None
 
     def now_ms(self) -> int:
-        """Returns the milliseconds since the epoch to which the clock was moved."""
+        """Returns the clock's time in milliseconds since the epoch."""
         return self._now
 
     def call_at(self, when_ms: int, call: Callable[[], object]) -> Timer:
-        """Calls ``call`` within the ``advance()`` that reaches ``when_ms`` (epoch ms); soon if that time has passed. Returns a
-        timer, whose ``cancel()`` prevents the call."""
+        """Calls ``call`` within the ``advance()`` that reaches ``when_ms`` (epoch ms); soon if the clock has reached that time.
+        Returns a timer, whose ``cancel()`` prevents the call."""
         timer = _Pending(call)
         heapq.heappush(self._timers, (when_ms, next(self._numbers), timer))
         if when_ms <= self._now:
@@ -92,8 +92,9 @@ class ManualClock:
         return timer
 
     async def advance(self, seconds: float) -> None:
-        """Moves the clock by ``seconds``. Returns when all calls that became due have run and the event loop has run a few more
-        iterations, so that answers to held requests are sent. Raises ValueError for negative, infinite and NaN seconds."""
+        """Moves the clock by ``seconds``, to a whole millisecond. Returns when all calls that became due have run and the event
+        loop has run a few more iterations, so that answers to held requests are sent. Raises ValueError for negative, infinite
+        and NaN seconds."""
         if not 0 <= seconds < float("inf"):
             raise ValueError(f"seconds must be a finite number from 0 on, not {seconds}")
         end = self._now + round(seconds * 1000)

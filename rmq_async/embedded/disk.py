@@ -3,8 +3,8 @@
 All other state of a broker is in memory: connections, members of groups, queue locks, held pulls, pending requests, resets of
 offsets. Settings of topics and groups are written when they change; messages as the docstring of ``DiskLog`` describes;
 committed offsets, and the progress of delays and transactions, every 5 s (delay levels every 10 s, offsets for the first time
-after 10 s) and when the broker stops gracefully, as on a real broker. Check points of popped messages and their acks are
-written at once, and survive a loss of power, unless it has removed the messages themselves.
+after 10 s) and when the broker stops gracefully. Check points of popped messages and their acks are written at once, and a
+loss of power removes only the check points of messages that it removes. Modes of consumption are written at once.
 """
 
 from __future__ import annotations
@@ -51,8 +51,9 @@ class DiskLog(CommitLog):
     """The commit log of one broker. An appended record survives a crash of the process, and after its flush also one of the
     machine.
 
-    ``flush_interval``: most seconds from a message to its flush (ASYNC_FLUSH), longer for a slow disk; 0 flushes each message
-    before it is acknowledged (SYNC_FLUSH). It may be set at any time. Unless it is 0, appending needs a running event loop.
+    ``flush_interval``: seconds from the first message that is not flushed to the flush (ASYNC_FLUSH); 0 flushes each message
+    before it is acknowledged (SYNC_FLUSH). It may be set at any time; a flush that is pending keeps its time. Unless it is 0,
+    appending needs a running event loop.
     """
 
     def __init__(self, max_memory: int, clock: Callable[[], int], *, flush_interval: float = 0.5) -> None:

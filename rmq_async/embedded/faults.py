@@ -53,11 +53,11 @@ class FailureScript:
         return bool(self._failures or self._lost)
 
     def add(self, code: int, n: int, request: int | None) -> Failure:
-        """Adds and returns a failure of the next ``n`` requests. Raises TypeError for an argument that is no whole number,
-        ValueError for a negative ``n``.
+        """Adds a failure of the next ``n`` requests, and returns it. Raises TypeError for an argument that is no whole number
+        (``request`` may be None), ValueError for a negative ``n``.
 
-        ``request``: a RequestCode, or None for any request to a broker except heartbeats and unregistrations. ``n`` = 0
-        cancels the failures that were added with the same ``request``.
+        ``request``: a RequestCode, or None for any request to a broker except heartbeats and unregistrations. ``n`` = 0 adds no
+        failure and cancels those that were added with the same ``request``.
         """
         check_whole("n", n)
         if n < 0:

@@ -16,9 +16,9 @@ from .store import tag_code
 __all__ = ["MIN_SCAN", "Filter", "check_condition", "filter_of"]
 
 MIN_SCAN: Final = 800
-"""Records that one pull looks at unless it has a long condition (``maxFilterMessageSize`` / 20 bytes of a queue entry)."""
+"""Maximum number of records that one pull looks at (16,000 bytes of consume queue, with 20 bytes an entry)."""
 _LEAST_SCAN: Final = 32
-"""Records that a pull with a long condition still looks at."""
+"""Maximum number of records that a pull with the longest conditions looks at."""
 _PARTS_PER_PULL: Final = 40_000
 """Parts of a condition that one pull evaluates, about: the longer the condition, the fewer records it looks at."""
 
@@ -31,20 +31,22 @@ class Filter(NamedTuple):
 
     @property
     def scan(self) -> int:
-        """Number of records that one pull looks at."""
+        """Maximum number of records that one pull looks at."""
         if self.condition is None:
             return MIN_SCAN
         return max(_LEAST_SCAN, min(MIN_SCAN, _PARTS_PER_PULL // self.condition.size))
 
     def accepts(self, record: bytes) -> bool:
-        """Returns whether a record whose tags are wanted is wanted by the condition too, if there is one."""
+        """Returns whether the condition is true for a record; True without a condition. Does not compare tags."""
         return self.condition is None or self.condition.matches(properties_of(record))
 
 
 def filter_of(expression: str, kind: str, *, property_filter: bool, brought: bool) -> Filter:
-    """Returns the filter of a pull. ``brought``: whether the pull contains its subscription. Raises Refused (1, 23, 27).
+    """Returns the filter of a pull. ``brought``: whether the pull contains its subscription; then an invalid condition, as at
+    a real broker, lets every message pass.
 
-    As at a real broker, an invalid condition in a pull lets every message pass; one in a heartbeat makes pulls fail with 27.
+    Raises Refused: 23 for invalid tags, and for an empty condition that was brought; 27 for an invalid condition of a
+    heartbeat; 1 for any other condition if the broker does not filter by conditions.
     """
     if kind in ("", TAG):
         if expression in ("", "*"):
@@ -68,8 +70,8 @@ def filter_of(expression: str, kind: str, *, property_filter: bool, brought: boo
 
 
 def check_condition(expression: str, kind: str, *, property_filter: bool) -> None:
-    """Checks the condition of a CHECK_CLIENT_CONFIG (46) or of a pop. Raises Refused: 23 for an invalid condition, 1 if the
-    broker filters by none."""
+    """Checks the condition of a CHECK_CLIENT_CONFIG (46) or of a pop. Raises Refused: 1 for any condition if the
+    broker does not filter by conditions; 23 for an invalid one."""
     if kind in ("", TAG):
         return
     if not property_filter:

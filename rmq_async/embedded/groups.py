@@ -1,4 +1,4 @@
-"""Subscription groups of one broker and their settings (200, 201, 207, 225, 352). Groups are created at their first use."""
+"""Subscription groups of one broker and their settings (200, 201, 207, 225, 352)."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from .topics import FAQ
 __all__ = ["GroupProcessor", "SubscriptionGroups"]
 
 MAX_GROUPS: Final = 10_000
-"""Groups besides the broker's own."""
+"""Maximum number of groups besides the broker's own."""
 MAX_GROUP_BYTES: Final = 16 * 1024 * 1024
-"""Bytes of the settings of all groups, as JSON, above which requests may not enlarge them."""
+"""Bytes of the settings of all groups, as JSON, above which ``put_all`` does not enlarge them."""
 
 
 class SubscriptionGroups:
@@ -82,7 +82,10 @@ class SubscriptionGroups:
             raise Refused(ResponseCode.SYSTEM_ERROR, remark)
         grown = sum(size - self._sizes.get(config.group_name, 0) for config, size in checked)
         if grown > 0 and self._size + grown > MAX_GROUP_BYTES:
-            remark = f"settings of groups take more than the {MAX_GROUP_BYTES} bytes this broker keeps; delete some"
+            remark = (
+                f"settings of groups would take {self._size + grown} bytes, the limit of this broker is {MAX_GROUP_BYTES}; "
+                "delete some groups"
+            )
             raise Refused(ResponseCode.SYSTEM_ERROR, remark)
         for config, size in checked:
             self._put(config, size)

@@ -1,8 +1,8 @@
 """Pops that wait for messages (``PopLongPollingService``).
 
 They wait by topic, group and requested queue, -1 for any. A message that arrives wakes, in each group, one pop of any queue and
-one of its queue, which read again; if a pop leaves messages, the next one is woken. Other pops keep waiting, and a pop that is
-still held at its deadline reads a last time.
+one of its queue, which read again; if a pop leaves messages, the next one is woken. Other pops keep waiting. A pop that is still
+held ``EARLY_MS`` before its deadline reads a last time.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ __all__ = ["ANY_QUEUE", "MAX_HELD", "MAX_HELD_PER_KEY", "HeldPops", "Pop", "PopK
 
 ANY_QUEUE: Final = -1
 MAX_HELD_PER_KEY: Final = 1024
-"""Pops of one topic, group and queue (``popPollingSize``)."""
+"""Number of held pops of one topic, group and queue above which no more are held (``popPollingSize``)."""
 MAX_HELD: Final = 100_000
-"""Pops of all topics, groups and queues together (``maxPopPollingSize``)."""
+"""Maximum number of held pops of all topics, groups and queues together (``maxPopPollingSize``)."""
 MAX_WAIT_MS: Final = 3_600_000
 EARLY_MS: Final = 50
 """Milliseconds before its deadline at which a held pop is answered."""
@@ -36,8 +36,8 @@ class PopKey(NamedTuple):
 
 
 class Pop:
-    """A POP_MESSAGE or NOTIFICATION request. ``count``: of messages at most. ``deadline``: epoch ms until which it may be held;
-    0 if it may not be held. ``invisible_time`` and ``poll_time`` are in ms."""
+    """A POP_MESSAGE or NOTIFICATION request. ``count``: maximum number of messages. ``deadline``: epoch ms until which it may
+    be held; 0 if it may not be held. ``invisible_time`` and ``poll_time`` are in ms."""
 
     __slots__ = (
         "attempt", "command", "connection", "count", "deadline", "filter", "from_oldest", "invisible_time", "key", "notified",
@@ -52,7 +52,7 @@ class Pop:
         self.filter = Filter()
         self.from_oldest = self.ordered = False
         self.notified = False
-        """Whether it is a NOTIFICATION, which takes no messages."""
+        """Whether the request is a NOTIFICATION, which takes no messages."""
         self.attempt: str | None = None
         self.timers: list[Timer] = []
 
@@ -60,8 +60,8 @@ class Pop:
 class HeldPops:
     """The pops that wait for messages.
 
-    ``serve``: called with a pop, and True at its deadline; returns the answer, or None if the pop stays held. ``reply``: writes
-    a response.
+    ``serve``: called with a pop, and with True if its wait ends; returns the answer, or None if the pop stays held. ``reply``:
+    writes a response.
     """
 
     def __init__(self, clock: Clock, reply: Callable[[Connection, RemotingCommand, RemotingCommand], None]) -> None:
@@ -89,16 +89,14 @@ class HeldPops:
         return self._count < MAX_HELD and self.number_of(key) <= MAX_HELD_PER_KEY
 
     def hold(self, pop: Pop) -> None:
-        """Holds a pop until its deadline by the broker's clock, but an hour at most; drops it if its connection is closed. With
-        another clock than ``SystemClock``, which may stand still, it is held for ``poll_time`` by the event loop's clock at most.
-        """
+        """Holds a pop until ``EARLY_MS`` before its deadline, an hour at most; drops it if its connection is closed."""
         if pop.connection.closed:
             return
         self._enter(pop)
         wait = min(max(pop.deadline - EARLY_MS - self._clock.now_ms(), 0), MAX_WAIT_MS)
         if not isinstance(self._clock, SystemClock):
             pop.timers.append(self._clock.call_at(pop.deadline - EARLY_MS, lambda: self._expired(pop)))
-            wait = min(wait, max(pop.poll_time - EARLY_MS, 0))
+            wait = min(wait, max(pop.poll_time - EARLY_MS, 0))  # another clock than the event loop's may stand still
         pop.timers.append(asyncio.get_running_loop().call_later(wait / 1000, self._expired, pop))
 
     def arrived(self, topic: str, queue_id: int) -> None:
@@ -107,7 +105,7 @@ class HeldPops:
         self._wake_soon()
 
     def notify(self, key: PopKey, count: int = 1) -> None:
-        """Makes the pop that has waited longest read again, and the next one if that pop gets messages: ``count`` pops at most."""
+        """Makes the pop that has waited longest read again, and the next one if that pop is answered: ``count`` pops at most."""
         if key in self._by_key:
             self._woken[key] = self._woken.get(key, 0) + count
             self._wake_soon()
@@ -117,7 +115,8 @@ class HeldPops:
             self._leave(pop)
 
     def resumed(self, connection: Connection) -> None:
-        """Wakes as many pops as wait on a connection that accepts answers again: messages may have arrived in the meantime."""
+        """Wakes a pop of the same key for each pop of a connection that accepts answers again."""
+        # messages may have arrived in the meantime
         for pop in self._by_connection.get(connection, ()):
             self.notify(pop.key)
 

@@ -1,11 +1,7 @@
 """The index of keys for QUERY_MESSAGE. Queries, not sends, add its entries.
 
-A query updates the index (``CommitLog.index``); a real broker's index lags behind its log, too. An entry is two 8-byte numbers: a
-hash over broker, topic and key, and the message's physical offset. Entries are appended in store order and never sorted; a
-look-up searches the column of hashes as bytes, from its end, at the speed of memory (a millisecond or two for a million
-entries). Python's hashes of texts are keyed, so no client can choose keys that collide; a look-up also compares the message itself.
-
-Entries are removed with the log: ``forget`` drops those below its oldest record, ``truncate`` those beyond its end.
+An entry is two 8-byte numbers: a hash over broker, topic and key, and the message's physical offset, in store order. A look-up
+searches the column of hashes as bytes, from its end. Different keys may have one hash, so the caller compares the message itself.
 """
 
 from __future__ import annotations
@@ -18,7 +14,7 @@ from typing import Final
 __all__ = ["ENTRY_SIZE", "KeyIndex", "key_hash"]
 
 ENTRY_SIZE: Final = 32
-"""Bytes per entry that count against the memory bound: two numbers, twice, for the dead half of the columns."""
+"""Bytes per entry that count against the memory bound: two numbers, and as much for entries that were forgotten."""
 _CUT_FROM: Final = 4096
 _NUMBER: Final = 8
 

@@ -21,10 +21,10 @@ LOCK_LIFE: Final = 60.0
 """Seconds that a lock lasts without renewal (``RebalanceLockManager``)."""
 MAX_LOCKS: Final = 100_000
 SEARCH_INTERVAL: Final = 1.0
-"""Least seconds between two searches of a full table for ended locks: one takes 10 ms, and locks may end one by one."""
+"""Minimum seconds from a search for ended locks to the next search by ``lock``."""
 MAX_LOCKS_AT_ONCE: Final = 16_384
 MAX_NAME_LENGTH: Final = 512
-"""Characters of the name of a group, client, topic or broker in a lock."""
+"""Maximum number of characters of the name of a group, client, topic or broker in a lock."""
 
 
 class QueueLocks:

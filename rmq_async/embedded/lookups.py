@@ -26,9 +26,9 @@ DEFAULT_FOUND: Final = 32
 MAX_BYTES: Final = 12 * 1024 * 1024
 """Bytes of the messages in one answer, which must fit a frame; the first message may be larger."""
 MAX_LOOKED_AT: Final = 10_000
-"""Index entries that one query looks at."""
+"""Maximum number of index entries that one query looks at."""
 INDEX_STEP: Final = 5_000
-"""Records and keys that are added to the index, in some 5 ms, before the event loop serves other requests again."""
+"""Number of records and keys that are added to the index before the event loop serves other requests again."""
 MAX_WAITING: Final = 1024
 UNIQUE_KEY_QUERY: Final = "_UNIQUE_KEY_QUERY"
 
@@ -36,7 +36,7 @@ Reply = Callable[[Connection, RemotingCommand, RemotingCommand], None]
 
 
 class _Query(NamedTuple):
-    """A held request. ``log_end``: physical offset up to which the index must cover the log."""
+    """A query. ``log_end``: physical offset up to which the index must cover the log."""
 
     connection: Connection
     command: RemotingCommand
@@ -49,9 +49,8 @@ class _Query(NamedTuple):
 
 
 class LookupProcessor:
-    """Answers queries. Concurrent ones wait for each other, so that many do not hold up the event loop: one takes milliseconds
-    with a million messages. Each also waits until the index contains the messages stored before it. ``reply``: sends the
-    answers of those that have waited."""
+    """Answers queries. A look-up waits for those before it, and until the index contains the messages stored before it.
+    ``reply``: sends the answers of queries that have waited."""
 
     def __init__(self, state: BrokerState, reply: Reply) -> None:
         self._state = state
@@ -91,7 +90,9 @@ class LookupProcessor:
             self._go_on()
             return self._response(query, self._find(query))
         if len(self._waiting) >= MAX_WAITING:
-            raise Refused(ResponseCode.SYSTEM_BUSY, f"{MAX_WAITING} queries wait for the index, it takes no more; ask later")
+            raise Refused(
+                ResponseCode.SYSTEM_BUSY, f"{MAX_WAITING} queries wait for the index, this broker takes no more; ask later"
+            )
         self._waiting.append(query)
         self._go_on()
         return None
@@ -101,7 +102,7 @@ class LookupProcessor:
             self._handle = asyncio.get_running_loop().call_soon(self._step)
 
     def _step(self) -> None:
-        """Adds a step to the index, and answers one query if the index contains the messages stored before it."""
+        """Adds a step to the index, and serves one query if the index contains the messages stored before it."""
         self._handle = None
         log, waiting = self._state.log, self._waiting
         if waiting and (log.index(INDEX_STEP) or log.keys.end >= waiting[0].log_end):
@@ -123,7 +124,7 @@ class LookupProcessor:
         return make_response(query.command, ResponseCode.SUCCESS, None, {**to_ext(reply)}, b"".join(reversed(found)))
 
     def _find(self, query: _Query) -> list[bytes]:
-        """Returns the newest records that match, newest first: at most ``query.most``, of ``MAX_BYTES`` together."""
+        """Returns matching records, newest first, within the limits of one answer."""
         log, name = self._state.log, self._state.name
         low, high = log.between(query.begin_ms, query.end_ms)
         found: list[bytes] = []

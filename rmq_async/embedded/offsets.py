@@ -1,8 +1,7 @@
 """Progress of groups by topic and queue (``OffsetTable``): committed offsets, pulled offsets, and resets.
 
-A reset changes the committed offset, and is pending until the group's next pull of that queue, whose response contains the new
-offset, or until its next pop, which reads from there. While it is pending, commits of the group in that queue
-are ignored.
+A reset changes the committed offset, and is pending until the response to a pull of that queue contains the new offset, or a pop
+reads from there. While it is pending, commits of the group in that queue are ignored.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from .service import Refused
 __all__ = ["OffsetTable", "SavedOffsets"]
 
 MAX_OFFSETS: Final = 200_000
-"""Committed offsets, offsets of pulls and pending resets of one table together."""
+"""Maximum number of committed offsets, offsets of pulls and pending resets of one table together."""
 
 _Offsets = dict[int, int]
 SavedOffsets = dict[tuple[str, str], dict[int, int]]
@@ -25,7 +24,7 @@ SavedOffsets = dict[tuple[str, str], dict[int, int]]
 
 
 class OffsetTable:
-    """The committed offsets of groups. ``saved``: the offsets that were saved last; a crash returns to them."""
+    """The committed offsets of groups. ``saved``: the offsets to begin with."""
 
     def __init__(self, saved: SavedOffsets | None = None) -> None:
         self._committed: dict[tuple[str, str], _Offsets] = {key: dict(offsets) for key, offsets in (saved or {}).items()}
@@ -51,14 +50,14 @@ class OffsetTable:
         self._unsaved.clear()
 
     def find(self, group: str, topic: str, queue_id: int) -> int:
-        """Returns the group's committed offset, -1 without one."""
+        """Returns the offset of a pending reset, else the group's committed offset, -1 without one."""
         key = (group, topic)
         if self._reset and queue_id in self._reset.get(key, ()):
             return self._reset[key][queue_id]
         return self._committed.get(key, {}).get(queue_id, -1)
 
     def pulled(self, group: str, topic: str, queue_id: int) -> int:
-        """Returns the offset that the group's last pull asked for; without one, the committed offset."""
+        """Returns the offset of the group's last pull that was noted; without one, that of ``find``."""
         offset = self._pulled.get((group, topic), {}).get(queue_id)
         return self.find(group, topic, queue_id) if offset is None else offset
 
@@ -73,7 +72,7 @@ class OffsetTable:
         return True
 
     def note_pull(self, group: str, topic: str, queue_id: int, offset: int) -> None:
-        """Keeps the offset that a pull asked for. Only statistics show it, so it is dropped if the table is full."""
+        """Keeps the offset that a pull asked for, if the table has room: only statistics show it."""
         self._set(self._pulled, group, topic, queue_id, offset)
 
     def is_reset(self, group: str, topic: str, queue_id: int) -> bool:

@@ -89,8 +89,8 @@ class OrderedQueues:
         return batch.counts
 
     def ack(self, queue: OrderedQueue, offset: int, pop_time: int) -> int | None:
-        """Counts an ack; returns the offset to commit, or None for the ack of another pop than the last, which does not count.
-        Raises LookupError for a message that the last pop did not take."""
+        """Counts an ack; returns the offset to commit, or None for the ack of another pop than the queue's last, which does not
+        count. Raises LookupError for an ack of the last pop with an offset that this pop did not take."""
         batch = self._batches.get(queue)
         if batch is None:
             return offset + 1

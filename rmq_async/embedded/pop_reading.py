@@ -22,18 +22,17 @@ from .topics import Topic
 __all__ = ["ORDERED_REVIVE_QUEUE", "PopReader", "Taken"]
 
 MAX_BYTES: Final = 256 * 1024
-"""Bytes of a read of one queue at most (``maxTransferBytesOnMessageInMemory``)."""
+"""Bytes of a read of one queue above which no further message is added (``maxTransferBytesOnMessageInMemory``)."""
 REVIVE_QUEUES: Final = 8
-"""Queues of the revive log, named in turn (``reviveQueueNum``)."""
+"""Number of queues of the revive log, named in turn (``reviveQueueNum``)."""
 ORDERED_REVIVE_QUEUE: Final = 999
 """Number in place of a revive queue in handles of ordered pops (``KeyBuilder.POP_ORDER_REVIVE_QUEUE``)."""
 RETRIES_FIRST: Final = 5
-"""Each fifth pop looks for retries first (``popFromRetryProbability`` 20)."""
+"""One of this many pops looks for retries first, unless it is ordered or by priority (``popFromRetryProbability`` 20)."""
 
 
 class Taken:
-    """The messages of one pop, and the fields of its answer. ``rest``: number of messages left in the queues that it
-    looked at."""
+    """The messages of one pop, and the fields of its answer. ``rest``: the field restNum."""
 
     def __init__(self, pop_time: int, revive_queue: int) -> None:
         self.pop_time = pop_time

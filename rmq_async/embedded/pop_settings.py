@@ -11,7 +11,7 @@ __all__ = ["NO_POPS", "PopFaults", "PopSettings", "PopStore", "checked_settings"
 PopStore = Literal["log", "kv"]
 
 LOG_DELAY: Final = 2.0
-"""Seconds from the end of an invisible time to the redelivery with check points in the revive log; at a real broker the least."""
+"""Seconds from the end of an invisible time to the redelivery with check points in the revive log; the minimum at a real broker."""
 KV_DELAY: Final = 0.5
 """Seconds until then with the key-value store, which a real broker searches at this interval (``PopConsumerService``)."""
 MAX_DELAY: Final = 10 * 365 * 24 * 3600

@@ -24,13 +24,13 @@ class PopSwitches(ABC):
         """Returns the broker called ``name``, or for None all brokers. Raises ValueError for an unknown name."""
 
     def in_flight(self, group: str) -> list[MessageExt]:
-        """Returns the messages that the group has popped and not acknowledged, and that were not stored for redelivery yet; one
-        for each handle. Messages of ordered pops are not among them."""
+        """Returns the stored messages that the group has popped and not acknowledged, and that were not copied for redelivery
+        yet. Messages of ordered pops are not among them."""
         return [message for broker in self._chosen(None) for message in broker.popping.in_flight(group)]
 
     def empty_pops(self, n: int = 1, *, broker: str | None = None) -> None:
         """Makes the broker (None: each broker) answer the next ``n`` pops at once with POLLING_TIMEOUT (210), even if there are
-        messages, as a real broker does while other pops hold all queues. ``n`` = 0 ends it."""
+        messages. ``n`` = 0 ends it."""
         for each in self._numbered(n, broker):
             each.popping.faults.empty = n
 
@@ -41,7 +41,8 @@ class PopSwitches(ABC):
             each.popping.faults.lost_acks = n
 
     def delay_revival(self, seconds: float, *, broker: str | None = None) -> None:
-        """Delays the redelivery of popped messages without an ack by ``seconds`` on the broker (None: each broker); 0 ends it."""
+        """Delays the redelivery of popped messages without an ack by ``seconds`` on the broker (None: each broker); 0 ends it.
+        Messages of ordered pops are not delayed."""
         check_number("seconds", seconds)
         if not 0 <= seconds < float("inf"):
             raise ValueError(f"seconds must be a finite number from 0 on, not {seconds}")
@@ -50,7 +51,7 @@ class PopSwitches(ABC):
 
     def repeat_revival(self, copies: int, *, broker: str | None = None) -> None:
         """Makes the broker (None: each broker) deliver each popped message without an ack again ``copies`` times, 1 to 16; 1
-        ends it."""
+        ends it. Messages of ordered pops are delivered again once."""
         check_whole("copies", copies)
         if not 1 <= copies <= MAX_COPIES:
             raise ValueError(f"copies must be from 1 to {MAX_COPIES}, not {copies}")

@@ -100,7 +100,7 @@ class Popping:
         return found
 
     def retry_topics(self, group: str) -> list[str]:
-        """Returns the names of the topics that hold redelivered messages of the group."""
+        """Returns the names of the existing retry topics of the group's pops."""
         topics = self._state.topics
         names = [topic.config.topic_name for topic in topics]
         return [
@@ -115,8 +115,7 @@ class Popping:
             self.held.notify(PopKey(queue.topic, queue.group, asked))
 
     def _revived(self, group: str, topic: str) -> None:
-        """Counts a copy, and wakes one waiting pop of the topic, preferably one for any queue, because that also reads the
-        retry topic."""
+        """Counts a copy, and wakes one waiting pop of topic and group: one for any queue, else one for a queue."""
         self.revived += 1
         for asked in (ANY_QUEUE, *range(self._queues(topic))):
             if self.held.number_of(PopKey(topic, group, asked)):

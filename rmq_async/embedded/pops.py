@@ -32,13 +32,13 @@ from .topics import FAQ, Topic
 __all__ = ["PopProcessor"]
 
 LATE_MS: Final = 500
-"""Milliseconds after its own deadline, by bornTime and pollTime, from which on a pop is refused."""
+"""Milliseconds after bornTime + pollTime above which a pop is refused."""
 _FROM_OLDEST: Final = 0
 _READ: Final = int(Perm.READ)
 
 
 class PopProcessor:
-    """The answers to pops. ``popped``: called when check points were added."""
+    """The answers to pops. ``popped``: called when messages were taken."""
 
     def __init__(
         self,
@@ -110,7 +110,9 @@ class PopProcessor:
         return response
 
     def _topic(self, pop: Pop) -> Topic:
-        """Returns the topic of a valid pop. Raises Refused (17, 16, 29, 26)."""
+        """Returns the topic of a valid pop. Raises Refused: 17 for an unknown topic; 16 for a topic without permission to read,
+        and for a group that may not consume; 29 for a queue id that the topic does not have; 26 as ``SubscriptionGroups.use``
+        does."""
         name, group, queue_id = pop.key
         topic = self._state.topics.get(name)
         if topic is None:
@@ -128,7 +130,8 @@ class PopProcessor:
         return topic
 
     def _filter(self, expression: str, kind: str) -> Filter:
-        """Returns the filter of a pop. Raises Refused (23, 1)."""
+        """Returns the filter of a pop. Raises Refused: 23 for invalid tags and conditions; 1 for any condition if the broker
+        does not filter by conditions."""
         if not expression:
             return Filter()
         if kind != TAG:
@@ -150,12 +153,16 @@ class PopProcessor:
             return self._refuse(pop, refusal)
 
     def _pop(self, pop: Pop, topic: Topic, last: bool) -> RemotingCommand | None:
-        """Returns the answer; None for a pop that is to be held. Raises Refused (1, 2)."""
+        """Returns the answer; None for a pop that is to be held. Raises Refused: 2 if the broker has too many messages without
+        an ack; 1 as ``PopReader.take`` does."""
         now = self._clock.now_ms()
         if self._faults.take_empty():
             return self._answer(pop, ResponseCode.POLLING_TIMEOUT, self._reader.nothing(pop, now))
-        if self._state.check_points.messages > MAX_IN_FLIGHT - MAX_POP_SIZE:
-            remark = f"this broker keeps at most {MAX_IN_FLIGHT} popped messages without an ack; acknowledge some first"
+        if (number := self._state.check_points.messages) > MAX_IN_FLIGHT - MAX_POP_SIZE:
+            remark = (
+                f"this broker has {number} popped messages without an ack, and serves pops up to {MAX_IN_FLIGHT - MAX_POP_SIZE}; "
+                "acknowledge some first"
+            )
             raise Refused(ResponseCode.SYSTEM_BUSY, remark)
         taken = self._reader.take(pop, topic, now)
         if taken.records:
@@ -175,7 +182,7 @@ class PopProcessor:
         return make_response(pop.command, ResponseCode.SUCCESS, None, fields_of(header))
 
     def _unheld(self, pop: Pop, last: bool) -> ResponseCode | None:
-        """Returns the code of a pop that finds no messages and is not held; None for one that is held."""
+        """Returns the code of a pop that finds no messages and is not to be held; None for one that is to be held."""
         if last or not pop.deadline or pop.deadline <= self._clock.now_ms():
             return ResponseCode.POLLING_TIMEOUT
         return None if self._held.has_room(pop.key) else ResponseCode.POLLING_FULL

@@ -95,8 +95,7 @@ class ProgressProcessor:
         return make_response(command, ResponseCode.SUCCESS, body=body)
 
     def reset(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
-        """Resets the group's offsets to a time or an offset: its next pull or pop of each queue begins there. A ``queueId``
-        below 0 means all queues; if the members reset the offsets, every ``queueId`` means all queues."""
+        """Resets the group's offsets: at this broker, or by its members."""
         header = header_of(ResetOffsetRequestHeader, command)
         topic = self._state.topics.get(header.topic)
         if topic is None:
@@ -117,7 +116,8 @@ class ProgressProcessor:
         return make_response(command, ResponseCode.SUCCESS, body=encode_body(ResetOffsetBody(table)))
 
     def _reset_members(self, header: ResetOffsetRequestHeader, command: RemotingCommand, queues: int) -> RemotingCommand:
-        """Sends the offsets to the members (220), which commit them: the reset of older brokers, always of all queues."""
+        """Sends offsets of all queues to the members (220), as brokers of 4.9 do. Raises Refused: 1 if the group has no committed
+        offset in a queue; 206 without members."""
         table: dict[MessageQueue, int] = {}
         for queue_id in range(queues):
             committed = self._state.offsets.find(header.group, header.topic, queue_id)

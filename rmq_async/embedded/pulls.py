@@ -3,8 +3,8 @@ messages (``PullMessageProcessor``).
 
 A held pull waits in the list of its queue. Messages that arrive wake the pulls of their queue once per loop iteration, after all
 sends of one read are stored; a pull whose filter accepts none of them keeps waiting and remembers the next offset. At its
-deadline a held pull is answered with the state of the queue at that time; a pull that has skipped messages is answered so
-within 5 s. Before a held pull ends, the group, its subscription and a reset of its offset are checked again.
+deadline a held pull is answered with the state of the queue at that time; ``look_again`` so answers pulls that have skipped
+messages.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ __all__ = ["HeldPulls", "PullMessageProcessor"]
 MAX_RECORDS: Final = 32
 MAX_BYTES: Final = 256 * 1024
 """Largest numbers of messages and bytes that one pull gets (``maxTransferCountOnMessageInMemory``,
-``maxTransferBytesOnMessageInMemory``)."""
+``maxTransferBytesOnMessageInMemory``); a single message may be larger."""
 MAX_HELD: Final = 65_536
 MAX_HELD_PER_CONNECTION: Final = 1024
 MAX_HELD_TAGS: Final = 1024
-"""Tags of one held pull."""
+"""Maximum number of tags of one held pull."""
 MAX_SUSPEND_MS: Final = 3_600_000
 _SUSPEND: Final = int(PullSysFlag.SUSPEND)
 _SUBSCRIPTION: Final = int(PullSysFlag.SUBSCRIPTION)
@@ -44,7 +44,7 @@ _COMMIT_OFFSET: Final = int(PullSysFlag.COMMIT_OFFSET)
 
 class _Pull:
     """One pull under way. ``start``: the requested offset. ``at``: offset of the next record to look at, which is ``start``
-    until records were skipped."""
+    until records were looked at."""
 
     __slots__ = (
         "at", "command", "connection", "count", "filter", "group", "queue", "start", "sub_version", "sys_flags", "timer",
@@ -103,8 +103,8 @@ class _Pull:
 
 
 class HeldPulls:
-    """Pulls that wait for messages. ``reply`` writes a response to a connection. ``judge`` is called for a pull that ends, and
-    returns the response that replaces that of ``_Pull.answer``, or None."""
+    """Pulls that wait for messages. ``reply`` writes a response to a connection. ``judge`` returns the response to a held
+    pull that replaces that of ``_Pull.answer``, or None."""
 
     def __init__(self, reply: Callable[[Connection, RemotingCommand, RemotingCommand], None]) -> None:
         self._reply = reply
@@ -149,7 +149,7 @@ class HeldPulls:
             self._wake_handle = asyncio.get_running_loop().call_soon(self._wake)
 
     def resumed(self, connection: Connection) -> None:
-        """Serves the pulls of a connection that accepts answers again: messages may have arrived in the meantime."""
+        """Wakes the pulls of a connection that accepts answers again, if messages have arrived in the meantime."""
         for pull in self._by_connection.get(connection, ()):
             if pull.queue.max_offset > pull.at:
                 self.arrived(pull.queue)
@@ -159,7 +159,7 @@ class HeldPulls:
             self._forget(pull)
 
     def dropped(self, queues: Iterable[Queue]) -> None:
-        """Answers the held pulls of queues whose topic was deleted with TOPIC_NOT_EXIST (17)."""
+        """Answers the held pulls of these queues with TOPIC_NOT_EXIST (17); call it when their topic was deleted."""
         for queue in queues:
             for pull in list(self._by_queue.get(queue, ())):
                 remark = f"topic[{queue.topic}] not exist, apply first please! \n{FAQ}"
@@ -186,7 +186,7 @@ class HeldPulls:
                     self._end(pull, self.judge(pull) or response)
 
     def look_again(self) -> None:
-        """Answers the pulls whose queues got messages that their filters do not accept (``PullRequestHoldService``, every 5 s)."""
+        """Answers the held pulls whose queues have messages from the requested offset on (``PullRequestHoldService``)."""
         for queue, pulls in list(self._by_queue.items()):
             for pull in [each for each in pulls if each.start < queue.max_offset]:
                 if not pull.connection.congested:
@@ -253,7 +253,7 @@ class PullMessageProcessor:
         return response
 
     def _judge(self, pull: _Pull) -> RemotingCommand | None:
-        """Returns the response to a held pull whose group may no longer pull, or whose offset was reset; None for others."""
+        """Returns the response to a held pull that is refused now, or whose offset was reset; None for others."""
         queue = pull.queue
         try:
             config = self._consuming(pull.group)
@@ -265,14 +265,15 @@ class PullMessageProcessor:
         return None if reset is None else pull.reset(reset)
 
     def _consuming(self, group: str) -> SubscriptionGroupConfig:
-        """Returns the settings of a group that may consume. Raises Refused (16, 26)."""
+        """Returns the settings of a group that may consume. Raises Refused: 16 for a group that may not; 26 as
+        ``SubscriptionGroups.use`` does."""
         config = self._state.groups.use(group)
         if not config.consume_enable:
             raise Refused(ResponseCode.NO_PERMISSION, f"subscription group no permission, {group}", {"forbiddenType": "2"})
         return config
 
     def _filter(self, header: PullMessageRequestHeader, config: SubscriptionGroupConfig) -> Filter:
-        """Returns the filter of a pull. Raises Refused (1, 16, 23-25, 27)."""
+        """Returns the filter of a pull. Raises Refused as ``_group_subscription`` and ``filter_of`` do."""
         brought = bool(header.sysFlag & _SUBSCRIPTION)
         if brought:
             expression, kind = header.subscription or "", header.expressionType or TAG
@@ -281,7 +282,8 @@ class PullMessageProcessor:
         return filter_of(expression, kind, property_filter=self._property_filter, brought=brought)
 
     def _group_subscription(self, name: str, topic: str, sub_version: int, config: SubscriptionGroupConfig) -> tuple[str, str]:
-        """Returns the expression of the group's subscription, and its type. Raises Refused (16, 24, 25)."""
+        """Returns the expression of the group's subscription, and its type. Raises Refused: 24 for a group without members or
+        without this subscription; 16 for broadcast that is not permitted; 25 for a subscription older than ``sub_version``."""
         group = self._state.clients.consumers.get(name)
         if group is None:
             raise Refused(ResponseCode.SUBSCRIPTION_NOT_EXIST, f"the consumer's group info not exist\n{FAQ}", {})

@@ -1,7 +1,7 @@
 """Serves RECALL_MESSAGE (370), which recalls a timer message before its delivery, by the handle in the response to its send.
 
 A stock broker refuses this (``recallMessageEnable`` is false); here it is enabled. The answer is success even if the message
-does not exist or was just delivered, as on a real broker.
+does not exist, as on a real broker.
 """
 
 from __future__ import annotations

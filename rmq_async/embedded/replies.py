@@ -1,8 +1,5 @@
-"""Replies to requests between clients (324, 325): each is stored, and pushed (326) to the producer that waits for it, which is
-found by its client id.
-
-The sender of a reply is answered after that producer has answered the push, or when the push has failed: the answer reports
-whether the reply arrived.
+"""Replies to requests between clients (324, 325): a reply is stored, and pushed (326) to the producer with the client id in its
+property REPLY_TO_CLIENT. The answer to the sender reports whether that producer has accepted it.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ __all__ = ["Revival"]
 logger = logging.getLogger("rmq_async.embedded")
 
 _BATCH: Final = 256
-"""Check points that are handled before the event loop serves requests again."""
+"""Maximum number of check points that are handled before the event loop serves requests again."""
 _MAX_INT: Final = 0x7FFFFFFF
 
 
@@ -52,7 +52,7 @@ class Revival:
         self._alarm = Alarm(clock, self._ring)
 
     def start(self) -> None:
-        """Starts the redelivery; messages that became due while the broker was down are copied at once."""
+        """Starts the redelivery, also of messages that became due while the broker was down."""
         self._alarm.start()
         self.arm()
 
@@ -77,7 +77,7 @@ class Revival:
         self.arm()
 
     def _revive(self, point: CheckPoint, offset: int) -> None:
-        """Stores a copy of the message, unless message, topic or group was deleted."""
+        """Stores a copy of the message, unless message, topic or group was deleted; logs a failure."""
         state, handle = self._state, point.handle
         queue = state.topics.find_queue(handle.topic, handle.queue_id)
         record = None if queue is None else queue.record(offset)

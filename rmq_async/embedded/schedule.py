@@ -3,12 +3,11 @@
 As on a real broker such a message is stored twice: first in a system topic with REAL_TOPIC and REAL_QID, then, when it is due,
 in its real topic. So waiting messages are in the log and are deleted with it; this module holds no message.
 
-All messages in the queue of a level wait equally long, so the oldest is always due next, and one offset per level is enough.
-Timers are due in any order: they are in a heap of numbers, 44 bytes each, with the due time in the high bits and the queue offset
-in the low ones. Entries of deleted messages are removed when they are more than half. One alarm serves levels and timers.
+All messages in the queue of a level wait equally long, so the oldest is due next, and one offset per level is enough. Timers are
+due in any order: they are in a heap of numbers, with the due time in the high bits and the queue offset in the low ones. One alarm
+serves levels and timers.
 
-The recall of a timer stores a message too, one with TIMER_DEL_UNIQKEY that is due in the same second, before the others: so
-its cost does not depend on the number of timers, and its record is deleted with the log.
+The recall of a timer stores a message too, with TIMER_DEL_UNIQKEY, which is due in the same second, before the others.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ TIMER_TOPIC: Final = "rmq_sys_wheel_timer"
 MAX_DELAY_MS: Final = 3 * 24 * 3600 * 1000
 """Longest time a timer may be set to (``timerMaxDelaySec``)."""
 PRECISION_MS: Final = 1000
-"""Timers are delivered up to this much later than they are set to, never earlier (``timerPrecisionMs``)."""
+"""Milliseconds to a multiple of which the time of a timer is rounded up (``timerPrecisionMs``)."""
 _RELATIVE: Final = {"TIMER_DELAY_SEC": 1000, "TIMER_DELAY_MS": 1}
 _TIMERS: Final = (*_RELATIVE, "TIMER_DELIVER_MS")
 DELAY_NAMES: Final = frozenset({"DELAY", *_TIMERS})
@@ -57,7 +56,7 @@ _ILLEGAL_TIMER: Final = (
 )
 _BATCH: Final = 256
 _BATCH_BYTES: Final = 4 * 1024 * 1024
-"""Messages of levels, and likewise timers, that are delivered before the event loop serves requests again, and their bytes."""
+"""Numbers of messages of levels, and likewise of timers, and of their bytes, from which on the event loop serves requests again."""
 _OFFSET_BITS: Final = 40
 _OFFSET_MASK: Final = (1 << _OFFSET_BITS) - 1
 _MESSAGE: Final = 1 << _OFFSET_BITS
@@ -102,7 +101,7 @@ class Schedule:
         heapq.heapify(self._heap)
 
     def start(self) -> None:
-        """Starts deliveries; messages that became due while the broker was down are delivered at once."""
+        """Starts deliveries, also of messages that became due while the broker was down."""
         self._alarm.start()
         self._arm()
 
@@ -112,8 +111,7 @@ class Schedule:
     def put(self, draft: Draft) -> Place:
         """Stores the message in its topic or, if it has a delay, in the topic where it waits; ``draft`` then has that topic.
 
-        Raises Refused: 13 for an invalid timer and for one beyond ``MAX_DELAY_MS``, 1 for a level that is not a number; and as
-        ``MessageWriter.put`` does.
+        Raises Refused as ``_timer_out`` and ``MessageWriter.put`` do, and 1 for a DELAY that is no Java int.
         """
         properties = draft.properties
         level = _java_int(properties.get("DELAY", "0"))
@@ -141,7 +139,7 @@ class Schedule:
     def recall(self, topic: str, unique_id: str, when_ms: int, client: str) -> None:
         """Recalls the timer messages of this id that leave in the second of ``when_ms`` and wait for ``topic``.
 
-        ``client``: "ip:port" of the requesting client. Raises Refused (13) for an invalid id.
+        ``client``: "ip:port" of the requesting client. Raises Refused as ``put`` does.
         """
         properties = {"UNIQ_KEY": unique_id, _RECALLS: unique_id, "TIMER_DELIVER_MS": str(when_ms)}
         self.put(Draft(topic, 0, b"0", properties, 0, 0, self._clock.now_ms(), client))
@@ -167,7 +165,7 @@ class Schedule:
         return msgspec.structs.replace(message, topic=queue.topic, queue=queue, queue_offset=-1)
 
     def sweep(self) -> None:
-        """Removes timers whose messages were deleted because of ``max_memory``, once they are more than half."""
+        """Removes timers whose messages were deleted because of ``max_memory``, once there are many of them."""
         oldest = self._timers.min_offset
         if len(self._heap) > _SWEEP_FROM + 2 * (self._timers.max_offset - oldest):
             self._heap = [entry for entry in self._heap if entry & _OFFSET_MASK >= oldest]
@@ -175,7 +173,8 @@ class Schedule:
 
     def _timer_out(self, properties: dict[str, str]) -> int | None:
         """Returns the second, in epoch ms, after which the message is delivered; None if it has no timer, one that has
-        passed, or TIMER_OUT_MS already. Raises Refused (13) for an invalid timer."""
+        passed, or TIMER_OUT_MS already. Raises Refused (13) for an invalid timer, for one beyond ``MAX_DELAY_MS``, and for a
+        recall of one that has passed."""
         name = next((name for name in _TIMERS if name in properties), None)
         if name is None or "TIMER_OUT_MS" in properties:
             return None
@@ -276,7 +275,7 @@ class Schedule:
         return self._levels.queue(index)
 
     def _heads(self) -> list[int]:
-        """Returns for each level the offset of its oldest waiting message."""
+        """Returns for each level the offset of its oldest waiting message; the maximum offset without one."""
         return [max(at, self._level(index).min_offset) for index, at in enumerate(self._next)]
 
     def _due(self, index: int, offset: int) -> int:
@@ -291,7 +290,7 @@ def _hide(draft: Draft, topic: str, queue_id: int) -> None:
 
 
 def _java_int(text: str) -> int:
-    """Parses a text as ``Integer.parseInt`` does. Raises Refused (1), the answer of a real broker to Java's exception."""
+    """Parses the text of a Java int. Raises Refused (1) for another text, as a real broker answers Java's exception."""
     if not _JAVA_NUMBER.fullmatch(text) or not -0x80000000 <= int(text) <= 0x7FFFFFFF:
         raise Refused(ResponseCode.SYSTEM_ERROR, f'java.lang.NumberFormatException: For input string: "{text[:60]}"')
     return int(text)

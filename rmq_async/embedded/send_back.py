@@ -25,7 +25,7 @@ from .topics import FAQ, UNIT_SUBSCRIBED
 __all__ = ["SendBackProcessor"]
 
 _FIRST_LEVEL: Final = 3
-"""Delay level of the first retry; each further retry has the next level."""
+"""Delay level of the first retry if the client gives none; each further retry has the next level."""
 _WRITE: Final = int(Perm.WRITE)
 _MAX_INT: Final = 0x7FFFFFFF
 
@@ -70,8 +70,8 @@ class SendBackProcessor:
 
     def bury(self, draft: Draft, max_times: int | None) -> None:
         """Changes a send to a retry topic into one to the dead-letter topic if the message was consumed too often, or if the
-        group holds a lock: a group that consumes in order sends a message there only after its last attempt. Raises Refused
-        (26, 1).
+        group holds a lock: a group that consumes in order sends a message there only after its last attempt. Raises Refused:
+        26 as ``_policy`` does; 1 if the broker has its maximum of topics.
 
         ``max_times``: the maximum that the client sent; None for that of the group's settings.
         """
@@ -86,7 +86,8 @@ class SendBackProcessor:
         draft.topic, draft.queue_id = self._state.topics.ensure(DLQ_TOPIC_PREFIX + group).config.topic_name, 0
 
     def _policy(self, group: str) -> tuple[int, int]:
-        """Returns the group's number of retries and of retry queues. Raises Refused (26)."""
+        """Returns the group's number of retries and of retry queues. Raises Refused (26) if ``SubscriptionGroups.find`` returns
+        None."""
         config = self._state.groups.find(group)
         if config is None:
             raise Refused(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group not exist, {group[:160]} \n{FAQ}")

@@ -1,9 +1,8 @@
 """Serves SEND_MESSAGE (10, 310, 320): a broker's checks, its additions to the message, and the response.
 
 This is the hot request of the server, so a JSON send in the one-letter form has a separate path (``fast``): it decodes the
-header into its Struct and fills the response into a template. Measured on one core, 128-byte message: 7 us from frame to
-response, against 17 us over dicts and Commands. Both paths store by ``_put``; ``fast`` leaves a send that is refused to the
-general path.
+header into its Struct and fills the response into a template. Both paths store by ``_put``; ``fast`` leaves a send that is
+refused to the general path.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ from .writer import ILLEGAL, MessageWriter, utf8
 __all__ = ["SendFrame", "SendMessageProcessor", "decode_send"]
 
 MAX_BATCH: Final = 65_536
-"""Messages in one batch at most. Real clients give each message a UNIQ_KEY, with which fewer fit into the largest body."""
+"""Maximum number of messages in one batch."""
 _ADDED: Final = {"CLUSTER": CLUSTER, "MSG_REGION": REGION, "TRACE_ON": "true"}
 _ADDED_TEXT: Final = properties_text(_ADDED)
 _REPLY_FIELDS: Final = {"TRACE_ON": "true", "MSG_REGION": REGION}
@@ -270,8 +269,8 @@ class SendMessageProcessor:
         return _Stored(queue_id, first, ",".join(ids), properties.get("UNIQ_KEY"))
 
     def _not_a_half(self) -> Refused:
-        """Returns the refusal of transaction flags in a send that is no half message: a real broker stores such a message
-        where no consumer sees it."""
+        """Returns the refusal of transaction flags in a send that is no half message."""
+        # a real broker stores such a message where no consumer sees it
         return Refused(ResponseCode.NO_PERMISSION, f"the broker[{self._state.ip}] sending transaction message is forbidden")
 
     def _unique_id(self) -> str:

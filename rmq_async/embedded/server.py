@@ -5,8 +5,7 @@ allocates no memory for a length that was only announced (FrameDecoder), the byt
 are limited over all connections together (the connection with most of them is closed), a connection whose write buffer is full
 is neither read nor served until the buffer drains, and one without traffic for ``IDLE_TIMEOUT`` is closed.
 
-The answers of one read, up to ``FLUSH_SIZE`` bytes, leave in one write, except with a random delay (``Gate.apart``): measured on
-this protocol, a write per answer costs as much as serving the request.
+Answers of one read are written together, because a write per answer costs as much as serving the request.
 """
 
 from __future__ import annotations
@@ -37,12 +36,12 @@ MAX_CONNECTIONS: Final = 4096
 RESERVED_DESCRIPTORS: Final = 128
 """Descriptors of the process that connections to embedded servers leave free for everything else."""
 MAX_UNFINISHED: Final = 64 * 1024 * 1024
-"""Bytes of unfinished frames of all connections together."""
+"""Maximum number of bytes of unfinished frames of all connections together."""
 MAX_UNREAD: Final = 64 * 1024 * 1024
-"""Bytes of answers that peers do not read, of all connections together."""
+"""Maximum number of bytes of answers that peers do not read, of all connections together."""
 READ_AT_ONCE: Final = 128 * 1024
-"""Bytes of one read from which on the connection is not read again in this iteration of the event loop. uvloop reads up to 32
-times in a row while each read fills its buffer of 250 KiB: one fast sender held up other clients, and signals, for 0.1 s."""
+"""Bytes of one read from which on the connection is not read again in this iteration of the event loop: uvloop would read it
+many times in a row, and one fast sender would hold up other clients."""
 FLUSH_SIZE: Final = 256 * 1024
 WRITE_HIGH: Final = 1024 * 1024
 WRITE_LOW: Final = 256 * 1024

@@ -11,14 +11,14 @@ from .faults import Gate
 __all__ = ["SlicedWriter"]
 
 PAUSE: Final = 0.001
-"""Seconds between two slices, so that the peer reads them one by one."""
+"""Seconds between two slices, so that the peer can read them one by one."""
 SMALL: Final = 9
-"""Bytes that half of the slices have at most: such slices end within the lengths at the start of a frame, or shortly behind."""
+"""Maximum number of bytes of about half of the slices: the two lengths at the start of a frame are eight bytes."""
 
 
 class SlicedWriter:
-    """Writes to one connection in slices, whose sizes the gate's random source draws; in one piece when the gate has none any
-    more, after the slices that wait."""
+    """Writes to one connection in slices, whose sizes the gate's random source draws. When the gate has none any more, the
+    bytes that wait are written in one piece."""
 
     def __init__(self, transport: asyncio.Transport, gate: Gate) -> None:
         self._transport = transport

@@ -29,15 +29,15 @@ PORT_STEP: Final = 10
 """Distance between the first ports of brokers whose ports are given."""
 MAX_PORT: Final = 65_535
 MOST_PORTS_TRIED: Final = 64
-"""Number of free ports that are tried as the first port until the second one is free, too."""
+"""Maximum number of free ports that are tried as the first port until the second one is free, too."""
 
 IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 Factory = Callable[[], asyncio.Protocol]
 
 
 def broker_ports(first: int, brokers: int) -> list[int]:
-    """Returns the first port of each broker, 0 for a free one. Raises ValueError for a ``first`` that leaves no room for the
-    others, or for the second port below it."""
+    """Returns the first port of each broker, 0 for a free one. Raises TypeError for a ``first`` that is no whole number,
+    ValueError for one that leaves no room for the others, or for the second port below it."""
     check_whole("broker_port", first)
     if not first:
         return [0] * brokers

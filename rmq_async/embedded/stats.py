@@ -37,7 +37,7 @@ from .topics import Topic
 __all__ = ["StatisticsProcessor"]
 
 MAX_QUEUES_SHOWN: Final = 65_536
-"""Queues in one answer."""
+"""Maximum number of queues in one answer."""
 
 
 class StatisticsProcessor:
@@ -130,13 +130,12 @@ class StatisticsProcessor:
         return make_response(command, ResponseCode.SUCCESS, body=encode_body(body))
 
     def broker_config(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
-        """Returns the broker's name and ``config`` in the form of a properties file, as Java writes it."""
+        """Returns the broker's name and ``config`` in the form of a properties file."""
         lines = [f"brokerName={self._state.name}", *(f"{name}={str(value).lower()}" for name, value in self._config.items())]
         return make_response(command, ResponseCode.SUCCESS, None, {"version": "{}"}, ("\n".join(lines) + "\n").encode())
 
     def runtime_info(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
-        """Returns the figures that admin tools read; 0 for those that are not measured here (rates, queues of thread pools,
-        disks, lags of timers)."""
+        """Returns the figures that admin tools read; 0 for those that are not measured here, such as rates."""
         log = self._state.log
         running = int(machine.time() - self._started)
         hours, seconds = divmod(running, 3600)

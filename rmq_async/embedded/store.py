@@ -6,9 +6,8 @@ all topics is deleted, and its queue's minimum offset moves, as when a real brok
 ``EmbeddedRocketMQ`` share one log, and so one sequence of physical offsets, because that gives one store order and one bound
 for the whole server; for one broker it is a log with gaps.
 
-Costs: append and forget O(1), read by queue offset O(messages read), by physical offset or time O(log n). The unused front of
-a list is removed when it makes up half of it. A record costs 80 bytes besides its own (measured with tracemalloc), 44 more
-while it is in the unused half of its lists; the limit counts both, and what its keys take in the index (``index``).
+Deleted records leave an unused front of the lists, which is removed when it makes up half of them. ``max_memory`` counts a record
+with ``RECORD_OVERHEAD``, and its entries in the index (``index``).
 """
 
 from __future__ import annotations
@@ -27,9 +26,10 @@ from .records import keys_of, physical_offset, stored_ms
 __all__ = ["CommitLog", "Queue", "tag_code"]
 
 RECORD_OVERHEAD: Final = 128
+"""Bytes that a record counts besides its own (measured with tracemalloc: 80, and 44 in the unused front of the lists)."""
 _CUT_FROM: Final = 1024
 _FIXED_SIZE: Final = 80
-"""Bytes of a record up to its store time, with any kind of hosts."""
+"""First bytes of a record that contain its store time, with any kind of hosts."""
 _LOOK_UP_COST: Final = 16
 """Cost of finding one record of a queue in the log, as a multiple of the cost of visiting one record of the log in order."""
 _SWEEP_EVERY: Final = 256
@@ -148,8 +148,8 @@ class Queue:
 
 
 class CommitLog:
-    """All records in store order, and the index of their keys. ``max_memory``: bytes of records and their book-keeping; the
-    newest record always stays. ``clock``: milliseconds since the epoch."""
+    """All records in store order, and the index of their keys. ``max_memory``: bytes of records and their book-keeping
+    above which the oldest records are deleted, but not the newest one. ``clock``: milliseconds since the epoch."""
 
     def __init__(self, max_memory: int, clock: Callable[[], int]) -> None:
         self.max_memory = max_memory
@@ -170,7 +170,7 @@ class CommitLog:
         return len(self._records) - self._first
 
     def now(self) -> int:
-        """Returns the time of the clock, which never decreases: store times of a queue are found by binary search."""
+        """Returns the latest time that the clock has had, because store times of a queue are found by binary search."""
         now = self._clock()
         if now > self._now:
             self._now = now
@@ -205,8 +205,8 @@ class CommitLog:
             self._forget_oldest()
 
     def index(self, count: int) -> bool:
-        """Adds the keys of further records to ``keys``, until ``count`` records and keys were handled; returns whether it now
-        contains all records. Deletes the oldest records if the index then exceeds ``max_memory``."""
+        """Adds the keys of further records to ``keys``, until ``count`` records and keys were handled; returns whether all
+        records have been handled now. Deletes the oldest records if ``memory`` then exceeds ``max_memory``."""
         offsets, keys = self._offsets, self.keys
         at = bisect_left(offsets, keys.end, self._first)
         before = len(keys)
@@ -235,7 +235,8 @@ class CommitLog:
         return None if queue is None else (self._records[at], queue)
 
     def last(self) -> tuple[int, bytes] | None:
-        """Returns the physical offset and the bytes of the newest record; None without records."""
+        """Returns the physical offset of the newest record, and its first bytes up to the store time or more; None without
+        records."""
         return (self._offsets[-1], self._records[-1]) if len(self) else None
 
     def between(self, first_ms: int, last_ms: int) -> tuple[int, int]:

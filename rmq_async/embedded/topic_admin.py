@@ -45,9 +45,9 @@ class TopicProcessor:
         return make_response(command, ResponseCode.SUCCESS)
 
     def create_list(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
-        """Creates or changes the topics of the list. An invalid name, number of queues or filter type refuses the whole list;
-        attributes and the limit of topics are checked one by one, so that the topics before a refused one stay changed, as on a
-        real broker (5.5.0: ``TopicConfigManager.updateTopicConfigList``)."""
+        """Creates or changes the topics of the list; none of them if ``TopicTable.check`` refuses one."""
+        # attributes are checked one by one, as on a real broker (5.5.0: TopicConfigManager.updateTopicConfigList): the topics
+        # before a refused one stay changed
         configs = decode_body(CreateTopicListRequestBody, command.body).topic_config_list
         topics = self._state.topics
         for config in configs:

@@ -29,13 +29,13 @@ UNIT_MODE: Final = 1
 UNIT_SUBSCRIBED: Final = 2
 """topicSysFlag of a retry topic whose group is in unit mode."""
 MAX_TOPICS: Final = 10_000
-"""Topics besides the broker's own."""
+"""Maximum number of topics besides the broker's own."""
 MAX_QUEUES: Final = 16_384
-"""Queues of one topic on one broker."""
+"""Maximum number of read queues, and of write queues, of one topic on one broker."""
 MAX_QUEUES_IN_USE: Final = 200_000
-"""Queues, of all topics, to which messages were sent, or from which consumers have read."""
+"""Maximum number of queues, of all topics, to which messages were sent, or from which consumers have read."""
 DEFAULT_QUEUES: Final = 8
-"""Queues of TBW102, and so the most of an automatically created topic (``BrokerConfig.defaultTopicQueueNums``)."""
+"""Number of queues of TBW102 (``BrokerConfig.defaultTopicQueueNums``)."""
 FAQ: Final = "See https://rocketmq.apache.org/docs/bestPractice/06FAQ for further details."
 
 _OWN: Final = (
@@ -107,7 +107,7 @@ class Topic:
 
     @property
     def is_by_priority(self) -> bool:
-        """Whether unordered pops begin with the queue of the highest number, which is the priority of its messages."""
+        """Whether unordered pops begin with the queue of the highest number."""
         return self.config.attributes.get("message.type") == "PRIORITY"
 
     def find(self, queue_id: int) -> Queue | None:
@@ -131,7 +131,7 @@ class TopicTable:
         self.get = self._topics.get
         self._sendable: dict[str, Topic] = {}
         self.sendable = self._sendable.get
-        """Returns the topic with a name; None if there is none, or if no client may send to it."""
+        """Returns the topic with a name; None if there is none, or if clients may not send to a topic of that name."""
         for name, queues, perm in _OWN:
             if auto_create or name != AUTO_CREATE_TOPIC_KEY:
                 name = name.format(cluster=cluster, broker=broker_name)
@@ -168,7 +168,8 @@ class TopicTable:
         )
 
     def check(self, config: TopicConfig) -> None:
-        """Raises Refused (29, 1) for settings that no user's topic can have."""
+        """Raises Refused: 29 for an invalid name, for one of the system, and for a number of queues out of range; 1 for an
+        unknown filter type."""
         name = config.topic_name
         remark = topic_refusal(name)
         if remark is None and self.is_own(name):
@@ -182,8 +183,8 @@ class TopicTable:
             raise Refused(ResponseCode.SYSTEM_ERROR, f"topicFilterType = [{config.topic_filter_type[:60]}] value invalid")
 
     def put(self, config: TopicConfig, attributes: str) -> None:
-        """Makes or changes a user's topic. ``attributes``: changes of its attributes, as ``+key=value,-key``. Raises Refused
-        (29, 1)."""
+        """Makes or changes a user's topic. ``attributes``: changes of its attributes, as ``+key=value,-key``. Raises Refused as
+        ``check`` does, and 1 for changes that are not possible and if the broker has its maximum of topics."""
         self.check(config)
         old = self._topics.get(config.topic_name)
         merged = _attributes(old.config.attributes if old else {}, attributes, is_new=old is None)
@@ -208,7 +209,8 @@ class TopicTable:
         broker creates topics and ``default_topic`` allows it; a group's retry topic always.
 
         ``queues``: of the new topic, at most those of ``default_topic``. ``unit_mode``: of the sender; topicSysFlag of the new
-        topic has it. Raises Refused (29, 16, 17), and 1 if the broker has its maximum of topics."""
+        topic has it. Raises Refused: 29 for an invalid name; 16 for a topic to which clients may not send; 17 for a topic that
+        does not exist and is not created; 1 if the broker has its maximum of topics."""
         topic = self._sendable.get(name)
         if topic is not None:
             return topic
@@ -228,7 +230,8 @@ class TopicTable:
         return self._put(TopicConfig(name, count, count, model.config.perm & ~_INHERIT, topic_sys_flag=sys_flag))
 
     def for_read(self, name: str, queue_id: int, consumer: str) -> Topic:
-        """Returns the topic to pull from. Raises Refused (17, 16, 29)."""
+        """Returns the topic to pull from. Raises Refused: 17 for an unknown topic; 16 for one without permission to read; 29 for a
+        queue id that the topic does not have."""
         topic = self._topics.get(name)
         if topic is None:
             raise Refused(ResponseCode.TOPIC_NOT_EXIST, f"topic[{name}] not exist, apply first please! \n{FAQ}", {})
@@ -282,7 +285,7 @@ class TopicTable:
 
 def _attributes(old: dict[str, str], text: str, *, is_new: bool) -> dict[str, str]:
     """Returns the attributes after the changes in ``text``, such as ``+key=value,-key`` (``AttributeParser``). Raises Refused
-    (1)."""
+    (1) for a malformed change, an unknown key or value, and a change of an attribute that only a new topic can get."""
     attributes = dict(old)
     for item in text.split(",") if text else ():
         key, equals, value = item[1:].partition("=")

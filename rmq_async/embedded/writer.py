@@ -40,7 +40,7 @@ class MessageWriter:
         """Stores a draft; creates a group's retry topic if it was deleted.
 
         Raises Refused: 17 for another topic that does not exist, 13 for properties that are too long, 1 for properties without
-        a UTF-8 form; and as ``append`` does.
+        a UTF-8 form; and as ``append`` and ``TopicTable.ensure`` do.
         """
         topic = self._state.topics.get(draft.topic)
         if topic is None and draft.topic.startswith(RETRY_TOPIC_PREFIX):

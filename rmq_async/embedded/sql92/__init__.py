@@ -4,8 +4,8 @@
     condition = compile_condition("a > 5 AND region = 'eu'")
     condition.matches({"a": "7", "region": "eu"})
 
-Text becomes words (``lexer``), words a tree (``parser``, ``nodes``) that is evaluated (``values``): pure functions, of bounded
-length and depth.
+``lexer`` reads the words of a text, ``parser`` makes a tree of ``nodes``, and ``values`` compares values. Length and depth of a
+condition are limited.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from .values import Value
 __all__ = ["MAX_LENGTH", "Condition", "compile_condition"]
 
 MAX_LENGTH: Final = 16 * 1024
-"""Characters of a condition."""
+"""Maximum number of characters of a condition."""
 
 
 class Condition:
@@ -44,7 +44,8 @@ class Condition:
 
 @lru_cache(maxsize=256)
 def compile_condition(text: str) -> Condition:
-    """Parses a condition. Raises ConditionError for a text that is no condition, or is longer than MAX_LENGTH."""
+    """Parses a condition. Raises ConditionError for a text that is no condition, is longer than MAX_LENGTH, or is deeper than
+    MAX_DEPTH."""
     if len(text) > MAX_LENGTH:
         raise ConditionError(f"the condition has {len(text)} characters, the limit is {MAX_LENGTH}; shorten it")
     return Condition(text, parse(text))

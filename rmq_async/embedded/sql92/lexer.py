@@ -60,7 +60,7 @@ class Lexer:
         self.at = 0
 
     def next(self) -> Word:
-        """Returns the next word. Raises ConditionError for a character that begins no word."""
+        """Returns the next word. Raises ConditionError for a character that begins no word, and for a string without an end."""
         text, at = self._text, self.at
         while blank := _BLANK.match(text, at):
             at = blank.end()

@@ -3,6 +3,7 @@ evaluation."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from typing import Final, NamedTuple
@@ -16,7 +17,7 @@ __all__ = [
 ]  # fmt: skip
 
 MAX_DEPTH: Final = 64
-"""Levels of brackets and operators inside each other. Java's limit is the stack of a thread."""
+"""Maximum number of levels of brackets and operators inside each other. Java's limit is the stack of a thread."""
 
 _MOST_DIGITS: Final = 19
 """Digits of the largest number of 63 bits."""
@@ -163,7 +164,7 @@ _ORDERS: Final[Mapping[str, Callable[[int], bool]]] = {
 
 
 def order(sign: str, left: Node, right: Node) -> Node:
-    """Makes the node of >, >=, < or <=, whose sides must be numbers, or properties and expressions that may be numbers."""
+    """Makes the node of >, >=, < or <=. Raises ConditionError for a side that is a string or a condition."""
     for each in (left, right):
         if each.is_condition or isinstance(each.value, str):
             raise ConditionError(f"{each.described} has no order; give numbers or properties to {sign}")
@@ -211,7 +212,7 @@ _PARTS: Final[Mapping[str, Callable[[str, str], bool]]] = {
 
 
 def contains(word: str, node: Node, part: str, *, outside: bool) -> Node:
-    """Makes the node of CONTAINS, STARTSWITH, ENDSWITH or their opposites, which are false for an empty text and for values
+    """Makes the node of CONTAINS, STARTSWITH, ENDSWITH or their opposites, which are false for an empty ``part`` and for values
     that are not strings."""
     inner, holds = node.evaluate, _PARTS[word]
 
@@ -235,6 +236,6 @@ def floating(text: str) -> Node:
     value = float(text)
     if not 0 < value < float("inf"):
         raise ConditionError(
-            f"{text[:40]} is out of range; with a fraction or an exponent, it must be above 0 and below 1.8e308"
+            f"{text[:40]} is out of range; with a fraction or an exponent, it must be above 0 and at most {sys.float_info.max}"
         )
     return constant(value)

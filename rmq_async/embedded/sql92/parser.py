@@ -31,7 +31,7 @@ _COMPARING: Final = frozenset([">", ">=", "<", "<=", "NOT", "BETWEEN", "IN", *_P
 
 
 def parse(text: str) -> Node:
-    """Returns the tree of a condition. Raises ConditionError for a text that is no condition."""
+    """Returns the tree of a condition. Raises ConditionError for a text that is no condition, or is deeper than MAX_DEPTH."""
     return nodes.as_condition(_Parser(text).condition())
 
 
