@@ -30,8 +30,8 @@ T = TypeVar("T")
 class ThreadedRocketMQ(EmbeddedRocketMQ):
     """An EmbeddedRocketMQ, with its parameters, that runs in a separate thread.
 
-    A ``with`` block starts the thread and the servers, and ends both. Outside of the block every call raises RuntimeError; inside,
-    ``await stop()`` and ``await start()`` restart the servers.
+    A ``with`` block starts the thread and the servers, and ends both. Outside of the block every method and property raises
+    RuntimeError; inside, ``await stop()`` and ``await start()`` restart the servers.
     """
 
     _loop: asyncio.AbstractEventLoop | None = None

@@ -39,10 +39,10 @@ class Runner(Protocol):
         """Returns the monotonic time, in seconds, of a time in nanoseconds."""
 
     def enter(self) -> None:
-        """Runs before its calls, if calls of another runner ran before."""
+        """Makes the runner the current one; called before its calls."""
 
     def failed(self, call: Call, error: BaseException) -> None:
-        """Handles an error that left a call."""
+        """Handles an exception that a call raised."""
 
 
 class Call:
@@ -165,7 +165,8 @@ class Scheduler:
         self._ready.extend(held)
 
     def run(self, over: Callable[[], bool], watchdog: Watchdog) -> None:
-        """Runs calls until ``over()``. Raises DeadEnd when time does not move, and when there is no call left to run.
+        """Runs calls until ``over()``. Raises DeadEnd after ``MAX_STANDING`` iterations without a move of the time, and when
+        there is no call left to run.
 
         Raises Frozen after a callback that the watchdog has stopped, because a task would hide that error.
         """
@@ -225,6 +226,6 @@ class Scheduler:
 
 
 def nanoseconds(seconds: float) -> int:
-    """Returns the smallest number of nanoseconds that is not less than ``seconds``."""
+    """Returns ``seconds`` in whole nanoseconds, not less than ``seconds``."""
     whole = -int(-seconds * 1e9 // 1)
     return whole if whole / 1e9 >= seconds else whole + 1

@@ -37,14 +37,15 @@ REGISTER_AGAIN: Final = 1.0
 """Seconds after which a broker tries again to reach a name server."""
 READ_SIZE: Final = 1 << 16
 FLUSH_INTERVAL: Final = 0.5
-"""Seconds from a message to the flush that takes it (``flushIntervalCommitLog``)."""
+"""Maximum seconds from a message to the flush that takes it (``flushIntervalCommitLog``)."""
 MAX_MEMORY: Final = 1 << 30
-"""Bytes of messages of one broker."""
+"""Maximum bytes of messages of one broker."""
 
 
 class Commit(NamedTuple):
-    """A commit of a group's offset at a broker. ``before``: the previous offset, -1 for none. ``client_id``: id of the
-    member that committed, ``holder``: id of the one that has the queue's lock; None if the broker does not know it."""
+    """A commit of a group's offset at a broker. ``before``: the previous offset, -1 for none. ``client_id``: id of the member that
+    committed, None if the broker lists no member with that connection. ``holder``: id of the client that has the queue's lock, None
+    without a lock."""
 
     time: float
     group: str
@@ -65,7 +66,8 @@ class ServerMachine(Machine, ABC):
 
 
 class _RegisteringNameServer(NameServer):
-    """A name server with which brokers register over the network, and which removes those whose connection has ended."""
+    """A name server with which brokers register over the network, and which removes a broker when the last connection of its name
+    has ended."""
 
     def __init__(self, name: str, forgotten: Callable[[str], object]) -> None:
         self._forgotten = forgotten
@@ -102,7 +104,7 @@ class NameServerMachine(ServerMachine):
 
     @property
     def registrations(self) -> DoubtfulRegistrations:
-        """The registrations that the current process has received."""
+        """The registrations that the newest process has."""
         return self.server.registrations
 
     def lists(self, broker: BrokerMachine) -> bool:
@@ -127,8 +129,8 @@ class BrokerMachine(ServerMachine):
 
     ``name_servers``: their names. ``lost``: unique ids of messages that power losses and new masters removed. ``deleted``:
     unique ids of messages that were deleted because of their age. ``taken``: by queue, the highest offset of its lost
-    messages. ``commits``: offsets that clients have committed. ``pop_requests``: requests of clients about popped messages.
-    ``settings``: settings of each process that starts. ``registered``: names of the name servers that have answered a
+    messages. ``commits``: those that UPDATE_CONSUMER_OFFSET requests made. ``pop_requests``: requests of clients about popped
+    messages. ``settings``: settings of each process that starts. ``registered``: names of the name servers that have accepted a
     registration of the present process.
     """
 
@@ -166,8 +168,8 @@ class BrokerMachine(ServerMachine):
         ]
 
     def truncate(self, count: int) -> int:
-        """Removes the last ``count`` messages, as happens when a replica with a lag becomes the master; returns how many there were
-        to remove."""
+        """Removes the last ``count`` messages, as happens when a replica with a lag becomes the master; returns the number of those
+        removed."""
         self._lose(self.log.place_of_last(count, self.name))
         return self.broker.truncate(count)
 
@@ -181,7 +183,7 @@ class BrokerMachine(ServerMachine):
         return [queue for queue, readable in self._queues(topic) if readable]
 
     def taken_away(self, topic: str) -> list[MessageQueue]:
-        """Returns the queues that a topic has had, and that consumers may not read any more."""
+        """Returns the queues in use of a topic that consumers may not read."""
         return [queue for queue, readable in self._queues(topic) if not readable]
 
     def lock_holder(self, group: str, queue: MessageQueue) -> str | None:
@@ -198,14 +200,14 @@ class BrokerMachine(ServerMachine):
         return max(self.broker.state.offsets.find(group, queue.topic, queue.queue_id), 0)
 
     def popped(self, group: str, queue: MessageQueue) -> int:
-        """Returns the offset at which the next pop of a group begins, 0 for none."""
+        """Returns the offset that the running process keeps for the pops of a group, 0 for none."""
         state = self.broker.state
         table = state.pop_offsets if state.check_points.single else state.offsets
         return max(table.find(group, queue.topic, queue.queue_id), 0)
 
     def in_flight(self, group: str) -> list[str]:
-        """Returns the unique ids of messages that a group has popped and not acknowledged, and that were not delivered
-        again."""
+        """Returns the unique ids of messages that a group has popped and not acknowledged, and that were not stored for
+        redelivery."""
         return [message.msg_id for message in self.broker.popping.in_flight(group)]
 
     def delayed(self, group: str) -> int:
@@ -213,12 +215,12 @@ class BrokerMachine(ServerMachine):
         return sum(message.queue_offset < 0 for message in self.broker.retries(group))
 
     def unique_ids(self, queue: MessageQueue, low: int, high: int) -> list[str]:
-        """Returns the unique ids of the messages from offset ``low`` of a queue to below ``high`` that were not deleted."""
+        """Returns the unique ids of the messages that the broker has from offset ``low`` of a queue to below ``high``."""
         found = (self.held(queue, offset) for offset in range(low, high))
         return [message.msg_id for message in found if message is not None]
 
     def bounds(self, queue: MessageQueue) -> tuple[int, int]:
-        """Returns the offset of the oldest message of a queue, and the one behind its newest."""
+        """Returns the offset of the oldest message of a queue, and the one behind its newest; 0 and 0 for an unknown queue."""
         found = self.disk.topics.find_queue(queue.topic, queue.queue_id)
         return (0, 0) if found is None else (found.oldest, found.max_offset)
 
@@ -256,7 +258,7 @@ class BrokerMachine(ServerMachine):
         self.disk.power_loss()
 
     def _queues(self, topic: str) -> list[tuple[MessageQueue, bool]]:
-        """Returns all queues that a topic has had, each with whether consumers may read it."""
+        """Returns the queues in use of a topic, each with whether consumers may read it."""
         found = self.disk.topics.get(topic)
         if found is None:
             return []
@@ -286,7 +288,7 @@ class BrokerMachine(ServerMachine):
                 tasks.create_task(self._register(name, event), name=f"{self.name} registers with {name}")
 
     def _watch_commits(self, broker: Broker) -> None:
-        """Adds each commit that the process serves to ``commits``."""
+        """Adds a commit to ``commits`` for each UPDATE_CONSUMER_OFFSET that the process serves."""
         update, state = broker.handlers[RequestCode.UPDATE_CONSUMER_OFFSET], broker.state
 
         def watched(connection: Connection, command: RemotingCommand) -> RemotingCommand | None:
@@ -304,7 +306,8 @@ class BrokerMachine(ServerMachine):
         broker.handlers[RequestCode.UPDATE_CONSUMER_OFFSET] = watched
 
     async def _register(self, name_server: str, changed: asyncio.Event) -> None:
-        """Registers with one name server: at once, after each change of a topic, and every ``REGISTER_EVERY`` seconds."""
+        """Registers with one name server: at once, after changes of topics, every ``REGISTER_EVERY`` seconds, and
+        ``REGISTER_AGAIN`` seconds after a failure."""
         while True:
             with suppress(OSError, TimeoutError, EOFError, RemoteProtocolError):
                 async with asyncio.timeout(REGISTER_TIMEOUT):
@@ -331,7 +334,7 @@ class BrokerMachine(ServerMachine):
 
 
 async def _read_command(reader: asyncio.StreamReader, decoder: FrameDecoder) -> RemotingCommand:
-    """Returns the next command. Raises EOFError where the peer closes the connection, RemoteProtocolError for a broken frame."""
+    """Returns the next command. Raises EOFError if the peer closes the connection before it."""
     while True:
         data = await reader.read(READ_SIZE)
         if not data:
@@ -341,7 +344,7 @@ async def _read_command(reader: asyncio.StreamReader, decoder: FrameDecoder) -> 
 
 
 def broker_of(queue: MessageQueue, brokers: Sequence[BrokerMachine]) -> BrokerMachine:
-    """Returns the broker that a queue is on. Raises ValueError, which names ``brokers``, if it is on none of them."""
+    """Returns the broker that a queue names. Raises ValueError, which lists ``brokers``, if it names none of them."""
     found = next((each for each in brokers if each.name == queue.broker_name), None)
     if found is None:
         known = ", ".join(each.name for each in brokers) or "none before run()"

@@ -51,7 +51,7 @@ class Simulation:
     """A simulated cluster of 1-26 ``brokers`` ("broker-a", ...) and 1-8 ``name_servers`` ("namesrv-0", ...).
 
     ``seed``: decides everything that is drawn. ``faults``: the faults of the cluster; default: ``Faults.swarm()``; None for none.
-    ``trace``: True prints each frame. Raises SimulationError for any other argument of another type or out of range.
+    ``trace``: True prints each frame. Raises SimulationError for a number that is no int or out of range, and for other ``faults``.
     """
 
     def __init__(
@@ -141,7 +141,7 @@ class Simulation:
         """Runs ``main(simulation)`` on a separate machine until it ends; returns its result or raises its error.
 
         Raises SimulationError, which names the seed, if the run cannot continue or an error leaves the code of another machine;
-        also for a second call, inside an event loop, and for an object that is no coroutine function.
+        also for a second call, inside an event loop, and for an object that is no function or returns no awaitable.
         """
         if self._ran:
             raise SimulationError("run() was called before; make a new Simulation for another run")
@@ -167,7 +167,7 @@ class Simulation:
         if not self._running:
             raise SimulationError(f"machine({name!r}) was called outside of run(); call it in the function given to run()")
         if not isinstance(name, str):
-            raise SimulationError(f"the name of a machine is a str, not {name!r}")
+            raise SimulationError(f"the name of a machine must be a str, not {name!r}")
         found = self._machines.get(name)
         if found is not None:
             return found
@@ -176,7 +176,7 @@ class Simulation:
         return self._add(Machine(name, self, self.network.host(name)))
 
     def link(self, a: str, b: str) -> Link:
-        """Returns the link between two machines. Raises SimulationError for a machine that does not exist, and before ``run``."""
+        """Returns the link of two machines. Raises SimulationError for a machine that does not exist; before ``run`` none does."""
         for name in (a, b):
             if not isinstance(name, str) or name not in self._machines:
                 raise SimulationError(f"there is no machine {name!r}; there are {', '.join(self._machines) or 'none yet'}")
@@ -250,7 +250,7 @@ class Simulation:
         return all(each.serves and server.lists(each) for each in self.brokers for server in self.name_servers)
 
     def _unlisted(self) -> set[str]:
-        """Returns the names of the brokers that a name server does not list."""
+        """Returns the names of the brokers that at least one name server does not list."""
         return {each.name for each in self.brokers if not all(server.lists(each) for server in self.name_servers)}
 
     def holders(self, topic: str) -> set[str]:

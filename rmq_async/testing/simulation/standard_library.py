@@ -1,8 +1,7 @@
 """Clocks, random sources and refusals of the standard library while a simulation runs.
 
 Modules that have bound such a function or class under a name of their own (``from time import monotonic``) get the replacement
-too, except those of the standard library, whose threads wait for real time, and of the test runner. After the run the originals
-are restored.
+too, except those of the standard library and of test tools. After the run the originals are restored.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ __all__ = ["Clocks", "StandardLibrary"]
 _LEFT_ALONE: Final = frozenset({"_pytest", "pytest", "pluggy", "xdist", "execnet", "hypothesis", "coverage", "pytest_timeout"})
 _NANO: Final = 1_000_000_000
 _STREAMS: Final = "use the streams of asyncio"
-_MACHINES: Final = "run code on a machine() instead"
+_MACHINES: Final = "there is one process of the system; run code on a machine() instead"
 
 
 class Clocks(Protocol):
@@ -51,7 +50,7 @@ class Clocks(Protocol):
 class StandardLibrary:
     """A context in which the standard library shows the time of ``clocks`` and draws from their generators.
 
-    Inside, threads, sockets, subprocesses, forks and blocking sleeps raise SimulationError.
+    Inside, ``Thread.start``, ``socket.socket``, ``subprocess.Popen``, ``os.fork`` and ``time.sleep`` raise SimulationError.
     """
 
     def __init__(self, clocks: Clocks) -> None:
@@ -62,14 +61,10 @@ class StandardLibrary:
             (datetime, "date"): date,
             (datetime, "datetime"): moment,
             (time, "sleep"): _refusal("time.sleep", "it blocks the process; await asyncio.sleep"),
-            (threading.Thread, "start"): _refusal(
-                "Thread.start", "a simulation has one thread; use tasks, or asyncio.to_thread"
-            ),
+            (threading.Thread, "start"): _refusal("Thread.start", "there is one thread; use tasks, or asyncio.to_thread"),
             (socket.socket, "__init__"): _refusal("socket.socket", f"sockets of the system are not simulated; {_STREAMS}"),
-            (subprocess.Popen, "__init__"): _refusal(
-                "subprocess.Popen", f"a simulation has one process of the system; {_MACHINES}"
-            ),
-            (os, "fork"): _refusal("os.fork", f"a simulation has one process of the system; {_MACHINES}"),
+            (subprocess.Popen, "__init__"): _refusal("subprocess.Popen", _MACHINES),
+            (os, "fork"): _refusal("os.fork", _MACHINES),
         }
         self._before: list[tuple[Any, str, Any]] = []
         self._zone: str | None = None
@@ -105,7 +100,7 @@ class StandardLibrary:
 
 
 def _modules() -> Iterator[ModuleType]:
-    """Yields the modules whose names are replaced: all but those of the standard library and of the test runner."""
+    """Yields the modules whose names are replaced: those that belong neither to the standard library nor to test tools."""
     for full_name, module in list(sys.modules.items()):
         package = full_name.partition(".")[0]
         if isinstance(module, ModuleType) and package not in sys.stdlib_module_names and package not in _LEFT_ALONE:
@@ -142,7 +137,7 @@ def _random_functions(clocks: Clocks) -> dict[tuple[Any, str], Callable[..., Any
     seed = Random.seed
 
     def seeded(self: Random, a: Any = None, version: int = 2) -> None:
-        """Seeds a generator; without a seed, by the entropy of the process that makes it."""
+        """Seeds a generator; for None with a number from ``clocks.entropy``."""
         seed(self, clocks.entropy.getrandbits(128) if a is None else a, version)
 
     names = [name for name in random.__all__ if hasattr(random, name) and not isinstance(getattr(random, name), type)]
@@ -208,7 +203,7 @@ def _datetime_classes(clocks: Clocks) -> tuple[type, type]:
 
 def _refusal(name: str, reason: str) -> Callable[..., Any]:
     def refuse(*args: Any, **options: Any) -> Any:
-        raise SimulationError(f"{name}(): {reason}")
+        raise SimulationError(f"{name}() was called in a simulation: {reason}")
 
     return refuse
 

@@ -24,7 +24,7 @@ _SIZE: Final = 16
 class Trace:
     """The digest of the frames that were delivered.
 
-    ``print_frames``: prints a line for each frame. The state of a stream is kept until its end.
+    ``print_frames``: True prints a line for each frame that can be decoded. The state of a stream is kept until its end.
     """
 
     def __init__(self, *, print_frames: bool = False) -> None:
@@ -34,12 +34,12 @@ class Trace:
         self._print = print_frames
 
     def __len__(self) -> int:
-        """Returns the number of open streams, each direction counted separately."""
+        """Returns the number of streams that have delivered bytes and have not ended, each direction counted separately."""
         return len(self._streams)
 
     def add(self, stream: str, time: int, data: bytes) -> None:
-        """Adds bytes that one direction of a stream has delivered at ``time`` (nanoseconds); no bytes at its end. If a frame in
-        them is malformed, all of them are digested unchanged."""
+        """Adds bytes that one direction of a stream has delivered at ``time`` (nanoseconds); no bytes end it. If a frame in them is
+        malformed, the bytes themselves are digested, after the lines of the frames before it."""
         if not data:
             self._end(stream)
             return
@@ -78,7 +78,8 @@ def _line(time: int, stream: str, frame: Frame) -> bytes:
 
 
 def _body(command: RemotingCommand) -> bytes:
-    """Returns the body; that of a SEND_MESSAGE_V2 request decompressed, since compressed bytes differ between versions of zlib."""
+    """Returns the body; a compressed one of a SEND_MESSAGE_V2 request decompressed, since its bytes differ between versions of
+    zlib."""
     body, fields = command.body or b"", command.ext_fields or {}
     if command.code != RequestCode.SEND_MESSAGE_V2 or command.is_response:
         return body

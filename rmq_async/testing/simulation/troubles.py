@@ -1,4 +1,4 @@
-"""Times at which faults were under way, or were felt, and at which processes had ended or stood still."""
+"""Times at which faults were under way or felt, and at which processes ended or stood still."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SHADOW: Final = 65.0
 
 
 class Troubles:
-    """The times of faults, and those at which processes had ended or stood still.
+    """The times of faults, and those at which processes ended or stood still.
 
     ``faults``: for each fault the times between which it was under way. ``ends``: times at which processes ended, by machine.
     ``paused``: times between which processes stood still, by machine.

@@ -11,7 +11,7 @@ __all__ = ["place_of", "waiting_tasks"]
 
 
 def place_of(task: asyncio.Task[Any]) -> str:
-    """Returns file, line and function of the innermost ``await`` of a task."""
+    """Returns file, line and function of the innermost frame of an unfinished task."""
     inner: Any = task.get_coro()
     place = "before its first step"
     while inner is not None:

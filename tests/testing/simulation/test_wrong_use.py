@@ -47,7 +47,7 @@ def test_wrong_use_gets_one_sentence(use: Callable[[], object], text: str) -> No
 @pytest.mark.parametrize(
     ("use", "text"),
     [
-        (lambda simulation: simulation.machine(7), "the name of a machine is a str, not 7"),
+        (lambda simulation: simulation.machine(7), "the name of a machine must be a str, not 7"),
         (lambda simulation: simulation.machine(""), "there is no machine ''; there are main, namesrv-0, broker-a, broker-b"),
         (lambda simulation: simulation.machine("localhost"), "there is no machine 'localhost'"),
         (lambda simulation: simulation.link("main", "broker-c"), "there is no machine 'broker-c'"),

@@ -34,23 +34,23 @@ class Stocked(Cluster, Protocol):
         none."""
 
     def held_to(self, topic: str) -> dict[MessageQueue, int]:
-        """Returns the offset behind the newest message of each queue that can be read."""
+        """Returns the offset behind the newest message of each queue of a topic that can be read."""
 
     def oldest(self, queue: MessageQueue) -> int:
-        """Returns the offset of the oldest message that a queue has."""
+        """Returns the offset of the oldest message that a queue has; that of its end if it has none."""
 
 
 class Reading:
     """The progress of one reading of a topic.
 
-    ``tag``: its tag; None for all messages. ``start``: offsets at which it began; None for the first messages. With ``start``, the
-    first offset of a queue that it does not name is not checked: the queue's broker was away, so its reading began at a time.
+    ``tag``: its tag; None for all messages. ``start``: offsets at which it began, by queue; None for the oldest messages.
     """
 
     def __init__(self, cluster: Stocked, tag: str | None, start: Mapping[MessageQueue, int] | None = None) -> None:
         self.next = dict(start or {})
         """The offset that comes next, by queue."""
         self._anywhere = start is not None
+        """Whether the first offset of a queue that ``start`` does not name is left unchecked."""
         self._last: dict[MessageQueue, tuple[int, str]] = {}
         """Offset and unique id of the newest message of each queue."""
         self._cluster = cluster
@@ -73,7 +73,7 @@ class Reading:
         self.next[queue], self._last[queue] = offset + 1, (offset, message.msg_id)
 
     def over(self, ends: Mapping[MessageQueue, int]) -> None:
-        """Compares a finished reading with the ends that the queues had at its beginning."""
+        """Reports messages, below the ends that the queues had at its beginning, that a finished reading left out."""
         for queue, end in ends.items():
             self._passed(queue, end)
 
@@ -89,7 +89,7 @@ class Reading:
             )
 
     def _passed(self, queue: MessageQueue, end: int) -> None:
-        """Reports offsets below ``end`` that the reading left out although the broker has their messages."""
+        """Reports messages below ``end`` that the broker has and the reading left out."""
         first = self.next.get(queue, end if self._anywhere else 0)
         for offset in range(max(first, self._cluster.oldest(queue), self._cluster.taken(queue) + 1), end):
             message = self._cluster.held(queue, offset)
@@ -100,12 +100,12 @@ class Reading:
 
 
 async def reading(cluster: Stocked, until: float) -> None:
-    """Reads a topic and follows it, each minute anew, from the beginning or the last position, with a tag or without."""
+    """Follows a topic in readings of at most a minute, from the beginning or the last position, with a tag or without."""
     await _follow(cluster, until, "reading", "Plain")
 
 
 async def returning(cluster: Stocked, until: float) -> None:
-    """Follows a topic whose queues come and go; a queue that comes back continues at its offsets."""
+    """Follows a topic whose number of queues changes, as ``reading`` does."""
     await _follow(cluster, until, "returning", "Resized")
 
 

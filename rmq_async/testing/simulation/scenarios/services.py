@@ -50,7 +50,7 @@ class Cluster(Protocol):
         """Returns a number that no other call has returned."""
 
     def oldest(self, queue: MessageQueue) -> int:
-        """Returns the offset of the oldest message that a queue has."""
+        """Returns the offset of the oldest message that a queue has; that of its end if it has none."""
 
     def moved(self, machine: str) -> bool:
         """Returns whether a machine has had another address."""
@@ -62,7 +62,7 @@ class Cluster(Protocol):
         """Ends all drawn faults for good at the first call, and waits until that is ``seconds`` ago."""
 
     def holders(self, topic: str) -> set[str]:
-        """Returns the names of the brokers that have a topic."""
+        """Returns the names of the running brokers that have a topic."""
 
 
 Workload = Callable[[Cluster, float], Awaitable[None]]
@@ -75,10 +75,11 @@ async def serve(
     work: Callable[[Any], Awaitable[None]],
     afterwards: Callable[[Any], Awaitable[None]] | None = None,
 ) -> None:
-    """Does ``work`` with a started client, and again with a new one after each error of the library, until the end of its
-    time.
+    """Runs ``work`` with a started client until the time ``until``; after an error of the library, or a TimeoutError, with a new
+    client.
 
-    ``afterwards``: the work that must succeed with the same client when the cluster has been healthy for ``CALM`` seconds.
+    ``afterwards``: called with the client whose work has reached that time, ``CALM`` seconds after the last drawn fault; an error
+    of it is a violation.
     """
     while cluster.now < until:
         try:
@@ -99,7 +100,8 @@ async def _must(cluster: Cluster, doing: Awaitable[None]) -> None:
 
 
 def reaches(cluster: Cluster, topic: str) -> Callable[[Producer], Awaitable[None]]:
-    """Returns a function that sends one message after the other; no send may fail, and each of the topic's brokers must get one."""
+    """Returns a function that sends one message after the other; no send may fail, and each running broker that has the topic must
+    get one of the last ``ROUND``."""
 
     async def once(producer: Producer) -> set[str]:
         bodies = (f"afterwards-{number}".encode() for number in range(ROUND))
@@ -144,13 +146,12 @@ async def turns(cluster: Cluster, chance: Random, until: float) -> AsyncIterator
 
 
 async def every(calls: list[Any]) -> None:
-    """Awaits all calls. Raises the first error that is not one of the library."""
+    """Awaits all calls. Raises an error that is not one of the library: that of the first call, in their order, that has one."""
     for result in await asyncio.gather(*calls, return_exceptions=True):
         if isinstance(result, BaseException) and not isinstance(result, RocketMQError):
             raise result
 
 
 def new_body(chance: Random, number: int) -> bytes:
-    """Returns a body that no other message has, too short to be compressed: compressed sizes, and so times, differ between versions
-    of zlib."""
+    """Returns a body that begins with ``number``, too short to be compressed: compressed sizes differ between versions of zlib."""
     return f"{number}-".encode() + b"x" * chance.choice((0, 10, 200, 3000))

@@ -1,8 +1,5 @@
-"""The workloads of client machines in the library's scenarios: each is one service that runs until a virtual time.
-
-A workload handles faults as a service does: it continues after every error of the library. The history records its calls; an
-error of another kind ends the run.
-"""
+"""The workloads of client machines in the library's scenarios. Each runs until a virtual time, and continues after errors of the
+library."""
 
 from __future__ import annotations
 
@@ -170,7 +167,8 @@ async def callbacks(cluster: Cluster, until: float) -> None:
 
 
 async def resized(cluster: Cluster, until: float) -> None:
-    """Sends to a topic whose number of queues an operator changes; no send may end because its queue is gone."""
+    """Sends to a topic whose number of queues an operator changes. Reports a send that ends because its queue is gone, while there
+    is time for another attempt."""
     chance = cluster.generator("workload resized")
 
     async def operate(admin: Admin) -> None:
