@@ -1,4 +1,4 @@
-"""The ``timeout`` argument of calls: checked the same way everywhere, and capped, so that it can be added to a clock."""
+"""Checks of the ``timeout`` argument of calls, and its cap, so that it can be added to a clock."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ _warned = False
 def checked_timeout(timeout: float, name: str = "timeout") -> float:
     """Returns the seconds of a call's budget, at most ``FOR_EVER``. ``name``: name of the argument.
 
-    Raises TypeError for a value that is not a number, ValueError for NaN, 0 and less. Warns as ``warn_of_milliseconds`` does.
+    Raises TypeError for a value that is no real number, or is a bool; ValueError for NaN, 0 and less. Warns as
+    ``warn_of_milliseconds`` does.
     """
     seconds = _number(timeout, name)
     if not seconds > 0:
@@ -37,13 +38,13 @@ def checked_timeout(timeout: float, name: str = "timeout") -> float:
 
 
 def stop_budget(timeout: float | None, default: float) -> float:
-    """Returns the seconds that ``stop(timeout)`` may take: ``default`` for None; 0 is allowed. Raises and warns as
-    ``checked_timeout`` does."""
+    """Returns the seconds that ``stop(timeout)`` may take: ``default`` for None, else at most ``FOR_EVER``. Raises and warns as
+    ``checked_timeout`` does, but allows 0."""
     if timeout is None:
         return default
     seconds = _number(timeout, "timeout")
     if not seconds >= 0:
-        raise ValueError(f"timeout must be 0 or more seconds, not {shown(timeout)}")
+        raise ValueError(f"timeout must be at least 0 seconds, not {shown(timeout)}")
     if seconds >= MILLISECONDS_FROM:
         warn_of_milliseconds("timeout", timeout)
     return min(seconds, FOR_EVER)
@@ -70,7 +71,8 @@ def _number(timeout: Any, name: str) -> float:
 
 
 def _callers_level() -> int:
-    """Returns the ``stacklevel``, for ``warnings.warn`` in the calling function, of the nearest frame outside ``_BETWEEN``."""
+    """Returns the ``stacklevel``, for ``warnings.warn`` in the calling function, of the nearest frame outside ``_BETWEEN``; 1
+    without one."""
     level = 1
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _BETWEEN:

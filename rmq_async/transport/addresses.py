@@ -1,4 +1,4 @@
-"""The addresses of a host: one look-up of its name, then staggered connects to all of them (RFC 8305, "happy eyeballs").
+"""The addresses of a host: one look-up of its name, then staggered connects (RFC 8305, "happy eyeballs").
 
 Packets to the address of a removed machine are dropped, and that address alone would use up the whole timeout. So the next
 address is tried after a head start, or immediately when an attempt fails, while the earlier attempts continue; the first
@@ -39,8 +39,8 @@ class Resolver:
         """Returns the IP addresses of ``host`` in the order to try them: the system's order, but IPv4 and IPv6 in turn; at most
         MAX_ADDRESSES.
 
-        Raises OSError (socket.gaierror) for an unknown name, ValueError for an invalid one, TimeoutError at ``deadline``
-        (``time.monotonic``).
+        Raises OSError (socket.gaierror) if the look-up fails, ValueError for an invalid name, TimeoutError at ``deadline``
+        (``time.monotonic``), ClientStateError after ``close``.
         """
         if _is_address(host):
             return [host]
@@ -73,7 +73,8 @@ async def first_of(
     """Returns the result of ``connect(address)`` for the first address that connects.
 
     ``drop`` is called with the results of other addresses. ``time``: the caller's timeout in seconds, from which the head start is
-    derived. Raises OSError with the errors of all addresses; any other exception of ``connect`` is raised immediately.
+    derived. If no address connects, raises OSError with the different texts of their errors. Any other exception of ``connect`` is
+    raised immediately.
     """
     if len(addresses) == 1:
         return await connect(addresses[0])

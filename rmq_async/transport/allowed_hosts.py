@@ -1,7 +1,7 @@
 """Limits the hosts to which a client may connect, except its name servers.
 
 A false name server can name any address as a broker's, and the client would connect there, with signatures if it has credentials.
-Hosts are compared as text, without a look-up: an allowed name may resolve to any address, and an allowed address does not allow
+Hosts are compared without a look-up: an allowed name may resolve to any address, and an allowed address does not allow
 a name that resolves to it.
 """
 

@@ -1,4 +1,4 @@
-"""Errors of requests that get no response."""
+"""Errors of lost connections, and of requests whose deadline has passed."""
 
 from __future__ import annotations
 

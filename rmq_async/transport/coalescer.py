@@ -9,8 +9,8 @@ With many sends in flight, answers arrive one by one, and each would cause a wri
 answer, fewer than 8 frames wait for the next answers unless one is urgent. Without answers they are written after 20 ms, by one
 timer that a busy connection sets at most fifty times a second.
 
-The transport's buffer has a high-water mark of zero: not paused means that the kernel has taken every byte. (With TLS, up to
-64 KiB may still wait encrypted in the transport below.)
+The transport's high-water mark is 0 (1 with TLS), so that it pauses writing when the kernel does not take every byte. With TLS, up
+to 64 KiB may wait encrypted in the transport below without a pause.
 """
 
 from __future__ import annotations
@@ -62,9 +62,10 @@ class WriteCoalescer:
         self.frames: list[bytes] = []
         """Gathered frames: small ones whole, large ones in parts."""
         self.room = 0
-        """While ``frames`` has fewer items than this, a check or a timer is set, and small frames may be appended directly."""
+        """While ``frames`` has fewer items than this, small frames may be appended to it directly: a later write is certain, unless
+        the connection closes."""
         self.paused = False
-        """Whether the transport's buffer is not empty, because the peer does not read."""
+        """Whether the transport has paused writing, because the peer does not read."""
         self.writes = 0
 
     def attach(self, transport: asyncio.Transport) -> None:
@@ -142,8 +143,8 @@ class WriteCoalescer:
             self._loop.call_soon(self._end_of_iteration)
 
     def when_written(self, callback: Callable[[int], None], cost: int) -> None:
-        """Calls ``callback(cost)`` when the kernel has the last byte of all frames queued until the next write, or when they are
-        dropped."""
+        """Calls ``callback(cost)`` when all frames queued until the next write are written and the transport is not paused, or when
+        they are dropped."""
         self._written.append((callback, cost))
 
     def resume(self) -> None:

@@ -108,7 +108,7 @@ class Connection(asyncio.Protocol):
         self.retired = False
         """Whether the server sent its clients away."""
         self.stored_at = -inf
-        """Time (monotonic) of the newest read whose last answer confirmed a stored message."""
+        """Time (monotonic) of a recent read in which an answer confirmed a stored message; -infinity without one."""
         self.strays = 0
         """Number of answers without a request."""
         self._loop = asyncio.get_running_loop()
@@ -177,8 +177,8 @@ class Connection(asyncio.Protocol):
         """Sends ``command`` under an opaque of this connection and returns the answer, of any code.
 
         ``calls``: contains the future of the answer during the wait, so that other code can end it. Raises RequestTimeoutError
-        after ``timeout`` seconds, ConnectionLostError if the connection is closed or closes first, and LocalProtocolError for a
-        command that cannot be encoded or signed.
+        after ``timeout`` seconds, ConnectionLostError if the connection takes no requests or closes first, and LocalProtocolError
+        for a command that cannot be encoded or signed.
         """
         hooked = None
         if self.hooks.active:
@@ -264,8 +264,8 @@ class Connection(asyncio.Protocol):
             requests.writer.look_again()
 
     def _general_frame(self, frame: Frame | RemoteProtocolError) -> None:
-        """Handles each frame but JSON answers to sends, which ``data_received`` handles itself. ``frame``: a frame, or the error of
-        a broken one, which is raised."""
+        """Handles a frame that ``data_received`` does not handle itself. ``frame``: a frame, or the error of a broken one, which is
+        raised."""
         if isinstance(frame, RemoteProtocolError):
             raise frame
         requests = self.requests

@@ -1,8 +1,8 @@
 """The deadline timer of a connection: one timer, set for the earliest deadline in the request table.
 
-The same timer detects a dead peer: no byte came for ``dead_after`` seconds, counted from the first request written after the last
-byte. After a blocked loop requests get a grace before they time out, because their answers may be in the socket: the loop first
-reads the bytes that are there. The number and the length of consecutive graces are limited.
+The same timer detects a dead peer: no byte came for ``dead_after`` seconds, counted from the first request, long polls excepted,
+that was written after the last byte. After a blocked loop requests get a grace before they time out, because their answers may be
+in the socket: the loop first reads the bytes that are there. The number and the length of consecutive graces are limited.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Deadlines:
         self.dead_after = dead_after
         """Seconds of silence after ``silent_since`` from which the peer counts as dead."""
         self.at = inf
-        """Time of the next scan; a request with an earlier deadline calls ``arm``."""
+        """A request with a deadline before this time calls ``arm``; -infinity after ``stop``."""
         self.silent_since = inf
         """Time of the first write of a request, long polls excepted, since data was last received; infinity without one."""
         self.received = 0
@@ -118,11 +118,7 @@ class Deadlines:
 
     def _more_to_read(self, now: float) -> bool:
         """Returns whether bytes that were in the socket at the end of a blocked iteration of the loop may still have to be read;
-        False at the limits of graces.
-
-        Frames that were gathered when the loop blocked are written first. Where the receive window may have been full, the grace
-        ends with the first step that brings no byte.
-        """
+        False at the limits of graces."""
         if self._grace is None or now - self._next_step > BLOCKED_AFTER:  # blocked, or blocked again
             self._flush()
             unread, (begun, since) = self._unread(), self._graces

@@ -13,7 +13,8 @@ __all__ = ["raise_soon", "report"]
 
 
 def report(text: str, error: BaseException) -> None:
-    """Passes ``error`` to the loop's exception handler; KeyboardInterrupt, SystemExit and the like leave the loop instead."""
+    """Passes an Exception or a CancelledError to the loop's exception handler. Others, such as KeyboardInterrupt, leave the loop in
+    its next iteration."""
     if not isinstance(error, Exception | asyncio.CancelledError):
         raise_soon(error)
         return

@@ -4,7 +4,7 @@ Each entry has two deadlines. At the first one the *attempt* has failed and its 
 end of the *call*, the entry stays if its frame was written, because a late answer may still say "stored". In most entries both are
 the same.
 
-The table is scanned when the earliest deadline is due, never per message: 1024 entries cost 20 us.
+The table is scanned when the earliest deadline is due, not for each message: 1024 entries cost 20 us.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Pending(msgspec.Struct):
     receiver gets a SendReply instead of a RemotingCommand. ``long_poll``: the peer may hold the request, so its silence does not
     mean that it is dead. ``owner``: the object that may end all its requests together (``RequestTable.abandon``). ``sequence``:
     number in the order of writing, 0 while the frame is held back. ``opaque``: set for sends. ``pull``: the receiver gets a
-    PullReply if the answer has messages.
+    PullReply if ``decode_pull_reply`` reads the answer.
     """
 
     receiver: Receiver
@@ -60,7 +60,7 @@ class Pending(msgspec.Struct):
 
 
 OnewayCallback = tuple[Callable[[int], None], int]
-"""The callback for a one-way frame that has been written, and its argument."""
+"""The callback for a one-way frame that has been written or dropped, and its argument."""
 
 
 class HeldFrame(NamedTuple):

@@ -37,7 +37,7 @@ logger = logging.getLogger("rmq_async.transport")
 FIRST_BACKOFF: Final = 0.05
 MAX_BACKOFF: Final = 1.0
 MAX_BACKOFFS: Final = 256
-"""Number of failed addresses from which on those are dropped whose back-off ended more than MAX_BACKOFF ago."""
+"""Least number of failed addresses from which on those are dropped whose back-off ended more than MAX_BACKOFF ago."""
 MAX_LOST: Final = 1024
 """Maximum number of addresses for which the reason of the last lost connection is kept."""
 MIN_DEAD_AFTER: Final = 10.0
@@ -148,7 +148,7 @@ class ConnectionPool:
         return (*self.open.values(), *self._retired)
 
     def get(self, address: str) -> Connection | None:
-        """Returns the open connection to ``address``, if there is one; no I/O."""
+        """Returns the open connection to ``address``, None if there is none; no I/O."""
         return self.open.get(address)
 
     def connecting(self, address: str) -> bool:
@@ -161,7 +161,8 @@ class ConnectionPool:
         return backoff is not None and backoff.remaining(machine.monotonic()) > 0
 
     def is_down(self, address: str) -> bool:
-        """Returns whether ``address`` has no connection, and the last connect failed or one is under way."""
+        """Returns whether ``address`` has no open connection, and either a failure there is remembered or a connect is under
+        way."""
         return address not in self.open and (address in self._backoffs or address in self._connecting)
 
     def refusal(self, address: str) -> ConnectError | None:
@@ -183,17 +184,17 @@ class ConnectionPool:
         return backoff.reason if backoff is not None else self._lost.get(address)
 
     def last_stored(self) -> float | None:
-        """Returns the time (monotonic) at which a server last confirmed a stored message; None if none has."""
+        """Returns the time (monotonic) of a recent read in which a server confirmed a stored message; None without one."""
         newest = max([self._stored_at, *[connection.stored_at for connection in self.open.copy().values()]])
         return None if newest == -inf else newest
 
     async def connect(self, address: str, timeout: float, wait: WaitFor[Connection] = Flight.wait) -> Connection:
         """Returns the connection to ``address``, made if necessary; several callers share one connect.
 
-        ``wait``: the function that waits for the connect. Raises ConnectError if the connect is refused, lasts longer than
-        ``connect_timeout`` or fails in TLS, if the name cannot be resolved, and for an address that is malformed or not allowed;
-        ConnectionLostError if the new connection is lost immediately; RequestTimeoutError after ``timeout`` seconds, which include
-        a back-off; ClientStateError if the client stops, ForkedError in a forked process.
+        ``wait``: the function that waits for the connect. Raises ConnectError if the connect, its look-up or its TLS handshake
+        fails or lasts longer than ``connect_timeout``, and for an address that is malformed or not allowed; ConnectionLostError
+        if the new connection is lost immediately; RequestTimeoutError after ``timeout`` seconds, which include a back-off;
+        ClientStateError if the client stops, ForkedError in a forked process.
         """
         deadline = machine.monotonic() + timeout
         check_not_forked(self._generation)
@@ -241,8 +242,8 @@ class ConnectionPool:
         """Connects if necessary, sends one request and returns its answer, of any code, within ``timeout`` seconds.
 
         A server that answers GO_AWAY has not processed the request, so it is sent once more over a new connection; if the connect
-        fails or is too late, the GO_AWAY is returned. ``sent_away``: the GO_AWAY that answered an earlier attempt; then there is
-        only one more attempt. Raises as ``connect`` and ``Connection.request`` do.
+        ends with ConnectError or RequestTimeoutError, the GO_AWAY is returned. ``sent_away``: the GO_AWAY that answered an
+        earlier attempt; then there is only one more attempt. Raises as ``connect`` and ``Connection.request`` do.
         """
         deadline = machine.monotonic() + timeout
         response = sent_away
@@ -437,5 +438,5 @@ class ConnectionPool:
 
 
 def _drop(connection: Connection) -> None:
-    """Closes a connection when another address of the host connected first."""
+    """Closes a connection to one address of a host that is not used."""
     connection.close(CloseReason.LOCAL)

@@ -1,8 +1,8 @@
-"""The steps that each request of a client goes through before it is written: namespace, users' hooks, signature.
+"""The steps of a request that is not made from a template, before it is written: namespace, users' hooks, signature.
 
-A signature covers all extFields and the body, so nothing may be added after it (``AclSigner``). Sends made from templates skip
-these steps: templates are used only without hooks and namespace (``only_sign``), and sign their frames themselves. Functions in
-``on_change`` are called when a hook is added or removed.
+A signature covers all extFields and the body, so nothing may be added after it (``AclSigner``). Templates are used only without
+hooks and namespace (``only_sign``); those of sends sign their frames themselves. Functions in ``on_change`` are called when a
+hook is added or removed.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class RequestHooks:
             kept = msgspec.structs.replace(command, ext_fields=dict(command.ext_fields or {}))
             call_hook(hook.before, address, command)
             if (fault := _undo(command, kept)) is not None:
-                text = f"hook {hook!r} {fault}; the request is sent without its change"
+                text = f"hook {hook!r} {fault}; the request is sent without that change"
                 report(text, TypeError(text))
         if self._credentials is not None:
             command.ext_fields = {**sign(self._credentials, command.ext_fields, (command.body,))}

@@ -136,8 +136,9 @@ class RequestTable:
     def oldest_of(self, owner: object, since: int = 0) -> tuple[int, int]:
         """Returns the opaque of the owner's oldest request without an answer (0: none), and the newest opaque given out.
 
-        Opaques rise, so a caller that kept the newest one of an earlier call can see whether the oldest request is older than that
-        call. ``since``: an opaque at which the search may begin, because the owner has no request with a lower one.
+        Opaques rise until they start again, so a caller that kept the newest one of an earlier call can see whether the oldest
+        request is older than that call. ``since``: an opaque at which the search may begin, because the owner has no request with
+        a lower one.
         """
         newest = LAST_OPAQUE - length_hint(self.opaques)
         oldest = _oldest_of(owner, self.entries, since, newest) or _oldest_of(owner, self.held, since, newest)
@@ -247,7 +248,8 @@ class RequestTable:
             writer.queue(parts)
 
     def submit_oneway(self, parts: bytes | list[bytes], written: Callable[[int], None], cost: int) -> None:
-        """Queues a one-way frame. ``written(cost)`` is called when the kernel has its last byte, or when it will never be written.
+        """Queues a one-way frame. ``written(cost)`` is called when it is written and the transport is not paused, or when it
+        will never be written.
 
         The frame keeps its place in the order of the sends, so it is held while sends are held.
         """
@@ -265,8 +267,8 @@ class RequestTable:
         return self.is_open and not self.writer.paused and not self.held
 
     def when_written(self, written: Callable[[int], None]) -> None:
-        """Calls ``written(0)`` when the kernel has the last byte of all frames that are queued until the next write, or when they
-        are dropped."""
+        """Calls ``written(0)`` when all frames queued until the next write are written and the transport is not paused, or when
+        they are dropped."""
         self.writer.when_written(written, 0)
 
     def submit_single_oneway(
@@ -315,7 +317,7 @@ class RequestTable:
             cancel_hooked(pending.receiver)
 
     def knows(self, opaque: int) -> bool:
-        """Returns whether the request is still in the table, so that an answer would be used."""
+        """Returns whether the request is still in the table, with its frame written, gathered or held."""
         return opaque in self.entries or opaque in self.held or opaque in self._held_control
 
     def abandon(self, owner: object, error: Callable[[bool], BaseException]) -> None:
@@ -432,7 +434,8 @@ class RequestTable:
         return earliest
 
     def _expire(self, opaque: int, pending: Pending, now: float) -> float:
-        """Gives the receiver a RequestTimeoutError; returns the entry's next deadline, infinity if it has left the table."""
+        """Gives a receiver that is not done a RequestTimeoutError; returns the entry's next deadline, infinity if the entry has
+        left the table."""
         written = self.was_written(pending)
         call_over = pending.call_deadline <= now or not written  # an unwritten frame needs no answer, and must not leave later
         if call_over:

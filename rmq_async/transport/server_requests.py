@@ -77,7 +77,7 @@ class Answering:
 
 
 def discard(awaitable: Awaitable[object]) -> None:
-    """Closes or cancels an awaitable that nothing awaits, so that Python does not warn about it."""
+    """Closes a coroutine, or cancels a future, that nothing awaits, so that Python does not warn about it."""
     if isinstance(awaitable, Coroutine):
         awaitable.close()
     elif isinstance(awaitable, asyncio.Future):

@@ -1,9 +1,9 @@
 """Threads for work that would block the loop: compressing and decompressing large bodies, reading the system's certificates.
 
 They are the library's own. The loop's default executor belongs to the service, whose blocking calls would delay this work for
-seconds. A process has one set of threads, as many as the machine has processors and at most ``MAX_THREADS``, made at first use and
-ended when the last client stops. Clients wait until a deadline: work that has not started by then never starts, and the result of
-work that has started is dropped.
+seconds. A process has one set of threads, at most as many as the machine has processors and at most ``MAX_THREADS``, made at
+first use and ended when the last client stops. Clients wait until a deadline: work that has not started by then never starts, and
+the result of work that has started is dropped.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 class _Shared:
-    """The threads of this process. ``_users``: number of running clients."""
+    """The threads of this process. ``_users``: number of ``Threads`` that are not closed."""
 
     def __init__(self) -> None:
         self.reset()

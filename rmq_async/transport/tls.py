@@ -24,7 +24,7 @@ __all__ = ["SHUTDOWN_TIMEOUT", "client_context", "handshake_reason", "silent_end
 logger = logging.getLogger("rmq_async.transport")
 
 SHUTDOWN_TIMEOUT: Final = 0.5
-"""Seconds that a connection closed here waits for the peer's close_notify."""
+"""Maximum seconds that a connection closed here waits for the peer's close_notify."""
 
 _NO_TLS: Final = frozenset({"WRONG_VERSION_NUMBER", "UNKNOWN_PROTOCOL", "PACKET_LENGTH_TOO_LONG", "RECORD_LAYER_FAILURE"})
 _ENDED: Final = (

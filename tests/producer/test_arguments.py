@@ -77,7 +77,7 @@ async def test_stop_timeout_of_wrong_type(kind: type[Any], rocketmq: EmbeddedRoc
     async with kind(*(["group"] if kind is PullConsumer else []), namesrv=rocketmq.namesrv) as client:
         with pytest.raises(TypeError, match=r"^timeout must be a number of seconds, not '1'"):
             await client.stop("1")
-        with pytest.raises(ValueError, match=r"^timeout must be 0 or more seconds, not nan"):
+        with pytest.raises(ValueError, match=r"^timeout must be at least 0 seconds, not nan"):
             await client.stop(math.nan)
 
 

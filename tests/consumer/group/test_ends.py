@@ -118,7 +118,7 @@ async def test_stop_with_a_wrong_time_in_a_handler_changes_nothing(mode: Any) ->
                 await consumer.wait_settled(1)
             assert consumer.health().ready
         assert len(errors) == 1
-        assert "timeout must be 0 or more seconds, not -1" in str(errors[0])
+        assert "timeout must be at least 0 seconds, not -1" in str(errors[0])
 
 
 @pytest.mark.parametrize("order", [None, "queue"])
