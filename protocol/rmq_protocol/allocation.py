@@ -42,9 +42,9 @@ def allocate_by_circle(client_id: str, queues: Sequence[MessageQueue], client_id
 def allocate_by_consistent_hash(
     client_id: str, queues: Sequence[MessageQueue], client_ids: Sequence[str]
 ) -> tuple[MessageQueue, ...]:
-    """Returns the queues that a hash ring gives to ``client_id``: each goes to the member with the next place on the ring
-    (``CONSISTENT_HASH``). Few queues move when a member joins or leaves. A client that is not in ``client_ids``
-    gets ``()``."""
+    """Returns the queues that a hash ring gives to ``client_id``: each goes to the member with the first place on the ring at or
+    after that of the queue (``CONSISTENT_HASH``). Few queues move when a member joins or leaves. A client that is not in
+    ``client_ids`` gets ``()``."""
     if client_id not in client_ids:
         return ()
     ring = {_place(f"{member}-{number}"): member for member in client_ids for number in range(VIRTUAL_NODES)}
@@ -114,7 +114,7 @@ def allocate_nearby_rooms(
 
 def _known(room: str, owner: object) -> str:
     if not room:
-        raise ValueError(f"the room of {owner} is {room!r}; room_of_queue and room_of_client must return a name")
+        raise ValueError(f"the room of {owner!r} is {room!r}; room_of_queue and room_of_client must return a name")
     return room
 
 

@@ -197,8 +197,8 @@ def encode_batch_records(records: Iterable[tuple[int, bytes, bytes]]) -> bytes:
 def encode_batch_texts(items: Iterable[tuple[Message, str]], unique_ids: Iterable[str]) -> bytes:
     """Returns the body of a batch of messages, each with the text that follows the id in its properties.
 
-    Raises ValueError unless there are as many ids as messages, and ``struct.error`` for properties above 65535 bytes and for a
-    message of 2 GiB or more. Nothing else is checked.
+    Raises ValueError unless there are as many ids as messages; ``struct.error`` for a flag that is no signed 32-bit integer, for
+    properties above 65535 bytes, and for a message of 2 GiB or more. Nothing else is checked.
     """
     parts: list[bytes] = []
     head = tail = b""
@@ -224,25 +224,27 @@ def decode_batch(data: bytes, max_records: int | None = None) -> list[BatchRecor
     while position < end:
         if position + BATCH_OVERHEAD > end:
             raise RemoteProtocolError(
-                f"batch: {end - position} bytes at byte {position}, a message takes at least {BATCH_OVERHEAD}"
+                f"batch: {end - position} bytes are left at byte {position}, but a message takes at least {BATCH_OVERHEAD}"
             )
         if max_records is not None and len(records) >= max_records:
-            raise RemoteProtocolError(f"batch of more than {max_records} messages", code=ResponseCode.MESSAGE_ILLEGAL)
+            raise RemoteProtocolError(
+                f"a batch must have at most {max_records} messages, this one has more", code=ResponseCode.MESSAGE_ILLEGAL
+            )
         flag, length = _FLAG_AND_LENGTH.unpack_from(data, position)
         body_at = position + _HEAD_SIZE
         body_end = body_at + length
         if length < 0 or body_end + 2 > end:
             raise RemoteProtocolError(
-                f"batch: body length {length} at byte {position + 16}, {end - body_at} bytes are left, "
-                "and the length of the properties takes 2"
+                f"batch: body length {length} at byte {position + 16} must be from 0 to {end - body_at - 2}, the bytes that are "
+                "left without the 2 of the properties length"
             )
         properties_at = body_end + 2
         length = data[body_end] << 8 | data[body_end + 1]
         position = properties_at + length
         if length > MAX_PROPERTIES_SIZE or position > end:
             raise RemoteProtocolError(
-                f"batch: properties length {length} at byte {body_end}, {end - properties_at} bytes are left, "
-                f"{MAX_PROPERTIES_SIZE} is the limit"
+                f"batch: properties length {length} at byte {body_end} must be at most {MAX_PROPERTIES_SIZE} and at most "
+                f"{end - properties_at}, the bytes that are left"
             )
         records.append(BatchRecord(flag, data[body_at:body_end], data[properties_at:position]))
     return records

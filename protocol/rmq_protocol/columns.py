@@ -1,13 +1,12 @@
 """Decodes stored records into columns, without an object for each message.
 
-An ordinary record (version 1, IPv4 hosts, body neither compressed nor a batch, lengths that agree, the right CRC) costs one unpack
-and the slices of the wanted columns; its fixed part is kept as it is, and the numbers of all rows are read from there at once.
-Every other record is read by ``stored_block``, with its limits and errors, and becomes a row of the same form, so that one module
-decides what a record means.
+The fixed part of an ordinary record (version 1, IPv4 hosts, body neither compressed nor a batch, lengths that agree, the right
+CRC) is kept as it is, and the numbers of all rows are read from there at once. Other records are read by ``stored_block``, with
+its limits and errors, and become rows of the same form, so that one module decides what a record means.
 
 The body of a pull mostly has ordinary records only. So they are first cut by their lengths alone, and the other fields are
 checked for all records at once (``_cut``), which takes half the time of a loop that checks each record. If a check fails, the
-result of ``_cut`` is dropped, and the records are read one after the other; an input costs twice its time at most.
+result of ``_cut`` is dropped, and the records are read one after the other.
 
 A record whose body does not fit into the room for decompressed bodies is not read: ``resume`` is the byte for the next call, after
 the caller has used up these rows.
@@ -145,9 +144,9 @@ class StoredColumns(_Heads):
     each row; empty if topics are not wanted.
 
     ``bodies``, ``properties``: those of all rows, joined; empty if they are not wanted. ``decode_properties`` reads the
-    properties of a row; ``property_sizes``: their sizes in bytes. ``other_hosts``: row -> both addresses (born, store), if one
-    of them is IPv6; both addresses in the head of such a row are 0. ``topic_names``: encoded name -> name of all topics that
-    were read.
+    properties of a row; ``property_sizes``: their sizes in bytes, empty if properties are not wanted. ``other_hosts``: row ->
+    both addresses (born, store), if one of them is IPv6; both addresses in the head of such a row are 0. ``topic_names``: encoded
+    name -> name of all topics that were read.
     """
 
     __slots__ = (
@@ -317,7 +316,7 @@ class _ColumnBlock(RecordBlock):
         return self._first <= first and first + count <= self._last
 
     def _ordinary(self, position: int) -> int:
-        """Reads records as long as they are ordinary; returns the position of the first one that is not, or the end."""
+        """Reads records as long as they are ordinary; returns the position after them."""
         data, end, into = self._data, self._end, self._into
         first, last, tags, topic_names = self._first, self._last, self.tags, self._topics
         only_topic, only_queue_id = self.only_topic, self.only_queue_id

@@ -32,9 +32,9 @@ _LANGUAGE_NAMES = {member.name: member for member in LanguageCode}
 class RemotingCommand(msgspec.Struct, kw_only=True):
     """A request or a response. ``code``: a RequestCode in a request, a ResponseCode in a response; decoded as a plain int.
 
-    ``opaque``: 32-bit number that pairs a response with its request. ``ext_fields``: the custom header's fields as texts, None
-    if the peer sent none. ``language``: None if the peer sent null or a name that this library does not know. ``version``:
-    ordinal of the sender's ``MQVersion``.
+    ``opaque``: 32-bit number that pairs a response with its request. ``ext_fields``: the custom header's fields as texts, None if
+    the peer sent none. ``language``: None if the peer sent null, or a name or number that this library does not know.
+    ``version``: ordinal of the sender's ``MQVersion``.
     """
 
     code: int
@@ -155,7 +155,9 @@ def _texts(fields: dict[str, Any]) -> ExtFields:
         elif value.__class__ is int:
             fields[name] = str(value)
         else:
-            raise RemoteProtocolError(f"JSON header: extFields {_short(name)} is not text: {_short(value)}")
+            raise RemoteProtocolError(
+                f"JSON header: extFields {_short(name)!r} must be text, an integer, a boolean or null, not {_short(value)}"
+            )
     return fields
 
 
@@ -167,14 +169,17 @@ def _from_binary(header: bytes, body: bytes) -> RemotingCommand:
     at = 17
     if length < 0 or length > size - 21:
         raise RemoteProtocolError(
-            f"binary header: remark length {length} in a header of {size} bytes, 21 of them for other fields"
+            f"binary header: remark length {length} must be from 0 to {size - 21}, the bytes that a header of {size} bytes "
+            "has for it"
         )
     remark = _utf8(header[at : at + length], "remark") if length else None
     at += length
     (length,) = _INT.unpack_from(header, at)
     at += 4
     if length < 0 or length > size - at:
-        raise RemoteProtocolError(f"binary header: extFields length {length} where {size - at} bytes are left")
+        raise RemoteProtocolError(
+            f"binary header: extFields length {length} must be from 0 to {size - at}, the bytes that are left"
+        )
     return RemotingCommand(
         code=code,
         opaque=opaque,
@@ -198,14 +203,17 @@ def _binary_fields(header: bytes, at: int, end: int) -> ExtFields:
         at += 2
         if length < 0 or length > end - at - 4:
             raise RemoteProtocolError(
-                f"binary header: extFields key length {length} where {end - at} bytes are left, and the length of the value takes 4"
+                f"binary header: extFields key length {length} must be at least 0 and, with the 4 bytes of the value's length, "
+                f"at most {end - at}, the bytes that are left"
             )
         key = _utf8(header[at : at + length], "extFields key")
         at += length
         (length,) = _INT.unpack_from(header, at)
         at += 4
         if length < 0 or length > end - at:
-            raise RemoteProtocolError(f"binary header: extFields value length {length} where {end - at} bytes are left")
+            raise RemoteProtocolError(
+                f"binary header: extFields value length {length} must be from 0 to {end - at}, the bytes that are left"
+            )
         if key:
             fields[key] = _utf8(header[at : at + length], "extFields value") if length else None
         at += length

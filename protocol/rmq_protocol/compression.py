@@ -1,4 +1,4 @@
-"""Body compression: zlib (always), lz4 and zstd where the extra ``compression`` is installed; isal replaces zlib there.
+"""Body compression: zlib (always), lz4 and zstd where the extra ``compression`` is installed, which also has isal, a faster zlib.
 
 Decompression is bounded for any input (see ``decompress``). Output is read in steps of 1 MiB; one is
 enough for nearly every body. A larger body is read twice: the first time its size is counted and no output kept; the second
@@ -178,7 +178,7 @@ def decompress(data: bytes, kind: CompressionType, max_size: int = MAX_DECOMPRES
     except KeyError:
         raise LocalProtocolError(f"unknown compression type {kind!r}; give a CompressionType") from None
     except _damaged() as error:
-        reason = f"compressed body of {len(data)} bytes is damaged: {error}"
+        reason = f"compressed body of {len(data)} bytes cannot be decompressed: {error}"
         raise UnreadableBodyError(reason, min(size + _STEP, max_size)) from error
     raise UnreadableBodyError(
         f"compressed body of {len(data)} bytes would take more than {max_size} bytes, the limit for decompressed bodies",

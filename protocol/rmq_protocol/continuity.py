@@ -83,8 +83,8 @@ def gaps_of_mapping(items: Sequence[LogicQueueMappingItem]) -> tuple[range, ...]
 
 
 def first_queue_offset(body: bytes, queue: MessageQueue, asked: int, offset_delta: int | None = None) -> int | None:
-    """Returns the offset at which a pull's body begins; None for an empty body, and if its first record is from another place of
-    this queue or, unless ``offset_delta`` is given, of another queue.
+    """Returns the offset at which a pull's body begins; None for an empty body, if its second record has a lower offset, and,
+    unless ``offset_delta`` is given, if its first record is of another queue.
 
     A broker that has deleted the first file of its log returns another record in place of the message at offset 0 of the log:
     the first record of the oldest file that is left, which may be of any queue (5.5.0). ``asked``: the offset of the pull,

@@ -1,8 +1,7 @@
 """Errors of the codec. As a rule the type says whose fault it is: ``LocalProtocolError`` and ``InvalidMessageError`` are the
 caller's, ``RemoteProtocolError`` and ``CorruptMessageError`` the peer's.
 
-Retry policy is kept here as class attributes, so that the sender has no lists of codes or classes: ``retriable``,
-``maybe_stored``, ``uses_retry``.
+Errors carry what the retry policy of senders needs: ``retriable``, ``maybe_stored``, ``uses_retry``.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ class RocketMQError(Exception):
     """Base class of the library's own errors.
 
     ``code``: RocketMQ's number where there is one: a response code, a number of Java's ``ClientErrorCode`` (10001 to 10007), or
-    -1 for an invalid name, as in Java's ``Validators``. ``broker`` and ``address``: name and address of the server of the
+    -1 as in Java's ``Validators``, such as for an invalid name. ``broker`` and ``address``: name and address of the server of the
     request, where they are known. ``retriable``: True if another attempt may succeed. ``maybe_stored``: True if the message of a
     failed send may be stored all the same.
     """
@@ -95,15 +94,15 @@ class ProtocolError(RocketMQError):
 
 
 class LocalProtocolError(ProtocolError):
-    """The caller gave a value that the protocol does not allow or cannot encode; nothing was sent."""
+    """Error of a value, given by the caller, that the protocol does not allow or cannot encode; nothing was sent."""
 
 
 class RemoteProtocolError(ProtocolError):
-    """The peer sent bytes or a text that cannot be decoded, or a value that the protocol does not allow; the message says which."""
+    """Error of bytes or a text, sent by the peer, that cannot be decoded or have a value that the protocol does not allow."""
 
 
 class InvalidMessageError(RocketMQError, ValueError):
-    """A message, or the name of a topic or group, exceeds a limit or breaks a rule; nothing was sent.
+    """Error of a message, or of the name of a topic or group, that exceeds a limit or breaks a rule; nothing was sent.
 
     ``code``: -1, as in Java's ``Validators``, for names of topics and groups, for a batch of different topics or of a retry topic,
     and for recall handles; else 13 (MESSAGE_ILLEGAL).
@@ -113,7 +112,7 @@ class InvalidMessageError(RocketMQError, ValueError):
 
 
 class CorruptMessageError(RocketMQError):
-    """A stored record or a compressed body is damaged or cannot be decoded.
+    """Error of a stored record or a compressed body that is damaged or cannot be decoded.
 
     ``position``: byte offset of the record in its block. ``msg_id``: unique or offset id of the record. ``queue_offset``: its
     offset in its queue. Each is None if it is not known.

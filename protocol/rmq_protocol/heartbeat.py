@@ -36,7 +36,7 @@ heartbeats while they stay the same."""
 
 IS_SUB_CHANGE: Final = "IS_SUB_CHANGE"
 """extField of the response: "true" if the fingerprint is new to the broker, which then needs the subscriptions, or if the
-heartbeat had none."""
+heartbeat has no fingerprint."""
 
 
 class ConsumeType(StrEnum):

@@ -1,7 +1,7 @@
 """Handles of popped messages: found in a pop's response, renewed by a change of the invisible time, gathered into acks.
 
-A handle is the ``ExtraInfo`` of one message, with its queue offset. It is valid at the broker of the pop, until the message is
-acknowledged or its invisible time is changed. A broker that has replaced the topic of a retry by the original topic puts the
+A handle is the ``ExtraInfo`` of one message, with its queue offset. It is sent to the broker of the pop; a change of the invisible
+time replaces it. A broker that has replaced the topic of a retry by the original topic puts the
 handle into property POP_CK: topic and queue of the message then are not those of the pop, and the infos of the response must
 not be used for it. The numbers of the peer are checked: a message with an invalid handle gets none, and is delivered again
 after its invisible time.
@@ -102,8 +102,8 @@ def left_handles(answer: PopMessageResponseHeader, found: Iterable[ExtraInfo | N
 
 
 def _own_handle(answer: PopMessageResponseHeader, message: MessageExt, broker_name: str) -> ExtraInfo | None:
-    """Returns the handle in the message's property POP_CK; None if there is none, if it cannot be read, and if it is of another
-    pop because a sender has copied the properties of a received message."""
+    """Returns the handle in the message's property POP_CK; None if there is none, if it cannot be read or has no message offset,
+    and if it is of another pop because a sender has copied the properties of a received message."""
     text = message.properties.get(PropertyName.POP_CK)
     if text is None:
         return None

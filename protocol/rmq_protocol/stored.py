@@ -57,7 +57,8 @@ def decode_messages(
     decompressed bodies of the block together. ``check_crc``: False accepts bodies that do not have the CRC in their record.
     ``allow_partial``: True stops decoding at a record that does not fit, and ``resume_at`` is the offset for another pull; False
     reports such records as corrupt. A body that alone exceeds the limit is corrupt in both cases. ``unwrap_batches``: True
-    returns the messages of an inner batch instead of the batch, unless it is malformed.
+    returns the messages of an inner batch instead of the batch, unless it is malformed or, if it was compressed, has more messages
+    than the limit allows.
     """
     block = MessageBlock(data, topic_queue_broker, max_decompressed_size, check_crc, unwrap_batches, allow_partial)
     return block.decode()
@@ -78,11 +79,11 @@ def decode_pull(
 ) -> DecodedMessages:
     """Returns the messages of a pull's body, completed as ``PullAPIWrapper.processPullResult`` does.
 
-    Each has the pulled ``queue``, its offset moved by ``offset_delta``, the properties MIN_OFFSET and MAX_OFFSET if they are given,
-    and ``transaction_id`` if it belongs to a transaction. Messages without one of the ``tags`` ("*" or "a || b") are left out,
-    since brokers compare hashes of tags only. ``only_queue``: True leaves out records of another topic or queue, with
-    ``offset_delta`` those of another topic only, and none of a light message queue (``LMQ_PREFIX``). Other arguments are those of
-    ``decode_messages``. Raises ``LocalProtocolError`` for ``tags`` of separators only.
+    Each has the pulled ``queue``, its offset moved by ``offset_delta``, the properties MIN_OFFSET and MAX_OFFSET if they are
+    given, and its unique id as ``transaction_id`` if it belongs to a transaction. Messages without one of the ``tags`` ("*" or "a
+    || b") are left out, since brokers compare hashes of tags only. ``only_queue``: True leaves out records of another topic or
+    queue, with ``offset_delta`` those of another topic only, and none of a light message queue (``LMQ_PREFIX``). Other arguments
+    are those of ``decode_messages``. Raises ``LocalProtocolError`` for ``tags`` of separators only.
     """
     block = MessageBlock(data, queue.broker_name, max_decompressed_size, check_crc, True, allow_partial)
     block.choose(queue, tags, offset_delta, only_queue=only_queue)
@@ -109,7 +110,7 @@ class MessageBlock(RecordBlock):
         return DecodedMessages(tuple(self._messages), tuple(self._corrupt), self._resume_at)
 
     def _ordinary(self, position: int) -> int:
-        """Reads records as long as they are ordinary; returns the position of the first one that is not, or the end.
+        """Reads records as long as they are ordinary; returns the position after them.
 
         Most records differ from the one before in numbers, body and unique id only. They have the same bytes between body and
         unique id (``middle``: topic, length of the properties, properties before the id) and after the unique id (``tail``).

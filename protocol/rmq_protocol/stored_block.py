@@ -114,8 +114,8 @@ class RecordBlock(ABC):
 
     @abstractmethod
     def _keep(self, fields: Fields, topic: str, body: bytes, properties: dict[str, str]) -> None:
-        """Keeps a valid message. ``fields``: those of a separate record without compression, even if the message was compressed or
-        in an inner batch."""
+        """Keeps a valid message. ``fields``: those of its record, without the compression bit if the body was decompressed; those
+        of ``_keep_inner`` if it was in an inner batch."""
 
     def _topic(self, encoded: bytes) -> str:
         topic = self._topics.get(encoded)
@@ -124,7 +124,7 @@ class RecordBlock(ABC):
         return topic
 
     def _record(self, position: int) -> int:
-        """Reads the record at ``position``; returns the position of the next one, or the end if nothing more can be read."""
+        """Reads the record at ``position``; returns the position of the next one, or the end if reading stops."""
         data, end = self._data, self._end
         if position + MIN_RECORD > end:
             return self._remainder(position)
@@ -136,7 +136,7 @@ class RecordBlock(ABC):
         if sys_flag & HOSTS_V6:
             fixed = FIXED[sys_flag & HOSTS_V6]
             if position + fixed.size > end:
-                return self._lost(position, total, f"{end - position} bytes are left of a record with IPv6 hosts")
+                return self._lost(position, total, f"{end - position} bytes are left, a record with IPv6 hosts takes more")
             fields = fixed.unpack_from(data, position)
 
         length = fields[16]
@@ -144,18 +144,19 @@ class RecordBlock(ABC):
         body_end = body_at + length
         topic_at = body_end + (1 if magic == MAGIC_CODE_V1 else 2)
         if length < 0 or topic_at + 2 > end:
-            problem = f"body length {length}, {end - body_at} bytes are left for body, topic and properties"
+            needed = topic_at - body_end + 2
+            problem = f"body length {length} must be at least 0 and leave {needed} of the {end - body_at} bytes that follow"
             return self._lost(position, total, problem, fields)
         length = data[body_end] if magic == MAGIC_CODE_V1 else data[body_end] << 8 | data[body_end + 1]
         topic_end = topic_at + length
         limit = 0x7F if magic == MAGIC_CODE_V1 else 0x7FFF
         if length > limit or topic_end + 2 > end:
-            problem = f"topic length {length}, {end - topic_at} bytes are left for topic and properties, the limit is {limit}"
+            problem = f"topic length {length} must be at most {limit} and leave 2 of the {end - topic_at} bytes that follow"
             return self._lost(position, total, problem, fields)
         length = data[topic_end] << 8 | data[topic_end + 1]
         following: int = topic_end + 2 + length
         if length > MAX_PROPERTIES_SIZE or following > end:
-            problem = f"properties length {length}, {end - topic_end - 2} bytes are left, the limit is {MAX_PROPERTIES_SIZE}"
+            problem = f"properties length {length} must be at most {min(MAX_PROPERTIES_SIZE, end - topic_end - 2)}"
             return self._lost(position, total, problem, fields)
         if total != following - position:
             return self._disagreement(position, following, fields, body_at, body_end)
@@ -263,12 +264,12 @@ class RecordBlock(ABC):
         return self._end
 
     def _no_message(self, position: int, total: int, magic: int) -> int:
-        """Skips a blank filler; reports an unknown magic code."""
+        """Skips a blank filler; reports an unknown magic code, and a filler of a wrong size."""
         if magic != BLANK_MAGIC_CODE:
             return self._lost(position, total, f"unknown magic code {magic & 0xFFFFFFFF:#010x}")
         if _HEAD.size <= total <= self._end - position:
             return position + total
-        self._report(position, f"blank filler of {total} bytes, {self._end - position} are left")
+        self._report(position, f"blank filler of {total} bytes must have from {_HEAD.size} to {self._end - position}")
         return self._end
 
     def _lost(self, position: int, total: int, reason: str, fields: Fields | None = None) -> int:

@@ -199,8 +199,8 @@ def trace_keys(contexts: Iterable[TraceContext]) -> frozenset[str]:
 def decode_trace(data: str) -> list[TraceContext]:
     """Returns the records in a trace message's body, each as a context with one message; records of unknown kinds are left out.
 
-    Raises RemoteProtocolError, with the kind of the record, for one that is too short or has no number, or one outside the range,
-    where a number is expected.
+    A number whose field is empty has its default. Raises RemoteProtocolError, with the kind of the record, for one that is too
+    short, and for a text that is no number in the range of its field.
     """
     return [_context(record.split(_FIELD)) for record in data.split(_RECORD) if record.partition(_FIELD)[0] in _KINDS]
 

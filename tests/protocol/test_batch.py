@@ -68,7 +68,7 @@ def test_the_three_fields_that_are_not_read_are_not_believed() -> None:
 
 def test_the_number_of_messages_can_be_bounded() -> None:
     assert len(decode_batch(MESSAGE * 3, 3)) == 3
-    with pytest.raises(RemoteProtocolError, match="more than 2"):
+    with pytest.raises(RemoteProtocolError, match="at most 2 messages, this one has more"):
         decode_batch(MESSAGE * 3, 2)
 
 

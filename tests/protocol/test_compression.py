@@ -110,7 +110,7 @@ def test_data_cut_short_anywhere_is_refused(kind: CompressionType) -> None:
 def test_a_wrong_checksum_inside_the_data_is_seen() -> None:
     packed = bytearray(compress(b"hello" * 100, CompressionType.ZLIB))
     packed[-1] ^= 1
-    with pytest.raises(CorruptMessageError, match="damaged"):
+    with pytest.raises(CorruptMessageError, match="cannot be decompressed"):
         decompress(bytes(packed), CompressionType.ZLIB)
 
 
@@ -152,7 +152,7 @@ def test_a_zstd_window_beyond_the_bound_is_refused() -> None:
     parameters = zstandard.ZstdCompressionParameters(window_log=27, write_content_size=False)
     compressor = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
     packed = compressor.compress(b"x" * 100) + compressor.flush()
-    with pytest.raises(CorruptMessageError, match="damaged"):
+    with pytest.raises(CorruptMessageError, match="cannot be decompressed"):
         decompress(packed, CompressionType.ZSTD)
 
 

@@ -122,9 +122,9 @@ def from_ext(cls: type[H], ext: Mapping[str, str | None] | None, *, lenient: boo
     """Returns the header in extFields; unknown fields are ignored, and a field that is missing or None has its default. ``ext``:
     None if the peer sent no extFields.
 
-    Raises RemoteProtocolError, with header and field, for an integer that is not decimal, does not fit its Java type or is none
-    of the field's choices, and for a missing required field. With ``lenient`` a missing required field raises nothing and is
-    None, against its declared type.
+    A boolean is True for the text ``true``, in any case, else False. Raises RemoteProtocolError, with header and field, for an
+    integer that is not decimal, does not fit its Java type or is none of the field's choices, and for a missing required field.
+    With ``lenient`` a missing required field raises nothing and is None, against its declared type.
     """
     values: dict[str, Any] = {}
     given = ext or {}

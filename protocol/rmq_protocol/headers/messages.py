@@ -63,8 +63,8 @@ class QueryMessageResponseHeader(Header, kw_only=True):
 class QueryConsumeQueueRequestHeader(TopicRequestHeader, kw_only=True):
     """Header of QUERY_CONSUME_QUEUE.
 
-    ``index``: queue offset of the first entry; ``count``: number of entries. ``consumerGroup``: the connected group whose filter
-    the broker evaluates for entries with an extension, None for no filter (``AdminBrokerProcessor.queryConsumeQueue``).
+    ``index``: queue offset of the first entry; ``count``: maximum number of entries. ``consumerGroup``: the connected group whose
+    filter the broker evaluates for entries with an extension, None for no filter (``AdminBrokerProcessor.queryConsumeQueue``).
     """
 
     request_code: ClassVar[int | None] = RequestCode.QUERY_CONSUME_QUEUE

@@ -100,8 +100,8 @@ class ChangeInvisibleTimeResponseHeader(Header, kw_only=True):
 
 
 class NotificationRequestHeader(TopicRequestHeader, kw_only=True):
-    """Header of NOTIFICATION, with which a client waits for messages to pop: the broker responds when there are some.
-    ``pollTime``: ms, ``bornTime``: epoch ms, as in a pop."""
+    """Header of NOTIFICATION, with which a client waits for messages to pop: the broker responds when there are some,
+    or after ``pollTime``. ``pollTime``: ms, ``bornTime``: epoch ms, as in a pop."""
 
     request_code: ClassVar[int | None] = RequestCode.NOTIFICATION
 

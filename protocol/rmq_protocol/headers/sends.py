@@ -119,7 +119,7 @@ class RecallMessageResponseHeader(Header, kw_only=True):
 
 def send_header_v2(header: SendMessageRequestHeader) -> SendMessageRequestHeaderV2:
     """Returns the one-letter form of a header (``createSendMessageRequestHeaderV2``); ``ns``, ``nsd``, ``oway`` and ``lo`` are not
-    copied."""
+    copied. None becomes 0 for ``reconsumeTimes``, False for ``unitMode`` and ``batch``."""
     return SendMessageRequestHeaderV2(
         a=header.producerGroup,
         b=header.topic,
