@@ -73,9 +73,8 @@ class MemberRequests:
         """Held while the handler runs with a message of a tool: one at a time."""
 
     def serve(self, command: RemotingCommand) -> RemotingCommand | Awaitable[RemotingCommand | None] | None:
-        """Returns the answer to GET_CONSUMER_STATUS_FROM_CLIENT (221) and GET_CONSUMER_RUNNING_INFO (307), an awaitable of the
-        answer to CONSUME_MESSAGE_DIRECTLY (309), and None for RESET_CONSUMER_CLIENT_OFFSET (220), which expects no answer.
-        Answers SYSTEM_ERROR to a body that cannot be read, REQUEST_CODE_NOT_SUPPORTED to other requests."""
+        """Returns the answer to a request of a tool: an awaitable of it for CONSUME_MESSAGE_DIRECTLY (309), and None for a
+        RESET_CONSUMER_CLIENT_OFFSET (220) that can be read, because brokers expect no answer to that."""
         try:
             if command.code == RequestCode.GET_CONSUMER_RUNNING_INFO:
                 return _answer(command, encode_body(self._running_info(), standard=False))
@@ -127,15 +126,16 @@ class MemberRequests:
     # -- 309
 
     async def _consume(self, command: RemotingCommand) -> RemotingCommand:
-        """Calls the handler with the message in the request; it is neither settled nor given back."""
+        """Calls the handler with the message in the request, and settles nothing; returns the answer."""
         found = decode_messages(command.body)
         if len(found.messages) != 1:
-            return make_response(command, ResponseCode.SYSTEM_ERROR, f"{len(found.messages)} messages in the request, not one")
+            text = f"the request must hold one message that can be read, and holds {len(found.messages)}; send one"
+            return make_response(command, ResponseCode.SYSTEM_ERROR, text)
         message = self._instance.names.shown_messages(found.messages)[0]
         topic = self._instance.names.wire(original_topic(message.topic, message.properties))
         subscription = self._subscriptions.get(topic)
         if subscription is None:
-            text = f"no handler of this consumer subscribes to topic {printable(topic)}"
+            text = f"no handler of this consumer subscribes to topic {printable(topic)!r}; ask a member that subscribes to it"
             return make_response(command, ResponseCode.SYSTEM_ERROR, text)
         message = msgspec.structs.replace(message, topic=subscription.topic)
         since = machine.monotonic()

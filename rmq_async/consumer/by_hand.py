@@ -61,8 +61,8 @@ class HandDispatcher(Dispatcher):
 
 
 class InHand:
-    """The messages that one step has handed out. ``left``: messages without an outcome that are not being given back.
-    ``iterated``: whether the step was one of an iterator. ``task``: the task that made the step."""
+    """The messages that one step has handed out. ``left``: those that are still in hand. ``iterated``: whether the step was one
+    of an iterator. ``task``: the task that made the step."""
 
     __slots__ = ("delivery", "iterated", "left", "returning", "task")
 
@@ -71,7 +71,7 @@ class InHand:
         self.left = dict.fromkeys(taken)
         self.iterated = iterated
         self.returning = 0
-        """Messages that are being given back."""
+        """Number of messages that are being given back."""
         self.task = asyncio.current_task()
 
     @property
@@ -82,8 +82,8 @@ class InHand:
 class ByHand:
     """The messages that a user takes by hand.
 
-    ``running``: the steps whose messages are in hand, or being given back. ``owns``: whether this member may write the offset
-    of a queue.
+    ``running``: by Delivery, the steps whose messages are in hand, or being given back. ``owns``: returns whether this member
+    may write the offset of a queue.
     """
 
     concurrency: Final = 1
@@ -110,8 +110,8 @@ class ByHand:
     # -- steps
 
     async def ask(self, limit: int, wait: float = 0.0, until: float = inf, *, iterated: bool) -> InHand | None:
-        """Hands out up to ``limit`` messages of one topic. Returns None at ``until`` (monotonic), and where the consumer stops
-        and the buffer is empty.
+        """Hands out up to ``limit`` messages of one topic. Returns None if there is none at ``until`` (monotonic), or while the
+        consumer stops.
 
         ``wait``: maximum seconds for which the first message waits for more. ``iterated``: whether an iterator makes the step.
         """
@@ -140,7 +140,7 @@ class ByHand:
             self._waits.leave(future)
 
     def arrived(self) -> None:
-        """Wakes all steps that wait, in the order in which they began to wait."""
+        """Wakes all steps that wait."""
         asking, self._asking = self._asking, {}
         for future in asking:
             if not future.done():
@@ -152,8 +152,7 @@ class ByHand:
         self.arrived()
 
     def is_read(self) -> bool:
-        """Returns whether buffered messages will be taken: a step waits for one, or an iterator has messages in hand, after
-        which it asks for the next."""
+        """Returns whether a step waits, or an iterator has messages in hand, after which it may ask for the next."""
         return bool(self._asking) or any(hand.iterated and hand.left for hand in self.running.values())
 
     def check(self) -> None:
@@ -220,8 +219,8 @@ class ByHand:
             await asyncio.wait([self._begin_return(hand, causes, None, [])])
 
     def put_back(self, hand: InHand, held: HeldQueue | None = None) -> None:
-        """Puts the messages of a step back into the buffer, before those that were pulled later; abandons those of queues that
-        are given up. ``held``: the only queue whose messages are put back; None for all."""
+        """Puts the messages of a step back into the buffer; abandons those of queues that are given up, and all of them while
+        the consumer stops. ``held``: the only queue whose messages are put back; None for all."""
         items = [item for item in hand.left if held is None or item.held is held]
         self._leave(hand, items[::-1], closing=self.closing)  # each goes before those that were put back earlier
         self._dispatcher.pump()
@@ -236,11 +235,11 @@ class ByHand:
     # -- methods that HandlerCalls has, too
 
     def is_own_task(self, task: asyncio.Task[Any] | None) -> bool:
-        """Returns whether ``task`` is in the body of an iteration."""
+        """Returns whether ``task`` has messages of an iterator in hand."""
         return any(hand.task is task and hand.iterated and hand.left for hand in self.running.values())
 
     def name_of(self, task: asyncio.Task[Any]) -> str | None:
-        """Returns a name for the body of the iteration that ``task`` is in; None for another task. From any thread."""
+        """Returns a name for the iteration of which ``task`` has messages in hand; None without one. From any thread."""
         for hand in list(self.running.values()):
             if hand.task is task and hand.iterated and hand.left:
                 return f"the iteration over topic {hand.delivery.topic} in task {task.get_name()}"
@@ -256,7 +255,7 @@ class ByHand:
         self.arrived()
 
     async def cut_off(self, timeout: float) -> None:
-        """Ends all steps. Messages in hand stay unsettled."""
+        """Wakes the steps, and abandons the messages in hand."""
         self.quiesce()
         for hand in [*self.running.values()]:
             self._leave(hand, list(hand.left), closing=True)
@@ -337,7 +336,7 @@ class ByHand:
             self._dispatcher.pump()
 
     def _expire(self, delivery: Delivery) -> None:
-        """Gives messages back that have been in hand for longer than the timeout."""
+        """Gives back the messages of a step whose time is over; abandons those that are no longer this member's."""
         delivery.timed_out = True
         hand = self.running[delivery]
         error = HandlerTimeoutError(
@@ -350,7 +349,7 @@ class ByHand:
             self._begin_return(hand, dict.fromkeys(owned, error), error, [])
 
     def _taken_away(self, delivery: Delivery) -> None:
-        """Abandons the messages in hand whose queues are given up: they were not settled in time."""
+        """Abandons the messages in hand whose queues do not stay, and all of them while the consumer stops."""
         hand = self.running.get(delivery)
         if hand is not None:
             self._abandon(hand, [item for item in hand.left if self.closing or not item.held.stays])

@@ -1,4 +1,4 @@
-"""The users' hooks around the calls of handlers. Consumers without hooks have no such object."""
+"""The users' hooks around the calls of handlers."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _Method = Callable[[Delivery], object]
 class CallHooks:
     """Calls ``before_consume`` and ``after_consume`` of the hooks, in the order of the hooks.
 
-    They run in the context (of ``contextvars``) of the call, so a handler sees what ``before_consume`` sets there. Their
-    errors go to the loop's exception handler: of each method the first, second, fourth, eighth ... error. Each exception that
-    ends the process, such as SystemExit, leaves the loop instead.
+    They run in the context (of ``contextvars``) of the call, so a handler sees what ``before_consume`` sets there. Their errors
+    go to the loop's exception handler: of each method the first, second, fourth, eighth ... error. KeyboardInterrupt,
+    SystemExit and the like leave the loop instead, each time.
     """
 
     __slots__ = ("_after", "_before", "_errors")
@@ -47,7 +47,7 @@ class CallHooks:
         """Calls the hooks after a handler.
 
         ``error``: the error of the call; None without one. ``frames``: the traceback that it had when the handler ended; hooks
-        see both, and no object keeps the frames.
+        see both, and the delivery does not keep the frames.
         """
         if error is not None:
             delivery.error = error.with_traceback(frames)

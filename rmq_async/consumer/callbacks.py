@@ -1,8 +1,8 @@
 """The user's functions for assigned, revoked, released and lost queues: ``on_assigned``, ``on_revoked``, ``on_released`` and
 ``on_lost``.
 
-They are called one at a time, in the order of the events, so that the calls for one queue do not overtake each other.
-Consecutive events of one kind that wait are joined into one call. A call runs as a task of its own, in a copy of the context (of
+They are called in the order of the events; the next call begins when the last one has ended or was cancelled. Consecutive
+events of one kind that wait are joined into one call. A call runs as a task of its own, in a copy of the context (of
 ``contextvars``) in which the consumer was started; a call that exceeds its time is cancelled, and the handover continues, even
 if the call ignores that.
 """
@@ -33,12 +33,13 @@ EventKind = Literal["on_assigned", "on_revoked", "on_released", "on_lost"]
 GRACE: Final = 1.0
 """Seconds for which the end of a cancelled call is waited for."""
 LEAST: Final = 0.05
-"""Least seconds of a call, even where less time is left."""
+"""Seconds that a call has at least, even where less time is left."""
 
 
 class Event:
     """One call of a function, for the queues of one event or of consecutive ones of its kind. ``until``: monotonic time at
-    which the call is cancelled. ``over``: set when the call has ended."""
+    which the call is cancelled at the latest. ``over``: set when the call has ended, is no longer waited for, or is not
+    made."""
 
     __slots__ = ("kind", "over", "queues", "until")
 
@@ -52,9 +53,9 @@ class Event:
 class AssignmentCallbacks:
     """Calls the user's functions for queues that come and go.
 
-    ``functions``: those that the user has given. ``seconds``: maximum time of one call. ``context``: each call runs in a copy
-    of it. ``spawn``: starts a task that the end of the consumer cancels. ``limit``: returns the monotonic time by which a call
-    of that kind is to be over.
+    ``functions``: by kind, None for none. ``seconds``: maximum time of one call. ``context``: each call runs in a copy of it.
+    ``spawn``: starts a task that the end of the consumer cancels. ``limit``: returns the monotonic time by which a call of that
+    kind is to be over.
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class AssignmentCallbacks:
         self._name = ""
         """Kind and name of the function that runs, or has run last."""
         self._changed = asyncio.Event()
-        """Set at the end of a call, and where ``limit`` has come closer."""
+        """Set at the end of a call, and where ``limit`` may have come closer."""
         self.idle = asyncio.Event()
         """Set while no call runs or waits."""
         self.idle.set()

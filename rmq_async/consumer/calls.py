@@ -3,8 +3,8 @@
 A call that waits has its own task. Calls that end in their first step may share a task, one after the other (``eager``), and
 their messages are settled together: no other code of the loop runs between them.
 
-A call occupies its slot until all its messages have their outcomes, so that a broker that accepts no messages back slows the
-consumer down instead of filling its memory.
+A call occupies its slot until all its messages have their outcomes or it is cancelled, so that a broker that accepts no
+messages back slows the consumer down instead of filling its memory.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class HandlerCalls:
         self.hooks: CallHooks | None = None
         """None where no hook defines a method for calls."""
         self.running: dict[Delivery, Collection[Waiting]] = {}
-        """Calls that run, and those of their messages that have no outcome yet."""
+        """Calls that have not ended, and their messages; those with an outcome may be missing."""
         self._deadlines = CallDeadlines(self.running, self._expire)
 
     def begin(self, subscription: Subscription, taken: tuple[Waiting, ...]) -> None:
@@ -147,11 +147,11 @@ class HandlerCalls:
             CURRENT.reset(token)
 
     def is_own_task(self, task: asyncio.Task[Any] | None) -> bool:
-        """Returns whether ``task`` is that of a call."""
+        """Returns whether ``task`` is that of a call; False for one of ``call_once``."""
         return any(delivery.task is task for delivery in self.running)
 
     def name_of(self, task: asyncio.Task[Any]) -> str | None:
-        """Returns the name of the handler that ``task`` calls; None for another task. From any thread."""
+        """Returns the name of the handler that runs in ``task``; None without one, and in ``call_once``. From any thread."""
         for delivery in list(self.running):
             if delivery.task is task and delivery.state == "running":
                 return f"handler {delivery.subscription.name}"
@@ -179,15 +179,15 @@ class HandlerCalls:
             await asyncio.wait(tasks, timeout=timeout)
 
     def close(self) -> None:
-        """Cancels the timer and gives up the threads, when no call runs or the consumer no longer waits for any."""
+        """Cancels the timer and gives up the threads."""
         self._deadlines.close()
         if self._threads is not None:
             self._threads.shutdown(wait=False, cancel_futures=True)
             self._threads = None
 
     async def _make_calls(self, delivery: Delivery, item: Waiting, pace: Pace, *, holds: bool) -> None:
-        """Makes a call, and further ones of the same subscription, ``pace.length`` at most, until one waits, fails or is
-        cancelled. ``holds``: whether the dispatcher starts no other call of the subscription until this task releases it."""
+        """Makes up to ``pace.length`` calls of one subscription, of which only the last one may wait, fail or be cancelled.
+        ``holds``: whether the dispatcher starts no other call of the subscription until this task releases it."""
         subscription = delivery.subscription
         row = Row(pace.length)
         self._make_first_steps(row, delivery, item)
@@ -208,7 +208,7 @@ class HandlerCalls:
         await call
 
     def _make_first_steps(self, row: Row, delivery: Delivery, item: Waiting) -> None:
-        """Makes calls up to the first one that waits, fails or is cancelled, for up to LONGEST_RUN seconds."""
+        """Makes calls up to the first one that waits, fails or is cancelled; begins none after LONGEST_RUN seconds."""
         handler, subscription = delivery.subscription.handler, delivery.subscription
         task, clock, copy, next_of = asyncio.current_task(), machine.monotonic, self._context.copy, self.dispatcher.next_of
         until, running = clock() + LONGEST_RUN, self.running
@@ -244,7 +244,7 @@ class HandlerCalls:
         taken: tuple[Waiting, ...],
         begun: Awaitable[object] | None = None,
     ) -> None:
-        """Runs a call to its outcome. ``begun``: the rest of the handler's coroutine, if its first step has run."""
+        """Runs a call to its outcome. ``begun``: awaited instead of the handler, as for a coroutine that has made a step."""
         delivery.task = asyncio.current_task()
         CURRENT.set(delivery)
         if begun is None and delivery.is_over:
@@ -295,10 +295,11 @@ class HandlerCalls:
                 await self._go_on(delivery)
 
     async def _go_on(self, delivery: Delivery) -> None:
-        """Undoes the cancellation of a call by the user's code; otherwise its message would stay unsettled until the queue
-        is given up. Raises CancelledError for a cancellation by the consumer, and when the event loop ends."""
+        """Undoes the cancellation of a call by the user's code. Raises CancelledError for a cancellation by the consumer, and
+        when the event loop ends."""
         task = delivery.task
         assert task is not None
+        # Otherwise the message would stay unsettled until the queue is given up.
         if not delivery.cut and not self.ending():
             while task.uncancel():
                 pass
@@ -308,8 +309,8 @@ class HandlerCalls:
             raise asyncio.CancelledError
 
     async def _call(self, delivery: Delivery, begun: Awaitable[object] | None = None) -> BaseException | None:
-        """Returns the error of the handler, HandlerTimeoutError if it timed out, None where it returned. Raises CancelledError
-        where the consumer cancels the call, and SystemExit or KeyboardInterrupt of the handler."""
+        """Returns None for a success, otherwise the error of the handler or HandlerTimeoutError. Raises CancelledError where
+        the consumer cancels the call or the loop ends, and SystemExit or KeyboardInterrupt of the handler."""
         subscription, marks = delivery.subscription, delivery.marks
         given = delivery.messages[0] if marks is None else Batch(delivery.messages, marks)
         task = delivery.task
@@ -341,7 +342,7 @@ class HandlerCalls:
         return None
 
     async def _call_in_thread(self, delivery: Delivery, given: MessageExt | Batch) -> object:
-        """Calls a plain function. Its message is not given back before it returns, so only the consumer ends the wait for it."""
+        """Calls a plain function, and waits until it returns; other code than the consumer's cannot cancel the wait."""
         handler = delivery.subscription.handler
         future = self._loop.run_in_executor(self._executor(), copy_context().run, _call_plain, handler, given)
         while not future.done():

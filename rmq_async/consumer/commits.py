@@ -62,8 +62,8 @@ class Commits:
         member may take it over again."""
 
     async def run(self, interval: float, full_interval: float, after_gap: Callable[[], Awaitable[None]]) -> None:
-        """Commits for ever. ``interval``, ``full_interval``: seconds between rounds, and between those that commit all queues.
-        ``after_gap``: awaited where the loop was blocked for longer than GAP."""
+        """Commits until it is cancelled. ``interval``, ``full_interval``: seconds between rounds, and between those that commit
+        all queues. ``after_gap``: awaited where the loop was blocked for longer than GAP."""
         full_at = machine.monotonic() + full_interval
         while True:
             before = machine.monotonic()
@@ -83,9 +83,9 @@ class Commits:
             await self.round(full=full)
 
     async def round(self, *, full: bool = False, wait: bool = False, failures: list[RocketMQError] | None = None) -> None:
-        """Commits the queues whose watermark has moved, and those with a commit whose arrival is in doubt.
+        """Commits the owned queues whose watermark has moved, and those with a commit whose arrival is in doubt.
 
-        ``full``: True commits all queues. ``wait``: as for ``commit``. ``failures``: a list that receives the errors.
+        ``full``: True commits all owned queues. ``wait``: as for ``commit``. ``failures``: a list that receives the errors.
         """
         due = [
             each
@@ -120,7 +120,8 @@ class Commits:
     async def commit(self, held: HeldQueue, *, wait: bool = False) -> None:
         """Commits one queue; returns when its broker has answered. Raises the error of the request.
 
-        ``wait``: True waits for a commit in flight and then commits the newer offset; False leaves that to the next round.
+        ``wait``: True waits for a commit in flight, and commits the watermark unless that is done; False makes no commit while
+        one is in flight.
         """
         if held.committing.locked() and not wait:
             return

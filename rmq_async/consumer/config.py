@@ -105,14 +105,15 @@ class Retry:
 @suggests_keywords
 @dataclass(frozen=True, kw_only=True)
 class ConsumerConfig:
-    """Settings of a group consumer. Times are in seconds, above 0 (``stop_timeout``: 0 or more) and below 1e9; sizes are in bytes.
+    """Settings of a group consumer. Times are in seconds, above 0 (``stop_timeout``: 0 or more) and below 1e9.
 
-    ``concurrency``: maximum number of handler calls at a time, 1 to 65,536. ``buffered_limit``, ``buffered_bytes_limit``:
-    number of messages that are pulled and not settled, and size of their bodies, from which on pulls wait; single pulls may
-    exceed them. A queue is not pulled while many of its messages wait for a handler: ``concurrency``, twice ``pull_size``, or
-    two batches, whichever is most. ``max_span``: a queue is not pulled when its next pull is this number of offsets, or more,
-    after its first unsettled message; it limits the messages behind an unsettled one that are repeated after a crash.
-    ``pull_size``: maximum number of messages that one pull requests, 1 to 1024.
+    ``concurrency``: maximum number of handler calls at a time, 1 to 65,536. ``buffered_limit`` (1 to 2**31),
+    ``buffered_bytes_limit`` (bytes, 1024 to 2**40): number of messages that are pulled and not settled, and size of their
+    bodies, from which on pulls wait; single pulls may exceed them. A queue is not pulled while many of its messages wait for a
+    handler: ``concurrency``, twice ``pull_size``, or two batches, whichever is most. ``max_span``: a queue is not pulled when
+    its next pull is this number of offsets (1 to 2**31), or more, after its first unsettled message; it limits the messages
+    behind an unsettled one that are repeated after a crash. ``pull_size``: maximum number of messages that one pull requests, 1
+    to 1024.
 
     ``start_from``: position at which a group without any committed offset for a topic starts: "latest", "earliest" or an aware
     datetime. ``out_of_range``: the position to continue at if the next message of a queue is deleted: "earliest" for the first
@@ -143,8 +144,8 @@ class ConsumerConfig:
     With "pop" there is no order, no ``position()`` and no handover; ``pull_size`` is the size of a pop, 32 at most, and
     ``handover_timeout`` the time for running handlers at a stop. "pop" requires brokers of 5.3.2 or later, and handlers.
 
-    Raises ConfigError for invalid values, for settings that exclude each other, and for those that the mode does not use;
-    TypeError for an unknown field.
+    Raises ConfigError for invalid values, for settings that exclude each other, and for those that the mode does not use,
+    unless they have their default; TypeError for an unknown field.
     """
 
     mode: Literal["pull", "pop"] = "pull"

@@ -130,24 +130,24 @@ class Consumer(Reader):
         ``handler``: a coroutine function, which runs as a task, or a plain function, which runs in a thread. ``tags``: "*" or
         "a || b". ``sql``: an SQL92 condition over the messages' properties instead, such as "a > 5 AND region = 'eu'". Brokers
         filter by it if they have ``enablePropertyFilter=true``; ``start()`` checks that. ``concurrency``: maximum number of
-        calls of this handler at a time, within that of the consumer. ``timeout``: seconds for one call, after which it is
-        cancelled and the message delivered again; None for no limit. A thread cannot be cancelled: its message is delivered
-        again when it ends. ``retry``: None for the consumer's. ``dead_letter_on``: exception classes, after which the message
-        is dead-lettered at once. ``batch_size``: the handler takes a Batch of up to so many messages (1 to 65,536, and to
-        ``buffered_limit``), of any queues of the topic, or of one queue with ``order="queue"``; None: it takes one message. With
-        ``order="key"`` it must be None.
-        ``batch_wait``: maximum seconds for which a message waits until its batch is full; 0 takes the messages that have
-        arrived. ``rate``: maximum messages per second whose calls begin in this member, on average; those of 0.1 s may begin at
-        once. ``concurrency``, ``rate`` and ``timeout`` of the returned Subscription may be set while the consumer runs.
+        calls of this handler at a time (1 to 65,536), within that of the consumer. ``timeout``: seconds for one call, after
+        which it is cancelled and the message delivered again; None for no limit. A thread cannot be cancelled: its message is
+        delivered again when it ends. ``retry``: None for the consumer's. ``dead_letter_on``: exception classes, after which the
+        message is dead-lettered at once. ``batch_size``: the handler takes a Batch of up to so many messages (1 to 65,536, and
+        to ``buffered_limit``), of any queues of the topic, or of one queue with ``order="queue"``; None: it takes one message.
+        With ``order="key"`` it must be None. ``batch_wait``: maximum seconds for which a message waits until its batch is full;
+        0 takes the messages that have arrived. ``rate``: maximum messages per second whose calls begin in this member, on
+        average; those of 0.1 s may begin at once. ``concurrency``, ``rate`` and ``timeout`` of the returned Subscription may be
+        set while the consumer runs.
 
         ``order``: "key" handles messages with the same key in one queue one after the other, in the order of their offsets;
-        "queue" all messages of a queue; None keeps no order. A failed attempt is repeated in place: its key or queue waits, up to
-        ``retry.max_hold``. ``key``: a plain function, called for each pulled message without a sharding key, that returns its
-        key; a message with the key None or "" has no order, and a message for which the function raises fails. Ordered queues are
-        locked under the group's name, as Java's orderly members lock them.
+        "queue" all messages of a queue; None keeps no order. A failed attempt is repeated in place: its key or queue waits, up
+        to ``retry.max_hold``. ``key``: a plain function, called for each pulled message without a sharding key, that returns
+        its key; a message with the key None or "" has no order, and a message for which the function raises fails. Unless in
+        broadcast, ordered queues are locked under the group's name, as Java's orderly members lock them.
 
-        Raises ClientStateError unless the consumer is new or stopped; ConfigError for an invalid value, options that exclude each
-        other, ``order`` with ``mode="pop"``, a second subscription of a topic, more than 1,000 subscriptions, and beside
+        Raises ClientStateError unless the consumer is new or stopped; ConfigError for an invalid value, options that exclude
+        each other, ``order`` with ``mode="pop"``, a second subscription of a topic, more than 1,000 subscriptions, and beside
         ``topics``; TypeError for a ``timeout`` that is not a number, ValueError for one that is not above 0.
         """
         if self._state not in (LifeState.NEW, LifeState.STOPPED):
@@ -191,7 +191,7 @@ class Consumer(Reader):
             raise ConfigError(f"topic {topic} is subscribed to already, {how}; leave one out")
         if len(self._subscriptions) >= MOST_SUBSCRIPTIONS:
             raise ConfigError(
-                f"a consumer has at most {MOST_SUBSCRIPTIONS} subscriptions; use a second consumer for further topics"
+                f"topic {topic} exceeds the {MOST_SUBSCRIPTIONS} subscriptions that a consumer may have; use a second consumer"
             )
         subscription.group = self.group
         subscription.namespace = self.client_config.namespace or self.client_config.namespace_v2 or ""
@@ -225,9 +225,9 @@ class Consumer(Reader):
         cannot be popped; SubscriptionConflictError with ``on_conflict="raise"`` when members of the group have different
         subscriptions; NameServerError when no name server is configured, or none answers; SubscriptionGroupNotExistError when
         the brokers do not have the group and may not create it; the errors of the requests for ``sql`` conditions and offsets,
-        and in broadcast those of ``load``; ClientStateError during a stop, and if ``stop()`` ends the start; ForkedError and
-        WrongLoopError if it runs in the parent process or on another loop. After an error the consumer holds no connection and
-        no task.
+        and in broadcast those of ``load``, or ConfigError if it returns no positions of its topic; ClientStateError during a
+        stop, and if ``stop()`` ends the start; ForkedError and WrongLoopError if it runs in the parent process or on another
+        loop. After an error the consumer holds no connection and no task.
         """
         if not self._subscriptions:
             raise ConfigError(

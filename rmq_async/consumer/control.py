@@ -30,7 +30,7 @@ __all__ = ["Control"]
 
 
 class Control(LifeCycle):
-    """The part of a Consumer that acts on the queues that it holds."""
+    """The part of a Consumer for pauses, positions, and the waits of tests."""
 
     def __init__(self, group: str, client_config: ClientConfig, config: ConsumerConfig) -> None:
         check_group(group)
@@ -133,8 +133,8 @@ class Control(LifeCycle):
     def position(self, queue: MessageQueue) -> int:
         """Returns the lowest offset of a queue that is not settled: the next commit writes it.
 
-        Raises QueueLostError for a queue that this member neither reads nor gives up at the moment, ConfigError for a value
-        that is no queue, and with ``mode="pop"``, ClientStateError unless running.
+        Raises QueueLostError for a queue that this member neither reads nor gives up at the moment; ConfigError for a value
+        that is no queue, and with ``mode="pop"``; ClientStateError unless running.
         """
         wire = self._names.wire_queue(check_queue(queue))
         leaving = (each for each in self._pulling("position()").assignment.leaving if each.queue == wire and each.is_owned)
@@ -146,8 +146,9 @@ class Control(LifeCycle):
 
         With ``mode="pop"`` it moves when messages are popped, not when they are settled.
 
-        Raises TopicNotFoundError, BrokerNotFoundError or ConfigError for a queue that is not in its topic's route,
-        InvalidMessageError for an invalid topic name, ClientStateError unless running, and the errors of the requests.
+        Raises TopicNotFoundError if the name servers do not know the topic; BrokerNotFoundError if the topic is not on the
+        queue's broker; ConfigError if it has no queue of that id there, and for a value that is no queue; InvalidMessageError
+        for an invalid topic name; ClientStateError unless running; and the errors of the requests.
         """
         session = self._running_session()
         known = await known_queue(session.instance, queue)
@@ -162,7 +163,8 @@ class Control(LifeCycle):
 
         Raises the error of the first request that failed; the other requests are still made. With ``mode="pop"``, where
         requests are repeated, it raises an error that made this member give up acknowledgements; in broadcast the errors of
-        ``save``, and TimeoutError after 30 s. Raises ClientStateError unless running.
+        ``save``, ConfigError if that is no coroutine function, and TimeoutError after 30 s. Raises ClientStateError unless
+        running.
         """
         session = self._running_session()
         if isinstance(session, PopSession):
@@ -190,18 +192,19 @@ class Control(LifeCycle):
         It is meant for tests: while no call of it waits, at most 1,000 messages are kept, and no further ones once their bodies
         have 1 MiB; later ones are left out. ``timeout``: seconds.
 
-        Raises TimeoutError, ClientStateError unless running, TypeError or ValueError for an invalid ``timeout``.
+        Raises TimeoutError after ``timeout`` seconds; ClientStateError unless running; TypeError for a ``timeout`` that is not
+        a number, ValueError for one that is not above 0.
         """
         return await self._running_session().settled.wait(n, checked_timeout(timeout))
 
     async def wait_idle(self, *, timeout: float = 5.0) -> None:
-        """Waits until all messages that this member's queues hold at this moment are settled. For tests; it does not wait for
-        messages whose next attempt a broker delays. ``timeout``: seconds.
+        """Waits until all messages that this member's queues hold at this moment are settled, and no call runs. For tests; it
+        does not wait for messages whose next attempt a broker delays. ``timeout``: seconds.
 
         With ``mode="pop"`` it waits until all messages of the topics were popped, by any member, and this one holds none.
 
-        Raises TimeoutError, ClientStateError unless running, TypeError or ValueError for an invalid ``timeout``, and the errors
-        of the requests for offsets.
+        Raises TimeoutError after ``timeout`` seconds; ClientStateError unless running; TypeError for a ``timeout`` that is not
+        a number, ValueError for one that is not above 0; and the errors of the requests for offsets.
         """
         session = self._running_session()
         deadline = machine.monotonic() + checked_timeout(timeout)
@@ -230,7 +233,8 @@ class Control(LifeCycle):
         return session
 
     def _popped_topics(self, given: Sequence[str | MessageQueue]) -> list[str]:
-        """Returns topics on the wire, all of them where none is given. Raises ConfigError for queues and unknown topics."""
+        """Returns topics on the wire, all of them where none is given. Raises ConfigError for a value that is no text, and for
+        a topic without a subscription."""
         topics = [self._names.wire(each) for each in given if isinstance(each, str)]
         if len(topics) < len(given):
             other = next(each for each in given if not isinstance(each, str))
@@ -241,8 +245,8 @@ class Control(LifeCycle):
         return topics or [*self._subscriptions]
 
     def _running_session(self) -> Session | PopSession:
-        """Returns the session, also during a start and a stop, when callbacks and handlers run. Raises ClientStateError before
-        a start and after a stop, ForkedError in a forked child, WrongLoopError on another event loop."""
+        """Returns the session, also during a start and a stop, when callbacks and handlers run. Raises ClientStateError without
+        a session, ForkedError in a forked child, WrongLoopError on another event loop."""
         session = self._session
         if session is None or self._state not in (LifeState.STARTING, LifeState.STOPPING):
             self._running_instance()

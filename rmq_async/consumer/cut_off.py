@@ -21,8 +21,8 @@ logger = logging.getLogger(__name__)
 
 
 def request_cancel(held: HeldQueue) -> list[asyncio.Task[None]]:
-    """Cancels the coroutine calls of a queue that are in their handlers; returns the tasks of all its coroutine calls. Calls
-    in threads continue."""
+    """Cancels the coroutine calls of a queue that are in their handlers; returns the tasks of its coroutine calls. Calls in
+    threads continue."""
     running = [each for each in dict.fromkeys(held.running.values()) if each.subscription.is_async]
     for delivery in running:
         if delivery.state == "running":

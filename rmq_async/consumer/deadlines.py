@@ -14,17 +14,15 @@ from .delivery import Delivery
 __all__ = ["CallDeadlines"]
 
 LEAST_PAUSE: Final = 0.005
-"""Least seconds between two looks at the calls: a look takes longer, the more calls run."""
+"""Least seconds from a look at the calls to the one for which it sets the timer: a look takes longer, the more calls run."""
 
 
 class CallDeadlines:
     """The deadlines of calls. ``running``: all running calls. ``expired``: called with each call whose deadline passes while
-    its handler runs.
+    its handler runs."""
 
-    The timer is set for the earliest deadline of the calls at its last look; a call that begins later has an earlier deadline
-    only if its timeout is shorter. So a call costs a comparison, and a timer fires about once in a timeout.
-    """
-
+    # The timer is set for the earliest deadline that a look has found or ``look_at`` was called with. A call that begins later
+    # has an earlier one only if its timeout is shorter: so a call costs a comparison.
     __slots__ = ("_expired", "_loop", "_running", "_timer", "moved", "next_look")
 
     def __init__(self, running: Iterable[Delivery], expired: Callable[[Delivery], None]) -> None:
@@ -32,7 +30,7 @@ class CallDeadlines:
         self._running = running
         self._expired = expired
         self.next_look = inf
-        """Monotonic time for which the timer is set."""
+        """Monotonic time for which the timer is set; ``inf`` without one."""
         self._timer: asyncio.TimerHandle | None = None
         self.moved = self._moved
         """For ``Delivery.moved``: called when a deadline has moved, from any thread."""

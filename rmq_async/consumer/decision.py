@@ -17,9 +17,9 @@ DELAYS: Final = (
 )  # fmt: skip
 """Seconds of the delay levels 1 to 18 (``messageDelayLevel`` of a stock broker)."""
 IN_PLACE_DELAYS: Final = (1.0, 2.0, 5.0, 10.0, 30.0)
-"""Seconds before the second, third, ... attempt of an ordered message, or in broadcast; the last one is repeated."""
+"""Default seconds before the second, third, ... attempt of an ordered message, or in broadcast; the last one is repeated."""
 IN_PLACE_LIMIT: Final = 16
-"""Attempts after the first one of an ordered message, or in broadcast."""
+"""Default number of attempts after the first one of an ordered message, or in broadcast."""
 BY_ATTEMPT: Final = 0
 """The level with which the broker chooses by the message's attempts: 3 + reconsume times
 (``AbstractSendMessageProcessor.consumerSendMsgBack``)."""
@@ -28,13 +28,13 @@ DEAD: Final = -1
 
 
 class Decision(NamedTuple):
-    """The decision about a message. ``level``: delay level in CONSUMER_SEND_MSG_BACK (36). ``max_times``:
-    ``maxReconsumeTimes`` in that request, None for the group's setting.
+    """The decision about a message. ``level``: delay level in CONSUMER_SEND_MSG_BACK (36). ``max_times``: ``maxReconsumeTimes``
+    in that request, None for the group's setting.
 
     ``reason``: text for the log, empty if the error is enough. ``cut``: whether the delay was cut, to the longest level or, in
     place, to the end of ``max_hold``. ``in_place``: seconds after which this member handles the message again, instead of
-    giving it back; None for giving it back. ``delay``: seconds of the delay, at most those of ``level``; None for the broker's
-    choice.
+    giving it back; None for giving it back. ``delay``: seconds after which a broker is to deliver the message again; None if
+    none was chosen.
     """
 
     outcome: Outcome
@@ -68,9 +68,8 @@ def decide(error: BaseException | None, subscription: Subscription, retry: Retry
     """Returns the decision about a message whose handler has ended.
 
     ``error``: the error that the handler raised, None if it returned. ``retry``: the Retry of the subscription, or of the
-    consumer. ``attempt``: number of the attempt that has ended, counted from 1. Raises the errors of the function
-    ``retry.delays``, and AttributeError, TypeError, ValueError or OverflowError for a RetryLater, a DeadLetter or a result of
-    that function without a usable value.
+    consumer. ``attempt``: number of the attempt that has ended, counted from 1. Raises as ``_delay_of`` does, and
+    AttributeError for a DeadLetter without ``reason``.
     """
     if error is None:
         return Decision(Outcome.DONE)
@@ -90,8 +89,8 @@ def decide_in_place(error: BaseException, subscription: Subscription, retry: Ret
     """Returns the decision about a failed message of an ordered subscription or in broadcast: for its next attempt it waits at
     this member, where it blocks its key or queue.
 
-    ``held_for``: seconds since its first failed attempt ended. The delay ends with ``max_hold`` at the latest: one more
-    attempt is made then, and ``cut`` is True. Raises as ``decide`` does.
+    ``held_for``: seconds since its first failed attempt ended. A delay beyond the end of ``max_hold`` is cut to it. Raises as
+    ``decide`` does.
     """
     if isinstance(error, DeadLetter):
         return Decision(Outcome.DEAD_LETTERED, DEAD, reason=error.reason)

@@ -31,10 +31,11 @@ class Delivery(Struct, eq=False, weakref=True):
     ``messages``: the messages of this call. ``topic``: the subscribed topic, also for a message that is delivered again.
     ``attempt``: number of the attempt from 1, of several messages the highest. ``began``: monotonic time at which the call
     began. ``deadline``: monotonic time at which it times out; None for never. ``state``: "running" in the handler, "settling"
-    while outcomes go to the broker, then "finished". ``outcome``: None until a message is settled or abandoned, of several
-    messages the worst so far (ABANDONED, else DEAD_LETTERED, RETRIED, DONE). ``elapsed``: seconds that the handler took; None
-    while it runs. ``error``: set for ``after_consume`` only, the error that the handler raised, HandlerTimeoutError if it timed
-    out; None if it returned, or was cancelled because the consumer stops or the queue was given up or lost.
+    while outcomes go to the broker, then "finished". ``outcome``: None until a message has its outcome, of several messages the
+    worst so far (ABANDONED, else DEAD_LETTERED, RETRIED, DONE). ``elapsed``: seconds that the handler took, None while it runs;
+    by hand, seconds until messages were settled last. ``error``: for ``after_consume``, the error that the handler raised;
+    HandlerTimeoutError for a coroutine function that its timeout has cancelled, and for a plain function that returned later;
+    None if it returned otherwise, or was cancelled because the consumer stops or the queue was given up, lost or moved.
     """
 
     subscription: Subscription
@@ -45,14 +46,14 @@ class Delivery(Struct, eq=False, weakref=True):
     moved: Callable[[Delivery], object] | None = None
     """Called when the deadline has moved, from any thread."""
     task: asyncio.Task[Any] | None = None
-    """The task that makes the call; None before its first step and after its end."""
+    """The task that makes the call, or gives messages of a step back; None before its first step and after its end."""
     state: Literal["running", "settling", "finished"] = "running"
     outcome: Outcome | None = None
     elapsed: float | None = None
     error: BaseException | None = None
     _values: dict[object, Any] | None = None
     marks: Marks | None = None
-    """The marks of a batch; None for a call with a single message."""
+    """The marks of a batch; None for a handler that takes a message and no batch."""
     timed_out: bool = False
     cut: bool = False
     """Whether a cancellation of its task ends the call: its queue is given up, lost or moved, the consumer stops, or a tool has
@@ -71,7 +72,7 @@ class Delivery(Struct, eq=False, weakref=True):
 
     @property
     def is_over(self) -> bool:
-        """Whether the call was abandoned or has timed out, so that its handler is not to be called."""
+        """Whether the call was abandoned or has timed out; True also for a call that a tool has requested."""
         return self.cut or self.timed_out
 
     @property
@@ -131,8 +132,8 @@ CURRENT: ContextVar[Delivery] = ContextVar("rmq_async_delivery")
 
 
 def current_delivery() -> Delivery:
-    """Returns the delivery of the handler that runs in this context (of ``contextvars``). Raises LookupError outside of
-    handlers, also in reading by hand."""
+    """Returns the delivery of the handler that runs in this context (of ``contextvars``), also in tasks that the handler has
+    started. Raises LookupError in other contexts, also in reading by hand."""
     delivery = CURRENT.get(None)
     if delivery is None:
         raise LookupError("no handler runs in this context; call current_delivery() in a handler, or in a task that it starts")

@@ -83,11 +83,11 @@ class Dispatcher:
         return any(self._lines_of(held))
 
     def ready_of(self, held: HeldQueue) -> int:
-        """Returns the number of messages of a queue that wait only for a slot."""
+        """Returns the number of messages of a queue that wait, but not for others of their line."""
         return sum([len(lines.ready) for lines in self._lines_of(held)])
 
     def has_ready(self, held: HeldQueue) -> bool:
-        """Returns whether messages of a queue wait only for a slot."""
+        """Returns whether messages of a queue wait, but not for others of their line."""
         return any(lines.ready for lines in self._lines_of(held))
 
     def buffered_of(self, held: HeldQueue) -> list[MessageExt]:
@@ -96,7 +96,8 @@ class Dispatcher:
         return sorted(found, key=lambda message: message.queue_offset)
 
     def oldest(self) -> list[int]:
-        """Returns the store time, in ms since the epoch, of the oldest waiting message of each queue; from any thread."""
+        """Returns the store times, in ms since the epoch, of the oldest waiting messages of queues, the retry topic's by
+        subscription; from any thread."""
         each_queue = [lines.waiting() for backlog in [*self._backlogs.values()] for lines in [*backlog.lines.values()]]
         return [min(item.message.store_time_ms for item in items) for items in each_queue if items]
 
@@ -168,7 +169,7 @@ class Dispatcher:
         ]
 
     def forget(self, held: HeldQueue) -> None:
-        """Removes a queue that has moved to another member and has no waiting messages."""
+        """Removes a queue that has left this member and has no waiting messages."""
         for backlog in self._backlogs.values():
             backlog.forget(held)
 
@@ -185,7 +186,7 @@ class Dispatcher:
         self.pump()
 
     def hasten(self, held: HeldQueue | None = None) -> None:
-        """Begins calls with the messages of a queue, or of all queues, that wait for their batch to be full."""
+        """Ends the waits of a queue, or of all queues, for full batches, and begins calls."""
         for backlog in self._backlogs.values():
             backlog.hasten(held)
         self.pump()

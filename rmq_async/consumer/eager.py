@@ -30,8 +30,8 @@ Started = tuple[Coroutine[Any, Any, object], Any]
 
 
 class Pace:
-    """The number of calls of one handler that a task makes, one after the other. ``length``: that number; it doubles, up to
-    MOST_CALLS, after each full run in which no call waited, and is one after a call that waited."""
+    """The maximum number of calls of one handler that a task makes, one after the other. ``length``: that number; it doubles,
+    up to MOST_CALLS, after each full run in which no call waited, and is one after a call that waited."""
 
     __slots__ = ("_ordinary", "length")
 
@@ -58,10 +58,9 @@ class Pace:
 
 
 class Row:
-    """Calls that one task makes, one after the other. ``left``: number of calls that it may still make. ``settled``,
-    ``done``: messages and deliveries of calls that have returned. ``under_way``: the call that has not returned, with
-    its message; None if all have. ``rest``: the rest of the coroutine of that call's handler. ``has_waited``: whether that
-    coroutine waits."""
+    """Calls that one task makes, one after the other. ``left``: number of calls that it may still make. ``settled``, ``done``:
+    messages and deliveries of calls that have returned. ``under_way``: the call that has not returned, with its message; None
+    if all have. ``rest``: an awaitable that ends as that call does. ``has_waited``: whether its handler waits."""
 
     __slots__ = ("done", "has_waited", "left", "rest", "settled", "under_way")
 

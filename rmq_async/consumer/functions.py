@@ -23,7 +23,7 @@ def is_async(handler: Callable[..., object]) -> bool:
 
 
 def is_generator(handler: Callable[..., object]) -> bool:
-    """Returns whether a call only makes a generator, so that each message would count as done and nothing would run."""
+    """Returns whether a call only makes a generator, and runs nothing."""
     return any(inspect.isgeneratorfunction(each) or inspect.isasyncgenfunction(each) for each in _functions(handler))
 
 

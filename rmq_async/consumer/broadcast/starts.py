@@ -44,7 +44,8 @@ class Starts:
 
     async def prepare(self, topic: str) -> None:
         """Loads the stored positions of a topic; if there are none, finds positions for the queues that the topic has now.
-        ``topic``: its name on the wire. Raises the errors of the requests, and as ``SavedPositions.load`` does."""
+        ``topic``: its name on the wire. A topic without a route is logged. Raises the other errors of the requests, and as
+        ``SavedPositions.load`` does."""
         instance, start = self._instance, self._start_from
         stored = await self._positions.load(topic)
         try:

@@ -3,7 +3,7 @@
 A queue reserves room before a pull and ends the reservation after the answer; each message of the answer takes room until it is
 settled or dropped. Queues that wait get room in the order of their requests. A pull of a queue that is read to its end reserves
 nothing: it asks for one message, so that messages of other queues which fill the buffer do not delay it. When room is short, a
-pull asks for its queue's share at most: a larger pull might never fit while handlers are blocked.
+pull asks for about its queue's share: a larger pull might never fit while handlers are blocked.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Final
 __all__ = ["LARGE_PULL", "Budget"]
 
 LARGE_PULL: Final = 4 * 1024 * 1024
-"""Bytes for which the first pull of a queue takes room, before the size of its messages is known."""
+"""Bytes that a pull reserves, unless room is short, before the size of the queue's messages is known."""
 
 
 class Budget:
@@ -53,8 +53,7 @@ class Budget:
         """Returns the number of messages that one of ``queues`` queues may pull when room is short, at most ``messages`` and at
         least one, and the bytes to reserve for them.
 
-        ``mean_size``: mean bytes of the queue's messages; None before the first message: then the pull may bring more bytes
-        than the queue's share.
+        ``mean_size``: mean bytes of the queue's messages; None before the first message.
         """
         size = self._max_size // queues
         messages = max(min(messages, self._max_messages // queues), 1)

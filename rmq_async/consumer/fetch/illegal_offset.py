@@ -32,7 +32,8 @@ class Cause(Enum):
 
 
 class Move(NamedTuple):
-    """The cause of a refused offset. ``offset``: the offset to continue at, except for OVER, which changes nothing."""
+    """The cause of a refused offset. ``offset``: the offset to continue at; for DELETED the queue's first one; without a
+    meaning for OVER, which changes nothing."""
 
     cause: Cause
     offset: int
@@ -46,11 +47,11 @@ async def find_move(
     patience: float,
     made_anew: Callable[[], Awaitable[bool]],
 ) -> Move:
-    """Returns why the broker refused an offset, and the offset to continue at.
+    """Returns why the broker refused an offset, and an offset as ``Move`` says.
 
     ``offset``: the offset of the pull. ``proposed``: the next offset in the answer. ``patience``: seconds in which an end below
-    ``offset`` is looked up three times. ``made_anew``: returns whether the queue was created again. Only
-    masters are asked for the ends of the queue. Raises the errors of the requests.
+    ``offset`` is looked up three times. ``made_anew``: returns whether the queue was created again. Only masters are asked for
+    the ends of the queue. Raises the errors of the requests.
     """
     for confirmation in range(CONFIRMATIONS):
         low = await min_offset(instance, queue, any_replica=False)

@@ -40,7 +40,7 @@ PULL_TIMEOUT: Final = 30.0
 FIRST_PAUSE: Final = 0.05
 LONGEST_PAUSE: Final = 5.0
 LONGEST_REST: Final = 1.0
-"""Seconds between pulls of a broker that answers at once although it has nothing new."""
+"""Most seconds between pulls of a broker that answers at once although it has nothing new."""
 HELD_FOR: Final = 1.0
 """Minimum seconds from a pull to its answer after which the broker counts as having held the pull."""
 BUSY_PAUSE: Final = 1.0
@@ -58,11 +58,11 @@ class PullLimits:
     """The limits of pulls.
 
     ``size``: maximum messages of one pull. ``span``: maximum offsets from a queue's watermark to its next pull. ``queues``:
-    returns the number of queues that share the room. ``ready``: returns the number of a queue's messages that wait for nothing
-    but a slot. A queue with ``ahead`` or more such messages is not pulled: further messages would not be handled sooner, and
-    would no longer be in the processor's caches.
+    returns the number of queues that share the room. ``ready``: returns the number of a queue's messages that wait, but not for
+    others of their line. A queue with ``ahead`` or more such messages is not pulled.
     """
 
+    # More messages than ``ahead`` would not be handled sooner, and would no longer be in the processor's caches.
     __slots__ = ("ahead", "queues", "ready", "size", "span")
 
     def __init__(self, size: int, span: int, queues: Callable[[], int], ahead: int, ready: Callable[[HeldQueue], int]) -> None:
@@ -148,14 +148,14 @@ class Pulling:
         logger.warning("%s fail and are repeated: %s", what, printable(error, 500))
 
     async def _take(self, held: HeldQueue, offset: int, result: PullResult) -> None:
-        """Takes the result of a pull into the buffer and moves the queue. ``offset``: the offset of the pull."""
-        if held.cursor != offset:  # the queue was moved during the pull: its next pull begins elsewhere
+        """Takes the result of a pull, unless the queue was moved during the pull. ``offset``: the offset of the pull."""
+        if held.cursor != offset:  # its next pull begins elsewhere
             return
         if result.status is PullStatus.OFFSET_ILLEGAL or not self._accept(held, result):
             await self._moved(held, result)
 
     async def _room(self, held: HeldQueue) -> int:
-        """Waits until the span allows another message, fewer than ``ahead`` messages wait for a slot, and the queue is not
+        """Waits until the span allows another message, fewer than ``ahead`` messages are ready, and the queue is not
         ``squeezed``; returns the number of messages that the span allows."""
         while True:
             room = self._limits.span - held.span
@@ -187,8 +187,8 @@ class Pulling:
         return await pull_once(self._instance, request, self._calls)
 
     def _pause(self, held: HeldQueue, error: RocketMQError, pauses: Backoff) -> float:
-        """Returns the seconds until the next pull after ``error``. If the broker does not know the queue, also requests its
-        route."""
+        """Returns the seconds until the next pull after ``error``. If the topic or queue is unknown, also requests its route
+        and calls ``lost_route``."""
         if isinstance(error, TopicNotFoundError | QueueNotExistError):
             self._instance.routes.refresh_soon(held.queue.topic)
             self._lost_route(held)

@@ -22,8 +22,8 @@ MOST_KEPT: Final = 16_384
 
 
 class ReadMarks:
-    """The marks of up to MOST_KEPT queues, the newest ones: the highest offset that was read in a queue, and the time in epoch
-    ms at which that message was stored.
+    """The marks of up to MOST_KEPT queues: the highest offset that was read in a queue, and the time in epoch ms at which that
+    message was stored.
 
     ``doubted``: queues to check before the next answer of a pull is used.
     """
@@ -48,8 +48,8 @@ class ReadMarks:
         marks[queue] = last.queue_offset, last.store_time_ms
 
     def doubt(self, queues: Iterable[MessageQueue]) -> None:
-        """Notes that queues must be checked, because they have left the route of their topic or their broker does not know the
-        topic: the topic may have been deleted."""
+        """Notes that queues with a mark must be checked: they have left the route of their topic, or their broker does not know
+        them, so the topic may have been deleted."""
         self.doubted.update(queue for queue in queues if queue in self._marks)
 
     def forget(self, queue: MessageQueue) -> None:
@@ -69,8 +69,8 @@ class ReadMarks:
             self.forget(queue)
 
     async def made_anew(self, instance: ClientInstance, queue: MessageQueue) -> bool:
-        """Returns whether a queue was created again since it was read, by asking its broker; False without a mark. Raises the
-        errors of the requests."""
+        """Returns whether the first message of a queue shows that the queue was created again since it was read; False without
+        a mark. Raises the errors of the requests."""
         mark = self._marks.get(queue)
         if mark is None:
             return False

@@ -1,8 +1,8 @@
 """Computes this member's share of the queues of a topic from the lists of members that brokers return. It does no I/O.
 
 Each member computes its share alone. The lists of two brokers differ for as long as one of them has not seen a heartbeat or the
-end of a connection; a client with two connections is listed twice. While members disagree, locks (``handover``)
-keep two of them from reading the same queue.
+end of a connection; a client with two connections is listed twice. While members disagree, ``handover`` decides which of them
+reads a queue.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def share_of(
     """Returns the queues of ``client_id``. If ``members`` lists it more than once, it gets the shares of all its places:
     ``allocate`` finds only the first one, and no member would read the other shares.
 
-    ``queues`` and ``members``: sorted. Raises the errors of ``allocate``, and ValueError if it returns queues that it was not
-    given.
+    ``queues`` and ``members``: sorted. Raises the errors of ``allocate``; TypeError if its result is not iterable, or has an
+    unhashable item; ValueError if the result has other items than the given queues.
     """
     found = set(allocate(client_id, queues, members))
     first = members.index(client_id) if client_id in members else 0

@@ -38,7 +38,8 @@ logger = logging.getLogger(__name__)
 
 ASK_EVERY: Final = 0.1
 ASK_LATER_EVERY: Final = 0.5
-"""Seconds between two requests for locks that were refused for longer than ASK_LATER_AFTER: brokers log each refusal."""
+"""Seconds between two requests for locks if all of them are wanted for longer than ASK_LATER_AFTER: brokers log each
+refusal."""
 ASK_LATER_AFTER: Final = 2.0
 OFFSET_PAUSE: Final = 1.0
 """Seconds from a failed request for the committed offset of a queue to the next one."""
@@ -54,15 +55,15 @@ ASK_DOUBTED_EVERY: Final = 1.0
 DOUBT_TIME: Final = 1.0
 """Seconds for the answers about queues whose locks were granted late: a silent member does not delay the handover further."""
 SILENT_LIMIT: Final = 20.0
-"""Seconds for which a queue that was not unlocked in time is left to members that do not answer: by then they have read the
-list of members again, and given the queue up."""
+"""Seconds for which a queue that was not unlocked in time is left to members that do not answer: by then, with the default
+``rebalance_interval``, they have read the list of members again, and given the queue up."""
 AT_ONCE: Final = 16
 NO_HOLDERS: Final = Holders(frozenset(), frozenset())
 
 
 class Takeover:
     """The queues of this member's share that it does not hold yet. ``group``: name of the group on the wire. ``patience``:
-    seconds that a former owner has for unlocking a queue.
+    seconds that a former owner has for unlocking a queue, to which CRASH_MARGIN is added.
 
     ``open``: called with a queue, its start offset, and the committed offset, None without one. ``departed``: returns the
     client ids of former members, and the monotonic times at which they left the list.
@@ -111,7 +112,7 @@ class Takeover:
         return frozenset((*self._waiting, *self._ready))
 
     def locked_out(self) -> dict[MessageQueue, float]:
-        """Returns the ordered queues whose locks are not granted yet, and the seconds since they were requested. It may be
+        """Returns the ordered queues whose locks are not granted yet, and the seconds for which they are wanted. It may be
         called from any thread."""
         now = machine.monotonic()
         return {queue: now - since for queue, since in [*self._waiting.items()] if self._locks.is_ordered(queue)}
@@ -141,11 +142,9 @@ class Takeover:
 
     async def free(self, client_id: str, queues: Iterable[MessageQueue]) -> None:
         """Waits for the time that a member has to unlock its queues; then unlocks those of a member that has left the list,
-        unless a broker lists it again or does not answer.
-
-        Members that have joined since do not know that member. They would have to take its queues without locks, and could not
-        hand them over before its locks end.
-        """
+        except ordered ones, unless a broker lists it again or does not answer."""
+        # Members that have joined since do not know that member. They would have to take its queues without locks, and could
+        # not hand them over before its locks end.
         await asyncio.sleep(self._patience)
         for left in await self._gone(queues):
             if left == client_id:
@@ -221,8 +220,8 @@ class Takeover:
         self._ready[queue] = machine.monotonic()
 
     async def _take_granted(self, queues: list[MessageQueue]) -> None:
-        """Takes queues whose locks were granted late, except those that another member still reads or drains without the
-        lock."""
+        """Takes queues whose locks were granted late; leaves those that another member says it holds, for up to DOUBTED_FOR
+        seconds."""
         now = machine.monotonic()
         asked = [queue for queue in queues if now >= self._doubted.get(queue, (0.0, 0.0))[1]]
         found = await self.holders(asked, DOUBT_TIME) if asked else NO_HOLDERS
@@ -237,11 +236,10 @@ class Takeover:
                 self._doubted[queue] = since, now + ASK_DOUBTED_EVERY
 
     async def _take_late(self, late: list[MessageQueue]) -> None:
-        """Takes queues whose former owner has not unlocked them in time.
-
-        Another member may read a queue without its lock, because it joined after the owner had left and cannot free the lock.
-        So the other members are also asked before a lock is seized.
-        """
+        """Seizes the locks of queues that were not unlocked in time, or, FREED_WITHIN seconds later, takes the queues without
+        them. Leaves queues that another member holds, or may hold."""
+        # Another member may read a queue without its lock, because it joined after the owner had left and cannot free the lock.
+        # So the other members are also asked before a lock is seized.
         held, unsure = await self._elsewhere(late)
         free = [queue for queue in late if queue not in held]
         seized = await self._locks.seize(free, await self._gone(free))
@@ -262,11 +260,9 @@ class Takeover:
         await self._locks.unlock(sorted(seized - self._ready.keys()))
 
     async def _gone(self, queues: Iterable[MessageQueue]) -> list[str]:
-        """Returns the former members that have had the time to unlock their queues, and that no broker of ``queues`` lists.
-
-        A member that leaves and joins again keeps its client id, so the brokers are asked anew. A broker that does not
-        answer counts as listing all of them.
-        """
+        """Returns the former members that have had the time to unlock their queues, and that no broker of ``queues`` lists. A
+        broker that does not answer counts as listing all of them."""
+        # A member that has left and joined again may have its former client id: so the brokers are asked anew.
         before = machine.monotonic() - self._patience
         departed = [client_id for client_id, since in self._departed().items() if since <= before]
         topics = {self._instance.routes.broker_of(queue): queue.topic for queue in sorted(queues)}
@@ -288,7 +284,8 @@ class Takeover:
         return self._late[queue][1] if queue in self._late else 0.0
 
     async def _elsewhere(self, late: list[MessageQueue]) -> tuple[frozenset[MessageQueue], frozenset[MessageQueue]]:
-        """Returns the queues of ``late`` that other members hold, and those that members which do not answer may hold."""
+        """Returns the queues of ``late`` that other members hold, and those that may be held by members which do not answer:
+        for SILENT_LIMIT seconds, all of them."""
         found = await self.holders(late, ANSWER_TIME)
         now = machine.monotonic()
         for queue in late:

@@ -1,4 +1,4 @@
-"""Finds queues that have left the routes of their topics: no member reads them, and they may hold messages.
+"""Finds queues that have left the routes of their topics, and may hold messages that no member reads.
 
 The routes look the same when name servers have forgotten a broker, when the broker is down, and when an operator has taken
 queues away. So brokers that can be reached are asked for the number of unread messages, and a queue is reported for NAMED_FOR
@@ -29,7 +29,7 @@ NAMED_FOR: Final = 3600.0
 """Seconds for which a queue is reported as missing, at most."""
 MOST_NAMED: Final = 1024
 SOUGHT_FOR: Final = 120.0
-"""Seconds for which the routes of missing queues are asked for often: a broker that restarts is back by then."""
+"""Seconds for which the routes of missing queues are asked for often: a broker that restarts is usually back by then."""
 FIRST_PAUSE: Final = 0.05
 COUNT_EVERY: Final = 20.0
 """Seconds between two looks at the offsets of missing queues; fewer at first, because a member commits the last offset of a
@@ -47,8 +47,8 @@ class Missing(NamedTuple):
 
 
 class MissingQueues:
-    """The queues that the routes have named since the start of this member, and do not name now. ``group``: its name on the
-    wire."""
+    """The queues that the routes have named since the start of this member, and do not name now, up to MOST_NAMED. ``group``:
+    its name on the wire."""
 
     def __init__(self, instance: ClientInstance, group: str) -> None:
         self._instance = instance
@@ -77,7 +77,7 @@ class MissingQueues:
         self._known[topic] = present
 
     async def run(self) -> None:
-        """Counts unread messages whenever a queue is missing; never returns."""
+        """Counts unread messages while queues are missing; never returns."""
         while True:
             await self._wake.wait()
             pauses = Backoff(FIRST_PAUSE, COUNT_EVERY)
@@ -92,7 +92,7 @@ class MissingQueues:
             self._wake.clear()
 
     def topics(self) -> tuple[str, ...]:
-        """Returns the topics whose queues have been missing for at most SOUGHT_FOR seconds."""
+        """Returns the topics of queues that have been missing for at most SOUGHT_FOR seconds."""
         since = machine.monotonic() - SOUGHT_FOR
         return tuple(dict.fromkeys(queue.topic for queue, at in self._since.items() if at >= since))
 

@@ -147,9 +147,8 @@ class QueueLocks:
     async def renew(self) -> frozenset[MessageQueue]:
         """Renews all locks and requests those of assumed queues; returns the queues lost since the last call.
 
-        A lock is lost when its broker refuses it, or 55 s after the last request that obtained or renewed the lock: another
-        client may have had the queue in the meantime, so a lock that is granted again does not count as held. An assumed queue
-        is lost when its lock is refused after 60 s: a running client has it.
+        A lock is lost when its broker refuses it, or 55 s after the last request that obtained or renewed the lock. An assumed
+        queue is lost when its lock is refused after 60 s: a running client has it.
         """
         self._drop_ended()
 

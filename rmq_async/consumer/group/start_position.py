@@ -42,11 +42,8 @@ StartFrom = Literal["latest", "earliest"] | datetime
 async def first_positions(
     instance: ClientInstance, group: str, queues: Sequence[MessageQueue], start_from: StartFrom
 ) -> dict[MessageQueue, int]:
-    """Returns the offsets at which a group starts in those of ``queues``, all of one topic, that no start has stored yet: in
-    all queues for a new group, in none for a group with offsets, in the remaining ones after a start that failed half-way.
-
-    It asks masters, and raises the errors of these requests.
-    """
+    """Returns the offsets at which a group starts in those of ``queues``, all of one topic, whose first offsets are still to be
+    stored (``_unfinished``). Raises the errors of the requests."""
     committed = await for_each(queues, lambda queue: committed_offset(instance, group, queue))
     queues = _unfinished(queues, frozenset(queue for queue, offset in committed.items() if offset is not None))
     if isinstance(start_from, datetime):
@@ -56,11 +53,11 @@ async def first_positions(
 
 
 async def store_positions(instance: ClientInstance, group: str, positions: dict[MessageQueue, int]) -> None:
-    """Commits the first positions of a topic, the first queue of each broker last; returns when the brokers show them.
+    """Commits the first positions of a topic, the first queue of each broker last.
 
-    Temporary errors are retried for ``request_timeout``, and then raised. A commit that a broker has confirmed but does not
-    show is repeated too, and then logged: where two members start at the same time, the first commit of one can replace that
-    of the other (``client.first_commits``).
+    Temporary errors are retried for ``request_timeout``, and then raised; others are raised at once. A commit that a broker has
+    confirmed but does not show is repeated as long, and then logged: where two members start at the same time, the first commit
+    of one can replace that of the other (``client.first_commits``).
     """
     deadline = machine.monotonic() + instance.config.request_timeout
 
@@ -106,7 +103,8 @@ async def _repeat(request: Callable[[], Awaitable[T]], deadline: float) -> T:
 
 
 def _unfinished(queues: Sequence[MessageQueue], stored: frozenset[MessageQueue]) -> list[MessageQueue]:
-    """Returns the queues that have no offset because a start failed before it stored them."""
+    """Returns the queues whose first offsets are still to be stored: all for a group without offsets, for another one those
+    that a start which failed half-way has left."""
     last = _first_queues(queues)
     if not stored.intersection(last):
         return [queue for queue in queues if queue not in stored]
