@@ -1,6 +1,6 @@
 """Prepares messages and batches, and sends them any number of times, for the Spark sink.
 
-Every call sends a prepared message or batch unchanged, so that all its copies have the same unique ids.
+All copies of a prepared message or batch have the same unique ids.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class PreparedSend(NamedTuple):
     """An encoded message or batch of checked messages. ``queue``: the only queue that it may go to, or None.
 
     ``messages``: number of messages. ``bytes``: size of their bodies. ``held``: bytes kept until the response, properties
-    included.
+    included, before compression.
     """
 
     outgoing: Outgoing
@@ -68,7 +68,7 @@ def prepare(
 async def compress_prepared(producer: Producer, prepared: PreparedSend, timeout: float) -> PreparedSend:
     """Returns a single message with its body compressed if ``send`` would do that; returns others, and batches, unchanged.
 
-    Raises RequestTimeoutError after ``timeout`` seconds.
+    ``timeout``: seconds. Raises as ``Compressor.compress``.
     """
     core = producer._usable()
     if prepared.outgoing.batch_ids is not None or prepared.bytes < core.compressor.above:
@@ -87,7 +87,7 @@ async def send_prepared(producer: Producer, prepared: PreparedSend, timeout: flo
 
 
 def encoded_batch(bodies: Sequence[bytes], texts: Sequence[str], ids: Sequence[str], flags: Sequence[int]) -> bytes:
-    """Returns the body of a batch, equal to that of ``rmq_protocol.batch.encode_batch`` for the same messages."""
+    """Returns the body of a batch, that of ``rmq_protocol.batch.encode_batch`` for such messages with ``wait_store=True``."""
     parts: list[bytes] = []
     head = tail = b""
     size = width = last = -1

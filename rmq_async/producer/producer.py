@@ -116,7 +116,7 @@ class Producer(SendMethods):
         """Sends a request message, and returns the reply that its consumer sends (``reply``).
 
         ``timeout``: seconds for request and reply, by default the producer's. Sends as ``send`` does; the request counts
-        towards ``async_limit`` until the reply arrives. Raises as ``send`` does; ReplyTimeoutError when the request is stored
+        towards ``async_limit`` until the call ends. Raises as ``send`` does; ReplyTimeoutError when the request is stored
         and no reply arrived in time; ClientStateError when the producer stops during the wait for the reply;
         CorruptMessageError for a reply whose compressed body is damaged or exceeds ``max_decompressed_size``. In these three
         cases ``maybe_stored`` is True.
@@ -146,7 +146,7 @@ class Producer(SendMethods):
         ``recallMessageEnable=true``; they confirm a recall even if the message no longer exists. The call takes at most the
         producer's ``timeout``. Raises InvalidMessageError for a retry or dead letter topic, for an invalid handle and for one
         of another topic; BrokerError when the broker refuses (16: not enabled, 3: broker too old, 604: too late; Java's
-        ``RecallMessageProcessor``); and as ``send`` does.
+        ``RecallMessageProcessor``); RemoteProtocolError for a confirmation without an id; and as ``send`` does.
         """
         return await recall(self._usable(), topic, recall_handle)
 

@@ -26,7 +26,7 @@ _NAMES: Final = -1
 async def recall(sender: ProducerCore, topic: str, recall_handle: str) -> str:
     """Recalls a message and returns its unique id, see ``Producer.recall``.
 
-    The request goes to the broker that the handle names, or to another one of the topic if no route has that broker.
+    The request goes to the broker that the handle names, or to another one of the topic if that one's master is not known.
     """
     deadline = machine.monotonic() + sender.timeout
     check_topic(topic)

@@ -41,7 +41,7 @@ MOST_CLUSTERS: Final = 16
 """Maximum number of clusters of one topic whose reply topics are looked up."""
 
 ANSWER_AFTER_REPLY: Final = 0.1
-"""Seconds that a request waits for its send response after its reply has arrived."""
+"""Maximum seconds that a request waits for its send response after its reply has arrived."""
 
 DECODE_IN_THREAD: Final = 64 * 1024
 """Size in bytes of a compressed body from which it is decompressed in another thread."""
@@ -116,7 +116,7 @@ async def reply(
 
 
 async def _introduce(sender: ProducerCore, deadline: float, topic_queues: TopicQueues) -> None:
-    """Waits, at most ``INTRODUCTION`` seconds, until the brokers that may push the reply have answered a heartbeat."""
+    """Waits until the brokers that may push the reply have answered a heartbeat; see ``INTRODUCTION`` for the limit."""
     now = machine.monotonic()
     until = now + min(INTRODUCTION, (deadline - now) / 3)
     routes = sender.instance.routes
@@ -191,7 +191,8 @@ def _stored(kind: type[ClientStateError | ReplyTimeoutError], text: str, broker:
 async def _message(pushed: PushedReply, sender: ProducerCore, deadline: float, timeout: float) -> MessageExt:
     """Makes the message of a pushed reply.
 
-    Raises CorruptMessageError for a damaged body or one above ``max_decompressed_size``, ReplyTimeoutError at ``deadline``.
+    Raises CorruptMessageError for a damaged body or one above ``max_decompressed_size``. If the body is decompressed in another
+    thread, raises ReplyTimeoutError at ``deadline`` and ClientStateError when the producer stops.
     """
     header, properties, body = pushed
     instance = sender.instance

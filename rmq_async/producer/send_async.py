@@ -1,4 +1,4 @@
-"""Sends with a future and callbacks instead of an awaited result (``send_async``); no Task while the first attempt succeeds."""
+"""Sends with a future and callbacks instead of an awaited result (``send_async``)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ __all__ = ["AsyncAttempt", "AsyncSend", "Withdrawable", "accept_call", "check_ca
 
 
 class Withdrawable(Protocol):
-    """The attempts of an accepted send. An object, because a bound method would take 80 bytes for each send in flight."""
+    """The attempts of an accepted send."""
+
+    # An object, because a bound method would take 80 bytes for each send in flight.
 
     def left(self) -> None:
         """Abandons the attempts, because the caller cancelled the future."""
@@ -48,10 +50,10 @@ class SendFuture(asyncio.Future[Result]):
 
 
 class AsyncSend(Generic[Result]):
-    """An accepted send: gives its credits back and, unless ``drop`` ends it, calls one of its callbacks, each exactly once.
+    """An accepted send: at its end, it gives its credits back and, unless ``drop`` ended it, calls the callback for its outcome.
 
     ``number`` and ``size``: credits that it holds, in messages and bytes. ``work``: the attempts, notified when the future is
-    cancelled; None after the end.
+    cancelled; None before they begin and after the end.
     """
 
     __slots__ = (
@@ -143,7 +145,7 @@ class AsyncSend(Generic[Result]):
 
 
 def check_callback(name: str, callback: object) -> None:
-    """Raises TypeError unless ``callback`` is None or a plain function: the library would not await a coroutine."""
+    """Raises TypeError unless ``callback`` is None or a callable that is no coroutine function: nothing would await it."""
     if callback is None:
         return
     if not callable(callback):
@@ -160,7 +162,7 @@ async def accept_call(
     on_error: Callable[[BaseException], object] | None,
     turn: Target | None = None,
 ) -> asyncio.Future[Result]:
-    """Waits until the call is admitted and connected, begins its first attempt, and returns the future of the result.
+    """Waits until the call is admitted and its connect has ended, begins its attempts, and returns the future of the result.
 
     ``turn``: the queue of the first attempt if the round robin has already advanced, else None.
     """
@@ -221,7 +223,7 @@ class AsyncAttempt(FirstAttempt[Result]):
         return self._accepted.context
 
     def drop(self) -> None:
-        """Drops the call after ``start`` raised an error."""
+        """Ends the call without a callback, after ``start`` raised an error."""
         self._settled = True
         self._accepted.drop()
 

@@ -139,7 +139,7 @@ def _start(
     connection: Connection,
     future: asyncio.Future[Answer],
 ) -> tuple[WatchedReceiver | TracedReceiver, Pending]:
-    """Calls the hooks for the first attempt and queues its frame. Raises ForbiddenError if a hook refuses the attempt."""
+    """Calls the hooks for the first attempt and queues its frame. Raises as ``Watchers.begin``, or if the connection is closed."""
     message, unique_id, watchers, properties = call.message, call.unique_id, sender.watchers, call.properties
     receiver: WatchedReceiver | TracedReceiver
     first_deadline = (

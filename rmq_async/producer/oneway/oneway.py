@@ -100,7 +100,7 @@ class Oneway:
     async def _submit(self, call: Call[Any], target: Target, admitted: Admitted, *, probes: bool) -> None:
         """Queues the frame of a one-way request, or of the ordinary request that ends a window.
 
-        ``probes``: the broker is on trial, which only a response can end: the message is sent as an ordinary request.
+        ``probes``: the broker is on trial, and the message is sent as an ordinary request, whose response can end the trial.
         """
         target, connection, pacing = await self._paced(call, target, probes=probes)
         if pacing is not None and (probes or pacing.due(self._window)):
@@ -129,9 +129,10 @@ class Oneway:
             passed.finish(None, None)
 
     async def _paced(self, call: Call[Any], target: Target, *, probes: bool) -> tuple[Target, Connection, OnewayPacing | None]:
-        """Returns the target at its newest address, a connection to it, and its pacing if it has one.
+        """Returns the target, an open connection to it, and the pacing; None if the connection is not paced.
 
-        Waits while ``MAX_OPEN`` windows are open, if the message would open another one.
+        The target is at its broker's newest known address if it had to be connected. Waits while ``MAX_OPEN`` windows are open,
+        if the message would open another one.
         """
         window = self._window
         while True:
@@ -149,7 +150,7 @@ class Oneway:
             await self._router.unless_stopped(pacing.wait(call.deadline, target.address))
 
     async def _connect(self, call: Call[Any], target: Target) -> Target:
-        """Connects to the broker, at its new address if it has moved; returns the target at the address that was connected."""
+        """Connects to the broker, at its new address if it has moved; returns the target at that address, or raises the error."""
         began, dispatch, topics, topic = machine.monotonic(), self._dispatch, self._router.topics, call.outgoing.topic
         target = topics.moved(topic, target)  # it may have waited in a line since its target was chosen
         failed = await dispatch.connect(target, dispatch.connect_deadline(target, call.deadline))
@@ -172,7 +173,7 @@ class Oneway:
     def _submit_confirmed(
         self, call: Call[Any], target: Target, admitted: Admitted, connection: Connection, pacing: OnewayPacing
     ) -> None:
-        """Sends the last message of a window as an ordinary request, which the broker answers."""
+        """Sends a message that ends a window as an ordinary request, which the broker answers."""
         credits, epoch = self._credits, admitted.transfer()
         finished = partial(credits.give_back, epoch, 1, call.size)
         learn = partial(self._learn, call.outgoing.topic, target)
@@ -186,7 +187,7 @@ class Oneway:
         pacing.opened()  # only now: a request that was not sent gets no response that closes the window
 
     def _is_on_trial(self, target: Target) -> bool:
-        """Returns whether the target's broker is on trial, so that a message without a queue choice may probe it."""
+        """Returns whether the target's broker is on trial."""
         faults = self._dispatch.faults
         return faults is not None and target.broker in faults.items and faults.on_trial(target.broker, machine.monotonic())
 

@@ -66,7 +66,7 @@ class OnewayPacing:
         self.open += 1
 
     def closed(self, window: int, opened_at: float, *, answered: bool) -> None:
-        """Closes a window that was ``opened_at`` (monotonic). ``window``: the producer's configured size, up to which it grows."""
+        """Closes a window that was ``opened_at`` (monotonic). ``window``: the producer's configured size, the maximum."""
         self.open -= 1
         if answered:
             self._resize(window, opened_at, machine.monotonic())

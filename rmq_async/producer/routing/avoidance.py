@@ -41,8 +41,8 @@ class Avoidance(ABC, Generic[S]):
     """The brokers that one producer avoids. ``items``: the entries, by broker name.
 
     ``busy(broker)``: whether an attempt on the broker is in flight. ``address_of(broker)``: its master's address in the newest
-    route. ``patience``: seconds that a successful attempt may take without counting as a fault. ``version``: rises with each
-    change of the table. ``on_suspect``: called with each broker that enters the table.
+    route. ``patience``: seconds that a successful attempt may take without counting as a fault. ``version``: rises when
+    the table changes. ``on_suspect``: called with each broker that enters the table.
     """
 
     __slots__ = ("_address_of", "_busy", "items", "measures", "on_suspect", "patience", "version")
@@ -97,7 +97,7 @@ class Avoidance(ABC, Generic[S]):
     # -- queries of queue selection
 
     def on_trial(self, broker: str, now: float) -> bool:
-        """Returns whether the broker's time in avoidance is over and no attempt has succeeded since."""
+        """Returns whether the broker is in the table and the time for which it is avoided is over."""
         item = self.items.get(broker)
         return item is not None and now >= item.available_from
 

@@ -1,6 +1,6 @@
 """The detector (``detector=True``): probes unreachable brokers, so that those that respond again are used sooner.
 
-The probe is the cheapest request that only a working broker answers: the maximum offset of queue 0 of one of its topics.
+A probe asks for the maximum offset of queue 0 of one of the broker's topics.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["BrokerProbe"]
 logger = logging.getLogger("rmq_async.producer")
 
 INTERVAL: Final = 2.0
-"""Seconds between two rounds of probes (Java's ``detectInterval``)."""
+"""Seconds from the end of a round of probes to the next (Java's ``detectInterval``)."""
 TIMEOUT: Final = 0.2
 """Seconds for a probe, connecting included (Java's ``detectTimeout``)."""
 

@@ -1,8 +1,8 @@
 """Latency fault tolerance (``latency_fault=True``; Java: ``MQFaultStrategy``, ``LatencyFaultToleranceImpl``).
 
-The latency of each attempt, for a failed one ``isolation``, decides for how long its broker is avoided. Both states of a
-broker, "avoided" and "unreachable", expire by themselves. Attempts in flight count too: a broker is avoided as soon as one
-takes longer than a healthy broker would need.
+The latency of an attempt, ``isolation`` for one that failed because of its broker, decides for how long the broker is avoided.
+Both states of a broker, "avoided" and "unreachable", expire by themselves. A broker is also avoided while an attempt has been
+in flight for longer than ``FaultTable.patience``.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ class GivenUpError(RequestTimeoutError):
 class FaultItem(Suspect):
     """The entry of one broker. ``latency``: seconds of its newest faulty attempt.
 
-    ``reachable_from``: end of the time for which it counts as unreachable; 0 if its newest attempt got a response.
+    ``reachable_from``: end of the time for which it counts as unreachable; 0 if the newest recorded attempt got a response.
     """
 
     __slots__ = ("latency", "reachable_from")
@@ -182,7 +182,7 @@ class LatencyTable(Avoidance[FaultItem]):
     def note(self, broker: str, latency: float, duration: float, *, reachable: bool, now: float) -> None:
         """Avoids the broker for ``duration`` seconds from ``now``, or until the end recorded before if that is later.
 
-        A reachable broker with duration 0 is removed, unless the attempt began before its newest fault was recorded.
+        A reachable broker with duration 0 is removed if the attempt began after its newest fault was recorded.
         """
         item = self.items.get(broker)
         if duration <= 0 and reachable:
@@ -205,7 +205,7 @@ class LatencyTable(Avoidance[FaultItem]):
     # -- queries of queue selection
 
     def reachable(self, broker: str, now: float) -> bool:
-        """Returns whether the newest attempt reached the broker, or the time for which it counts as unreachable is over."""
+        """Returns whether the broker does not count as unreachable."""
         item = self.items.get(broker)
         return item is None or now >= item.reachable_from
 
@@ -225,7 +225,7 @@ class LatencyTable(Avoidance[FaultItem]):
         return frozenset(broker for broker in brokers if self.reachable(broker, now)) or brokers
 
     def silent(self) -> tuple[str, ...]:
-        """Returns the brokers that the newest attempt did not reach: the ones to probe."""
+        """Returns the brokers that the newest recorded attempt did not reach: the ones to probe."""
         return tuple(broker for broker, item in self.items.items() if item.reachable_from)
 
     def _rank(self, broker: str, now: float) -> tuple[bool, float, float]:

@@ -2,10 +2,10 @@
 
 ``retry_policy`` names the candidate brokers of an attempt; QueueSelection chooses among their queues.
 
-With ``latency_fault="failures"`` a topic's round robin runs unchanged until one of its brokers is suspected;
-``FailureRotation`` replaces it until none is. With ``latency_fault=True`` ``LatencyRotation`` replaces it all the time: while
-no broker is suspected it only reads the clock, and at intervals (``Overdue.interval``) it looks for attempts that have been in
-flight for too long.
+This is without a selector of the user: with ``latency_fault="failures"`` the round robin of a topic on several brokers runs
+unchanged until one of them is suspected; ``FailureRotation`` replaces it until none is. With ``latency_fault=True``
+``LatencyRotation`` replaces it all the time: while no broker is suspected it reads the clock, and at intervals
+(``Overdue.interval``) it looks for attempts that have been in flight for too long.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ __all__ = ["FailureRotation", "LatencyRotation", "Overdue", "QueueSelection"]
 logger = logging.getLogger("rmq_async.producer")
 
 LOOKS: Final = 16
-"""Number of samples of the attempts in flight that are taken within the fault table's ``patience``."""
+"""Minimum number of samples of the attempts in flight within the fault table's ``patience``, if attempts are frequent."""
 ADDRESSES_KEPT: Final = 1024
 SWEEP_COST: Final = 0.0002
-"""Seconds per topic between two sweeps of the suspects: all routes may change at once, and a sweep looks at each of them."""
+"""Minimum seconds per topic between two sweeps of the suspects: all routes may change at once, and a sweep looks at each."""
 
 
 class Overdue:
     """Finds attempts that have been in flight for too long, without a record per attempt: from samples of the newest opaque.
 
-    ``owner``: marks the producer's requests in the connections' tables. ``patience``: seconds. ``interval``: seconds between
-    two samples of an address, and between two checks of a topic without suspects.
+    ``owner``: marks the producer's requests in the connections' tables. ``patience``: seconds. ``interval``: minimum
+    seconds between two samples of an address, and between two checks of a topic without suspects.
     """
 
     __slots__ = ("_known", "_owner", "_patience", "_pool", "interval")
@@ -68,7 +68,7 @@ class Overdue:
     def late(self, address: str, now: float) -> bool:
         """Returns whether an attempt to ``address`` has been in flight for longer than ``patience``.
 
-        Accurate to ``interval`` seconds; each call may add a sample.
+        Each call may add a sample; the answer is as accurate as the samples are close.
         """
         connection = self._pool.get(address)
         if connection is None:
@@ -182,7 +182,7 @@ class QueueSelection:
         return faults.avoided(brokers, machine.monotonic())
 
     def next(self, topic_queues: TopicQueues, brokers: Collection[str]) -> Target:
-        """Returns the topic's next queue on the best of ``brokers``, and reports the choice to the fault table."""
+        """Returns the topic's next queue on the best of ``brokers``; reports the choice to a fault table with entries."""
         faults = self.faults
         if faults is None or not (faults.items or faults.measures):
             return topic_queues.next_of(brokers)
@@ -203,7 +203,7 @@ class QueueSelection:
         return faults.best(brokers, now)
 
     def sweep(self, now: float) -> None:
-        """Removes brokers that have left the routes from the fault table."""
+        """Removes brokers that have left the routes from the fault table, if routes have changed and the last sweep is long ago."""
         if self._stale and self.faults is not None and now >= self._sweep_from:
             self._stale, self._sweep_from = False, now + len(self._queues_by_topic) * SWEEP_COST
             self.faults.keep(self._named)
@@ -219,9 +219,9 @@ class QueueSelection:
     ) -> MessageQueue | Coroutine[Any, Any, MessageQueue]:
         """Returns the queue that a selector chooses among those of ``brokers``, or a coroutine that returns it.
 
-        ``selector``: None for the producer's own, or ``select_by_hash`` without one. Raises SelectorError for a selector that
-        fails or returns another queue, RequestTimeoutError for a choice at ``deadline`` or later, so that nothing is written
-        then.
+        ``selector``: None for the producer's own, or ``select_by_hash`` without one. Raises a RocketMQError that the selector
+        raises; SelectorError for another error of it and for a queue that it was not given; RequestTimeoutError for a choice at
+        ``deadline`` or later.
         """
         selector = selector or (self.selector if self.custom else select_by_hash)
         queues = topic_queues.queues if brokers is topic_queues.brokers else topic_queues.queues_of(brokers)
@@ -266,12 +266,12 @@ class QueueSelection:
             self.faults.moved(brokers)
 
     def close(self) -> None:
-        """Cancels the detector."""
+        """Cancels the detector, if there is one."""
         if self.detector is not None:
             self.detector.cancel()
 
     async def closed(self) -> None:
-        """Waits until the detector has ended."""
+        """Waits until the detector, if there is one, has ended."""
         if self.detector is not None:
             await self.detector.ended()
 
@@ -307,7 +307,7 @@ class LatencyRotation:
 
 
 class FailureRotation:
-    """Replaces a topic's round robin while one of its brokers is suspected; passes over the avoided ones."""
+    """Replaces a topic's round robin while one of its brokers is suspected; passes over the avoided ones if there are others."""
 
     __slots__ = ("_faults", "_good", "_selection", "_topic_queues", "_until", "_version")
 

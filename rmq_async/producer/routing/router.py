@@ -41,8 +41,8 @@ class Router:
         """Returns the topic's queues and the target of the first attempt: the caller's choice, a selector's, or the next queue.
 
         ``message``: None for a batch. ``shown``: the message for the producer's selector, which is not called without one: a
-        prepared send takes the next queue, as its further attempts do. Raises SelectorError, BrokerNotFoundError,
-        RequestTimeoutError at ``deadline``, and the errors of the route look-up.
+        prepared send takes the next queue, as its further attempts do. Raises as ``TopicTable.find``,
+        ``TopicTable.with_queue``, ``TopicQueues.target`` and ``QueueSelection.ask`` do.
         """
         topic_queues = self.queues_by_topic.get(topic) or await self.topics.find(topic, deadline)
         if choice is None:

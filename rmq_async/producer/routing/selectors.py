@@ -53,7 +53,7 @@ _pick: ContextVar[Pick] = ContextVar("rmq_async select_best", default=RoundRobin
 
 
 class QueueChoice(msgspec.Struct, frozen=True):
-    """The caller's choice of a queue: the queue itself, or a selector and its key."""
+    """The caller's choice of a queue: the queue itself, else a selector, a key, or both."""
 
     queue: MessageQueue | None
     selector: Selector | None
@@ -182,7 +182,7 @@ def select_by_machine_room(rooms: Mapping[str, str]) -> Selector:
 def ask(
     selector: Selector, queues: Sequence[MessageQueue], message: Message, key: object
 ) -> MessageQueue | Awaitable[MessageQueue]:
-    """Calls the selector; returns its queue or awaitable. Raises SelectorError if it raises anything but a RocketMQError."""
+    """Calls the selector; returns its queue or awaitable. Raises its RocketMQError; SelectorError for another error of it."""
     try:
         return selector(queues, message, key)
     except RocketMQError:
@@ -192,8 +192,8 @@ def ask(
 
 
 async def awaited(selector: Selector, choosing: Awaitable[MessageQueue], deadline: float) -> MessageQueue:
-    """Awaits the queue of a selector. Raises SelectorError if it raises anything but a RocketMQError, RequestTimeoutError at
-    ``deadline``."""
+    """Awaits the queue of a selector. Raises its RocketMQError; SelectorError for another error of it; RequestTimeoutError
+    at ``deadline``."""
     scope = asyncio.timeout(max(0.0, deadline - machine.monotonic()))
     try:
         async with scope:
@@ -212,7 +212,7 @@ async def awaited(selector: Selector, choosing: Awaitable[MessageQueue], deadlin
         del scope  # breaks a cycle: scope, task, its error, and the traceback with this frame
     # Raised outside of the handler: a TimeoutError as __context__ would keep the scope alive as well.
     raise RequestTimeoutError(
-        f"selector {_name(selector)} returned no queue before the call's deadline; make it faster or raise timeout",
+        f"selector {_name(selector)} returned no queue before the call's deadline; make it faster or use a longer timeout",
         maybe_stored=False,
     )
 
@@ -227,7 +227,7 @@ def one_of(chosen: MessageQueue, queues: Sequence[MessageQueue], selector: Selec
     late = machine.monotonic() - deadline
     if late >= 0:  # the loop was blocked; a message written now would reach the broker after the caller got an error
         text = f"selector {_name(selector)} returned a queue {late:.3g} s after the call's deadline, so nothing was sent"
-        raise RequestTimeoutError(f"{text}; make it faster or raise timeout", maybe_stored=False)
+        raise RequestTimeoutError(f"{text}; make it faster or use a longer timeout", maybe_stored=False)
     return chosen
 
 

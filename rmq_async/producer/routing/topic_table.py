@@ -106,8 +106,9 @@ class TopicTable:
     async def find(self, topic: str, deadline: float) -> TopicQueues:
         """Returns the topic's queues; looks up the route if it is not known.
 
-        Raises RequestTimeoutError if no time is left before ``deadline`` (``time.monotonic``), BrokerNotFoundError if the route
-        has no writable queue, and the errors of the look-up.
+        Raises RequestTimeoutError if no time is left before ``deadline`` (``time.monotonic``); BrokerNotFoundError if the route
+        has no writable queue on a broker with a master; InvalidMessageError if the name is too long with the namespace; and the
+        errors of the look-up.
         """
         topic_queues = self._known(topic)
         if topic_queues is None:
@@ -171,7 +172,7 @@ class TopicTable:
     async def _regained(self, topic: str, wire_topic: str, deadline: float) -> TopicQueues:
         """Waits until a broker of the topic is back in its route. Raises BrokerNotFoundError at the deadline.
 
-        Raises it without a wait if no broker of the route permits writes: an administrator decided that.
+        Raises it without that wait if no broker has departed, and if no broker of the route permits writes.
         """
         route = await self.newer_route(wire_topic, deadline)
         try:
@@ -188,7 +189,7 @@ class TopicTable:
     async def with_queue(self, topic: str, queue: MessageQueue, deadline: float) -> TopicQueues:
         """Returns the topic's queues, from a newer route. Waits for the broker of ``queue`` if it was in the route earlier.
 
-        A broker that restarts is not in routes meanwhile. At the deadline it returns the queues known then.
+        A broker that restarts is not in routes meanwhile. At the deadline it returns the queues known then. Raises as ``find``.
         """
         wire_topic = self._settings.wire_topic(topic)
         await self.newer_route(wire_topic, deadline)
@@ -224,7 +225,7 @@ class TopicTable:
         return await self._waits.run(self._instance.routes.refresh(wire_topic, max(deadline - machine.monotonic(), 0.0)))
 
     def now(self, topic: str) -> TopicQueues | None:
-        """Returns the topic's queues by the route known at this moment, without waiting; None without a route or a usable queue."""
+        """Returns the topic's queues by the newest known route, without waiting; None if none are known or usable."""
         route = self._instance.routes.cached(self._settings.wire_topic(topic))
         topic_queues = self._known(topic)
         if route is None or (topic_queues is not None and topic_queues.route is route):
@@ -266,11 +267,11 @@ class TopicTable:
             self._instance.routes.refresh_soon(self._settings.wire_topic(topic))
 
     async def renew(self, topic: str, deadline: float) -> None:
-        """Waits until ``deadline`` (monotonic) for a refresh of the route, which an error put in doubt; see ``doubt``."""
+        """Waits for a refresh of the route, which an error put in doubt, at most until ``deadline`` (monotonic)."""
         await self._instance.routes.renew(self._settings.wire_topic(topic), deadline)
 
     def moved(self, topic: str, target: Target) -> Target:
-        """Returns the same queue at its broker's newest known address."""
+        """Returns the same queue at its broker's newest known address; ``target`` itself if none is known."""
         newest = self.now(topic)
         return newest.target(target.queue) if newest is not None and newest.knows(target.queue) else target
 

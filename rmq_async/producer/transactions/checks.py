@@ -1,8 +1,8 @@
 """Transaction checks: requests of brokers for the status of a transaction (CHECK_TRANSACTION_STATE), and their answers.
 
 A broker checks a half message whose transaction has not ended: it stores the message anew, which changes its offsets, and sends
-a one-way request with the message on a connection of the group. The answer, an END_TRANSACTION, goes back on that connection. A
-lost check does no harm, because the broker repeats it; so checks beyond the limits are dropped.
+a one-way request with the message on a connection of the group. The answer, an END_TRANSACTION, goes back on that connection.
+Brokers repeat lost checks, up to ``transactionCheckMax`` times; so checks beyond the limits are dropped.
 
 An answer with the offsets of an older check would end a copy that the broker no longer uses, and the newest copy would be
 checked and delivered a second time. Therefore each check of a message replaces the previous one, also while ``check`` runs, and
@@ -104,7 +104,8 @@ class Dispatch:
             reason = f": {decoded.corrupt[0]}" if decoded.corrupt else ""
             found = len(decoded.messages)
             raise RemoteProtocolError(
-                f"the check's body of {len(body)} bytes holds {found} readable messages instead of one{reason}"
+                f"the check's body of {len(body)} bytes must hold one message; it holds {found} readable and "
+                f"{len(decoded.corrupt)} unreadable ones{reason}"
             )
         return decoded.messages[0]
 
@@ -181,7 +182,7 @@ class Checks:
         dispatch.groups[self._group] = self
 
     async def close(self) -> None:
-        """Accepts no more checks, and cancels those that run."""
+        """Accepts no more checks, cancels those that run, and waits for their end, at most ``LAST_STEPS`` seconds."""
         dispatch = self._instance.handlers.get(RequestCode.CHECK_TRANSACTION_STATE)
         if isinstance(dispatch, Dispatch) and dispatch.groups.get(self._group) is self:
             del dispatch.groups[self._group]
@@ -206,9 +207,10 @@ class Checks:
 
     @contextmanager
     def ending(self, address: str, end: End, chosen: tuple[bytes, int] | None) -> Iterator[None]:
-        """Returns a context manager that marks a transaction as running: checks of it do not call ``check``, but update ``end``.
+        """Returns a context manager that marks a transaction as running.
 
-        ``address``: broker address from which its checks come. ``chosen``: see ``_Running``.
+        A check that matches no other one updates ``end`` and does not call ``check``. ``address``: broker address from which its
+        checks come. ``chosen``: see ``_Running``.
         """
         key, running = (address, end.msg_id), _Running(end, chosen)
         self._under_way.setdefault(key, []).append(running)
@@ -224,7 +226,8 @@ class Checks:
     def ended(self, connection: Connection | None, end: End, log_offset: int, *, known: bool) -> None:
         """Records that the broker has confirmed the end of the copy at ``log_offset``; rolls back a newer copy.
 
-        ``connection``: the connection on which its checks come, opened before the confirmation; None if there is none.
+        ``connection``: the connection on which its checks come, opened before the confirmation; None if there is none:
+        then nothing is recorded.
         ``known``: this client made the message's id.
         """
         if connection is None:
@@ -240,10 +243,8 @@ class Checks:
         return found[0] if len(found) == 1 else None
 
     def _remember(self, connection: Connection, which: str | _Which) -> None:
-        """Remembers an ended transaction: copies that the broker checks soon on this connection are superfluous.
-
-        On a new connection the broker may have lost the end in a crash, so ``check`` decides.
-        """
+        """Remembers an ended transaction for this connection, for ``REMEMBERED_FOR`` seconds."""
+        # On a new connection the broker may have lost the end in a crash, so ``check`` decides.
         now, known = machine.monotonic(), self._ended.setdefault(connection, {})
         known.pop(which, None)
         known[which] = now + REMEMBERED_FOR
@@ -367,7 +368,7 @@ def _size(message: MessageExt) -> int:
 async def decided(
     function: Callable[..., Any], *arguments: Any, waiting: Callable[[Awaitable[T]], Awaitable[T]] | None = None
 ) -> tuple[TransactionStatus, Exception | None]:
-    """Returns the status from a user's function, or UNKNOWN and the error if it raises or returns something else.
+    """Returns the status from a user's function, or UNKNOWN and the error if it raises an error or returns something else.
 
     ``waiting``: awaits the awaitable that the function returned; None awaits it directly.
     """

@@ -61,7 +61,7 @@ class End(msgspec.Struct):
     """The identity of a half message at its broker.
 
     ``topic`` and ``group``: with their namespace. ``queue_offset``, ``log_offset``: position of the half message, which the
-    broker stores anew for each check. ``from_check``: the end answers a check.
+    broker stores anew for each check. ``from_check``: a check gave the position.
     """
 
     topic: str

@@ -172,11 +172,11 @@ class TransactionProducer(Producer):
         return status, error
 
     def _first_port(self, sender: ProducerCore, address: str) -> str:
-        """Returns the broker's main address: it sends checks on connections with heartbeats, not on those of the VIP port."""
+        """Returns the broker's main address: brokers send checks on connections with heartbeats, not on those of the VIP port."""
         return first_port(address) if sender.instance.config.vip_channel else address
 
     def _send_unknown(self, sender: ProducerCore, half: Half, end: End, why: str | None) -> None:
-        """Sends UNKNOWN if the connection is open, without waiting: it only adds the reason to the broker's log."""
+        """Sends UNKNOWN, which adds the reason to the broker's log, if the connection is open; does not wait."""
         connection = sender.connections.get(half.address)
         if connection is not None:
             send_control(connection, end_command(end, TransactionStatus.UNKNOWN, why))
@@ -261,7 +261,7 @@ class TransactionProducer(Producer):
 async def _ask(
     sender: ProducerCore, half: Half, command: RemotingCommand, deadline: float
 ) -> tuple[Connection, RemotingCommand]:
-    """Sends the request; repeats it once on a new connection after GO_AWAY, because the broker did not process it."""
+    """Sends the request; repeats it once after GO_AWAY, because the broker did not process it."""
     for again in (True, False):
         connection = await _connected(sender, half, deadline)
         response = await connection.request(command, max(deadline - machine.monotonic(), 0.0))
@@ -310,5 +310,5 @@ def _common(half: Half) -> dict[str, Any]:
 
 
 def _why(error: BaseException | None) -> str | None:
-    """Returns the remark for the broker's log: only the type of the error, because its text may contain data."""
+    """Returns the remark for the broker's log, only the error's type since its text may contain data; None without an error."""
     return f"execute: {type(error).__name__}" if error is not None else None

@@ -25,7 +25,7 @@ from .watch import Watchers
 __all__ = ["Answer", "TracedReceiver", "WatchedReceiver"]
 
 Answer = SendResult | SendReply
-"""The result of a send, or the response of a broker that has not stored the message."""
+"""The result of a send, or the response from which no result can be made."""
 
 
 class Receiver(ABC):

@@ -156,7 +156,7 @@ class Tracer(TraceRecords):
         )
 
     def _region(self, broker: str, result: SendResult | BatchSendResult | None) -> str | None:
-        """Returns the broker's region, for a failed attempt the last one known; None if the broker turns tracing off."""
+        """Returns the broker's region, for a failed attempt the last one known or REGION; None if the broker turns tracing off."""
         if result is None:
             return self._regions.get(broker, REGION)
         if len(self._regions) >= REGIONS_KEPT and broker not in self._regions:
@@ -165,7 +165,7 @@ class Tracer(TraceRecords):
         return region
 
     async def _send_message(self, message: Message, deadline: float) -> None:
-        """Sends one trace message in at most two attempts, on two brokers if the topic has them."""
+        """Sends one trace message; after a retriable error once more, to another broker if the topic has one."""
         dispatch = self._dispatch
         outgoing = self._encoder.encode(message)
         topic_queues = await dispatch.router.topics.find(self.topic, deadline)

@@ -43,7 +43,7 @@ _SURELY_FITS: Final = MAX_PROPERTIES_SIZE // 4
 
 
 class Sending(NamedTuple):
-    """The producer's part of a ``SendContext``, with the same fields. ``max_size``: maximum size of a body in bytes."""
+    """The producer's part of a ``SendContext``, and ``max_size``: maximum size of a body in bytes."""
 
     group: str
     namespace: str
@@ -89,7 +89,7 @@ class Watchers:
         self.only_trace = hooks[0] if len(hooks) == 1 and isinstance(hooks[0], Tracer) else None
 
     def begin(self, scope: Context, context: SendContext) -> None:
-        """Calls the hooks before an attempt, each in a copy of ``scope``; raises ForbiddenError as ``Watch.begin`` does."""
+        """Calls the hooks before an attempt, each in a copy of ``scope``. Raises as ``Watch.begin``."""
         for check in self.checks:
             try:
                 scope.copy().run(check, context)
