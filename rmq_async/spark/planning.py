@@ -49,8 +49,7 @@ class EndOffset:
     """The content of a checkpoint: the offsets of the end of a micro-batch, and starts that are not the end of the one before it.
 
     ``init``: for the first micro-batch the starts of all queues, for a later one those of queues that were added or created
-    again, or those of all (``advance``); None for an offset that Spark has not written, which is the answer of
-    ``initialOffset``.
+    again, with earlier ones that ``advance`` keeps; None for the answer of ``initialOffset``, which Spark has not written.
     """
 
     queues: Offsets
@@ -65,13 +64,13 @@ class EndOffset:
 
     @classmethod
     def from_json(cls, data: Any) -> EndOffset:
-        """Parses the form of ``to_json``. Raises ConfigError for a checkpoint of another source or version, or
-        with offsets that cannot be read."""
+        """Parses the form of ``to_json``. Raises ConfigError for a checkpoint of another source or version, and for offsets that
+        cannot be read."""
         if not isinstance(data, dict) or not isinstance(data.get("q"), dict):
             raise ConfigError(f"the checkpoint holds no offsets of this source: {shown(json.dumps(data))}; use a new one")
         if data.get("v") != VERSION:
             raise ConfigError(
-                f"the checkpoint is of version {data.get('v')}, not {VERSION}; use the release that wrote it, or a new one"
+                f"the checkpoint is of version {data.get('v')!r}, not {VERSION}; use the release that wrote it, or a new checkpoint"
             )
         init = data.get("init")
         return cls(_read(data["q"]), None if init is None else _read(init))
@@ -84,12 +83,12 @@ def _written(offsets: Offsets) -> dict[str, int]:
 def _read(data: Mapping[str, Any]) -> dict[MessageQueue, int]:
     try:
         return {queue_of(key): int(offset) for key, offset in data.items()}
-    except (TypeError, ValueError) as error:
+    except (AttributeError, OverflowError, TypeError, ValueError) as error:
         raise ConfigError(f"the checkpoint's offsets cannot be read: {error}; begin with a new checkpoint") from None
 
 
 def limited(start: Offsets, latest: Offsets, limit: int | None) -> dict[MessageQueue, int]:
-    """Returns the end of a micro-batch of at most ``limit`` offsets, divided by backlog.
+    """Returns the end of a micro-batch of at most ``limit`` offsets (None: no limit), divided by backlog.
 
     Every queue with a backlog advances, however large the others' backlogs are; if there are more such queues than ``limit``, some
     advance in this micro-batch and the others in later ones. ``start`` has every queue of ``latest``. No end is below its start.
@@ -137,8 +136,8 @@ def advance(begin: EndOffset, latest: Offsets, earliest: Offsets, limit: int | N
     offset.
 
     ``earliest``: first offsets of the queues that ``find_odd`` returned; they are read from there, and that becomes their
-    ``init``. ``keep_init``: True keeps the ``init`` of ``begin`` too; False leaves it out, because it would be half of the text
-    of checkpoints and progress.
+    ``init``. ``keep_init``: True keeps the ``init`` of ``begin`` too; False leaves it out once an end moves, because it would be
+    half of the text of checkpoints and progress.
     """
     init = dict(begin.queues) if begin.init is None else dict(begin.init) if keep_init else {}
     starts = dict(begin.queues)
@@ -194,7 +193,7 @@ def _cut_further(pieces: Sequence[Range], at_least: int) -> list[Range]:
 
 
 def _packed(pieces: Sequence[Range], count: int) -> list[tuple[Range, ...]]:
-    """Puts ranges into ``count`` partitions of about the same size: the largest first, each into the smallest partition."""
+    """Puts ranges into ``count`` partitions, the largest first, each into the smallest partition."""
     bins: list[tuple[int, int, list[Range]]] = [(0, number, []) for number in range(count)]
     for piece in sorted(pieces, key=lambda piece: (-piece.size, piece)):
         size, number, content = heapq.heappop(bins)
@@ -215,7 +214,8 @@ def _parts(whole: Range, count: int) -> list[Range]:
 
 
 class Loss(NamedTuple):
-    """Offsets that a query should read and that do not exist. ``why``: a part of a sentence."""
+    """A planned range that cannot be read as planned. ``why``: a part of a sentence. ``wanted``, ``available``: first offset and
+    end; None if nothing is available."""
 
     queue: MessageQueue
     why: str
@@ -230,7 +230,7 @@ class Loss(NamedTuple):
 
 
 def find_losses(start: Offsets, end: Offsets, earliest: Offsets, latest: Offsets) -> list[Loss]:
-    """Returns a loss for each planned range of which a part is missing, and for each that begins beyond the last message, even
+    """Returns a loss for each planned range of which a part is missing, and for each that begins above the end of its queue, even
     an empty one. ``earliest``, ``latest``: first offsets and ends of the queues that exist now."""
     losses = []
     for queue in sorted(end):

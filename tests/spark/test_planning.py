@@ -140,6 +140,8 @@ class TestEndOffset:
             ({"v": 2, "q": {}}, "the checkpoint is of version 2, not 1"),
             ({"v": 1, "q": {"t": 5}}, "the checkpoint's offsets cannot be read: a queue must be topic/broker/number, not 't'"),
             ({"v": 1, "q": {"t/b/0": "x"}}, "the checkpoint's offsets cannot be read: "),
+            ({"v": 1, "q": {"t/b/0": float("inf")}}, "the checkpoint's offsets cannot be read: "),
+            ({"v": 1, "q": {}, "init": [5]}, "the checkpoint's offsets cannot be read: "),
         ],
     )
     def test_another_checkpoint_is_refused(self, data: object, expected: str) -> None:
