@@ -2,9 +2,9 @@
 memory.
 
 Spark's thread passes blocks of rows; the rest runs on the worker's loop. A request (a batch or a single row) is one asyncio task.
-Requests for one queue form a chain: each begins when the one before it is stored, retries included; others run concurrently.
-``send`` waits while ``IN_FLIGHT_BYTES`` are unacknowledged, so a slow broker slows the query down instead of filling the
-memory.
+Requests for a queue that rows name or keys choose form a chain: each begins when the one before it has ended, retries included;
+others run concurrently. ``send`` waits while about ``IN_FLIGHT_BYTES`` are unacknowledged, so a slow broker slows the query down
+instead of filling the memory.
 
 The producer retries on other brokers and on the same one; if that fails and the error may pass, the request waits and is sent
 again unchanged until ``sendTimeoutMs`` are over (unless ``sendRetries`` is 0), so that the restart of a broker only delays a
@@ -51,8 +51,7 @@ AT_ONCE: Final = 64
 FIRST_REST: Final = 0.05
 LAST_REST: Final = 1.0
 PACES: Final = 8
-"""A request has the rows of 1/PACES of a second at most, and the time of one such request may be saved up, so that in any period
-no more is sent than the rate allows and that of a quarter of a second in addition."""
+"""A request has the rows of 1/PACES of a second at most, but at least one row, and as much time may be saved up."""
 
 
 class Sending:
@@ -87,7 +86,7 @@ class Sending:
         self._worker.run(self._dispatch(block))
 
     def finish(self) -> None:
-        """Waits until all rows are acknowledged; raises the first failure."""
+        """Waits until all sends have ended; raises the first failure, and RocketMQError if fewer rows are acknowledged."""
         self._worker.run(self._drain())
 
     def close(self) -> None:
@@ -110,7 +109,7 @@ class Sending:
         self._check()
 
     async def _queues_of(self, topic: str) -> Sequence[MessageQueue]:
-        """Returns the queues of a topic, requested once, so that a key keeps its queue for the whole task."""
+        """Requests the queues of a topic; the task keeps them, so that a key keeps its queue."""
         deadline = monotonic() + self._options.timeout
         return await self._patiently(lambda _: self._producer.fetch_publish_queues(topic), deadline)
 
@@ -143,10 +142,10 @@ class Sending:
                 await asyncio.wait((before,))
             if self._failure is not None:
                 return
-            result = await self._confirmed(await compress_prepared(self._producer, request, self._options.timeout))
+            again = await self._confirmed(await compress_prepared(self._producer, request, self._options.timeout))
             self.rows += request.messages
             self.bytes += request.bytes
-            if result.attempts > 1:
+            if again:
                 self.retried += request.messages
         except BaseException as error:  # after any error these rows are not known to be stored
             self._failure = self._failure or error
@@ -155,24 +154,32 @@ class Sending:
         finally:
             self._pending -= request.held
 
-    async def _confirmed(self, request: PreparedSend) -> SendResult | BatchSendResult:
-        """Sends a request until a broker has it with the status of ``requireStatus``; returns the result."""
+    async def _confirmed(self, request: PreparedSend) -> bool:
+        """Sends a request until a broker has it with the status of ``requireStatus``; returns whether that took more than one
+        attempt."""
         deadline = monotonic() + self._options.timeout
         backoff = Backoff(FIRST_REST, LAST_REST)
+        sends = 0
+
+        def send(left: float) -> Awaitable[SendResult | BatchSendResult]:
+            nonlocal sends
+            sends += 1
+            return send_prepared(self._producer, request, left)
+
         while True:
             try:
-                result = await self._patiently(lambda left: send_prepared(self._producer, request, left), deadline)
+                result = await self._patiently(send, deadline)
             except RequestTimeoutError as error:
                 topic, seconds = request.outgoing.topic, f"{self._options.timeout:.3g} s"
                 text = f"topic {topic}: {request.messages} rows were not confirmed within {seconds}"
                 raise RequestTimeoutError(
-                    f"{text} (option sendTimeoutMs); check the brokers, or raise it: {error}",
+                    f"{text} (option sendTimeoutMs); check the brokers, or raise the option: {error}",
                     maybe_stored=error.maybe_stored,
                     broker=error.broker,
                     address=error.address,
                 ) from error
             if result.status is SendStatus.SEND_OK or not self._options.confirmed_only:
-                return result
+                return sends > 1 or result.attempts > 1
             rest = backoff.next()
             if monotonic() + rest > deadline or not self._options.retries:
                 until = f"until {self._options.timeout:.3g} s had passed (option sendTimeoutMs)"

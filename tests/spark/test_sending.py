@@ -122,10 +122,11 @@ def test_a_status_that_confirms_less_is_sent_again_under_the_same_ids(
 ) -> None:
     topic = topics.make()
     servers.fail_next(FLUSH_TIMEOUT, 2, request=BATCH)
-    assert write(topic, rows(400), batchBytes=10_000).rows == 400
+    sending = write(topic, rows(400), batchBytes=10_000)
     counts = ids(topics.read(topic))
-    assert len(counts) == 400
+    assert (sending.rows, len(counts)) == (400, 400)
     assert 2 in counts.values(), "stored by both answers, with one id"
+    assert sending.retried == list(counts.values()).count(2)
 
     topic = topics.make()
     servers.fail_next(ResponseCode.SLAVE_NOT_AVAILABLE, 2, request=BATCH)
