@@ -35,7 +35,7 @@ _HIGHEST: Final = 1 << 62
 
 @dataclass(frozen=True)
 class Positions:
-    """Offsets by queue, and by topic EARLIEST or LATEST for the queues that are not named."""
+    """Offsets (or EARLIEST, LATEST) by queue, and by topic EARLIEST or LATEST for the queues that are not named."""
 
     queues: Mapping[MessageQueue, int]
     topics: Mapping[str, int] = field(default_factory=dict)
@@ -68,7 +68,8 @@ def queue_of(key: str) -> MessageQueue:
 
 
 def parse_positions(option: str, data: Any) -> Positions:
-    """Parses positions by queue. Raises ConfigError that names the option and the invalid part."""
+    """Parses positions by queue and by topic. Raises ConfigError for data of another form, for an invalid topic name, for a
+    position that is not allowed, and for data that name no queue and no topic."""
     topics, rest = _by_topic(option, data)
     for topic, value in topics.items():
         if isinstance(value, bool) or value not in (EARLIEST, LATEST):
@@ -80,7 +81,7 @@ def parse_positions(option: str, data: Any) -> Positions:
 
 def parse_times(option: str, data: Any) -> Times:
     """Parses times: ``{"topic": 1700000000000}`` for all queues of a topic, or by queue in either form. Raises ConfigError as
-    ``parse_positions`` does."""
+    ``parse_positions`` does; times must be from 0 to ``LAST_MOMENT``."""
     topics, rest = _by_topic(option, data)
     for topic, value in topics.items():
         _number(option, topic, value, 0, LAST_MOMENT)
@@ -89,7 +90,7 @@ def parse_times(option: str, data: Any) -> Times:
 
 
 def _by_topic(option: str, data: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Returns the entries of whole topics, and the other entries. Raises ConfigError if there are none."""
+    """Returns the entries of whole topics, and the other entries."""
     if not _object(option, data):
         raise ConfigError(f"option {option} names no queue and no topic; name one or more")
     whole = {key: value for key, value in data.items() if not isinstance(value, dict) and "/" not in key}
@@ -99,7 +100,8 @@ def _by_topic(option: str, data: Any) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def parse_queues(option: str, data: Any) -> dict[str, dict[str, tuple[int, ...]]]:
-    """Parses queues: ``{"topic": {"broker": [0, 1]}}``. Raises ConfigError as ``parse_positions`` does."""
+    """Parses queues: ``{"topic": {"broker": [0, 1]}}``. Raises ConfigError for data of another form, for an invalid topic name,
+    for a queue number outside 0 to 2^31 - 1, and for data that name no queue."""
     found: dict[str, dict[str, tuple[int, ...]]] = {}
     for topic, brokers in _object(option, data).items():
         _check_topic(option, topic)

@@ -1,15 +1,15 @@
 """Pulls a range of offsets of queues for a task: several pulls in flight, the responses in order.
 
-A stock broker returns 32 messages per pull (8 from disk), so one pull at a time would mostly wait. A range is cut into chunks
-of the size of one pull; several chunks, of any queues, are pulled at once and delivered in their order. Pulling by offset
+A stock broker returns at most 32 messages per pull (8 from disk), so one pull at a time would mostly wait. A range is cut into
+chunks of the size of one pull; several chunks, of any queues, are pulled at once and delivered in their order. Pulling by offset
 needs no state on the broker, so a chunk can be pulled again. With a tag filter the broker skips offsets by itself: then a
 chunk takes many pulls, and its responses are delivered as they come.
 
-A response must hold every offset from the requested one to the next one: a broker leaves deleted messages out without an error.
-Spark's thread counts the messages of a response and compares them with the request if the count differs; the loop checks the
-offsets that tags skipped (``consumer.read.continuity``).
+A broker leaves deleted messages out of a response without an error. So, without a tag filter, Spark's thread counts the messages
+of a response and looks for missing offsets if there are too few; the loop checks the offsets before the first message, and those
+that tags skipped (``consumer.read.continuity``).
 
-Pulls run on the worker's loop, which does not decode; Spark's thread reads the records straight into columns meanwhile.
+Pulls run on the worker's loop, which decodes no messages; Spark's thread reads the records straight into columns meanwhile.
 Responses that wait for it are bounded: from ``WAITING_BYTES`` on only the first chunk pulls, and only if none of its own waits.
 """
 
@@ -45,18 +45,18 @@ __all__ = ["Puller"]
 logger = logging.getLogger(__name__)
 
 CHUNKS_AHEAD: Final = (4, 32)
-"""Chunks that are pulled at once: the minimum, also before the first answer, and the maximum; between the two, as many as have
+"""Chunks that are wanted at once: the minimum, also before the first answer, and the maximum; between the two, as many as have
 answers of about ``AHEAD_BYTES``."""
 AHEAD_BYTES: Final = 2 * 1024 * 1024
 WAITING_BYTES: Final = 8 * 1024 * 1024
 """Bytes of answers that wait for Spark's thread from which on only the first chunk pulls, if it has none that waits."""
 PORTION: Final = 12
 PORTION_BYTES: Final = 512 * 1024
-"""Number of answers, and of their bytes, from which on Spark's thread is woken."""
+"""Number of answers that can be delivered, and bytes of all that wait, from which on Spark's thread is woken."""
 FILTERED_CHUNK: Final = 2048
 """Offsets of a chunk where tags are filtered."""
 FULL_ANSWERS: Final = 32
-"""After so many full answers in a row the broker is asked for more messages at a time."""
+"""Full answers after which the broker is asked for more messages at a time."""
 ILLEGAL_PATIENCE: Final = 2.0
 """Seconds to wait at an offset that the broker does not know yet: a stored message is readable a moment later."""
 DELETED: Final = "messages were deleted before they were read"
@@ -76,7 +76,7 @@ class _Answer(NamedTuple):
 
     @property
     def complete_to(self) -> int:
-        """Returns the end of the range for which the response must be complete."""
+        """The end of the offsets for which the response must be complete."""
         return min(self.pulled.next_offset, self.end)
 
 
@@ -169,7 +169,7 @@ class Puller:
         return found.resume
 
     def _compare(self, answer: _Answer) -> None:
-        """Reports the offsets that a response lacks as lost, unless the topic is of a kind with gaps."""
+        """Reports the deleted ones among the offsets that a response lacks as lost."""
         pulled = answer.pulled
         queue = self._instance.names.wire_queue(answer.queue)
         offsets: set[int] = set()
@@ -283,7 +283,7 @@ class Puller:
                 await patience.rest(error)
 
     async def _turn(self, chunk: _Chunk) -> None:
-        """Waits until Spark's thread has taken a response, unless that thread waits for this chunk."""
+        """Waits while ``WAITING_BYTES`` or more wait, unless the chunk is the first and none of its responses waits."""
         while self.waiting >= WAITING_BYTES and (chunk is not self._ahead[0] or chunk.answers):
             self._taken.clear()
             await self._taken.wait()
@@ -345,7 +345,7 @@ class Puller:
         skipped.clear()
 
     async def _losses(self, whole: Range, missing: tuple[range, ...], pulled: PulledBody) -> tuple[range, ...]:
-        """Returns the deleted part of ``missing``; the rest never was stored."""
+        """Returns the part of ``missing`` that was deleted."""
         queue = self._instance.names.wire_queue(whole.queue)
         static = pulled.offset_delta is not None
         lost = await lost_offsets(self._instance, queue, missing, static=static, calls=self._calls)
@@ -402,7 +402,8 @@ class Puller:
     def _lost(
         self, whole: Range, why: str, wanted: tuple[int, int], there: tuple[int, int], lost: tuple[range, ...] = ()
     ) -> None:
-        """Raises the error for a loss, or logs it once. ``lost``: the lost offsets if they are known."""
+        """Raises OffsetRangeError for a loss if losses fail the query, else logs it unless it was part of the loss that was logged
+        last for the queue. ``lost``: the lost offsets if they are known."""
         if lost:
             why = f"{why} ({ranges_text(lost)})"
         loss = Loss(whole.queue, why, wanted, there)

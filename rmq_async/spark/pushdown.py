@@ -56,7 +56,7 @@ class PushedFilters:
 
 
 def push_down(filters: Iterable[Filter]) -> PushedFilters:
-    """Returns the restrictions that follow from the filters, all of which must hold; unknown filters are ignored."""
+    """Returns the restrictions that follow from ``filters``, which Spark joins by AND; other kinds of filters are ignored."""
     tags: frozenset[str] | None = None
     values: dict[str, frozenset[object]] = {}
     bounds: dict[str, tuple[int | None, int | None]] = {"offset": (None, None), "storeTimestamp": (None, None)}

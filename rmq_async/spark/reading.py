@@ -4,8 +4,8 @@ Spark runs a reader in three kinds of processes: a planner that runs as long as 
 reader to pickle it, and the tasks. So the constructor opens no connection, and a task gets only its ``Slice`` from the
 planner.
 
-Only the offsets in the checkpoint determine the messages that a stream reads; the other state of a planner (``_Watch``) serves
-logs and errors. A queue without a route keeps its offset.
+The ranges of a stream come from the offsets in its checkpoint, so a new planner goes on where another one ended. A queue
+without a route keeps its offset.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ __all__ = ["BatchReader", "PushingReader", "RefusedStream", "Slice", "StreamRead
 logger = logging.getLogger(__name__)
 
 ASKED_FOR_TIMES: Final = 64
-"""Number of queues at most, those with the most unread messages, of whose oldest unread message the store time is requested."""
+"""The largest number of queues, those with the most unread messages, for which the store time of the oldest one is requested."""
 
 
 def _of_query(options: ReadOptions, context: TaskContext | None) -> ReadOptions:
-    """Returns the options; with ``group_prefix`` those with the group of the task's streaming query, whose id only tasks know."""
+    """Returns the options; with ``group_prefix``, in a task of a streaming query, those with the group of that query."""
     query = None if context is None else context.getLocalProperty("sql.streaming.queryId")
     if options.group_prefix is None or not query:
         return options
@@ -95,7 +95,7 @@ class _Reader:
         return [Slice(part) for part in slices]
 
     def _report_losses(self, losses: Sequence[Loss]) -> None:
-        """Raises OffsetRangeError for losses that fail the query; logs others."""
+        """Raises OffsetRangeError for the first loss if losses fail the query, else logs each."""
         if self._options.fail_on_data_loss:
             raise_losses(losses)
         for loss in losses:
@@ -171,7 +171,7 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     @short_errors
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
-        """Returns where the stream begins. Spark calls this twice, and again after a restart before the first commit."""
+        """Returns the offsets where the stream begins, those of the first call also later."""
         if self._initial is None:
             cluster = self._cluster
             there = cluster.extents(cluster.queues(), settled=True)
@@ -245,10 +245,11 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
         return self._cut(self._ranges(starts, ends, there))
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Commits the read offsets, if the option ``commitOffsets`` asks for that. Spark reports a micro-batch as read one
-        micro-batch late, and never the last one of a run with an end.
+        """Commits the offsets of ``end``, if the option ``commitOffsets`` asks for that. Spark reports a micro-batch as read when
+        it plans the next one.
 
-        Brokers know a group from its pulls, so no offset is committed for a queue from which nothing was pulled.
+        Leaves out queues at the offset that was committed last, or at their start in the first commit: brokers know a group from
+        its pulls, and nothing was pulled from these queues.
         """
         if self._options.commit:
             offset = EndOffset.from_json(end)
@@ -257,11 +258,10 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
                 self._committed = offset.queues
 
     def stop(self) -> None:
-        """Does nothing: no broker holds state, and Spark does not call this when a query is stopped."""
+        """Does nothing. Spark may end the process without this call."""
 
     def _latest(self, begin: EndOffset) -> dict[MessageQueue, int]:
-        """Returns the last offsets. An end before the offset already read is requested again before it is used, and never
-        from a replica."""
+        """Returns the ends of the queues. An end below the offset already read is used only if a second request proves it."""
         cluster = self._cluster
         there = self._snapshot if self._snapshot is not None else cluster.newest()
         latest = dict(there.latest)
@@ -276,8 +276,8 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
         old, now = {queue.topic for queue in begin.queues}, self._options.topics
         if old and now and old.isdisjoint(now):
             raise ConfigError(
-                f"the checkpoint is of topic {', '.join(sorted(old))}, this query reads {', '.join(now)}: "
-                "it needs a checkpointLocation of its own"
+                f"the checkpoint is of topic {', '.join(sorted(old))}, this query reads {', '.join(now)}; give it a "
+                "checkpointLocation of its own"
             )
 
     def _enough(self, backlog: int) -> bool:
@@ -294,8 +294,8 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
 
 
 class _Watch:
-    """Watches queues of a stream that no route contains: each is logged once, and counts as a loss if it holds unread
-    messages and stays missing longer than requests are repeated."""
+    """Watches queues of a stream that no route contains: those with unread messages are lost if they stay missing for longer than
+    requests are repeated."""
 
     def __init__(self, options: ReadOptions) -> None:
         self._patience = options.fetch_retries * options.fetch_interval
@@ -347,7 +347,7 @@ def _check_order(starts: Offsets, ends: Offsets) -> None:
 
 
 class RefusedStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Replaces a reader that cannot be made, and raises the error at the first call. Spark would replace an error of the
+    """Replaces a reader that cannot be made: its calls that plan or read raise the error. Spark would replace an error of the
     constructor by its own."""
 
     def __init__(self, error: RocketMQError) -> None:

@@ -1,6 +1,6 @@
 """Credentials that change while a query runs: from a file, or from a function that driver and executors can import.
 
-A reader or writer is pickled once, so it holds the path or the name, never a secret. Each task, and each request of a planner,
+A reader or writer is pickled once, so it holds the path or the name instead of a secret. Each task, and each request of a planner,
 takes the credentials that are valid then (``current``; a function's answer serves for ``PROVIDED_FOR`` seconds): other credentials
 make another client, and the worker closes the old one when it is unused. While none can be read, the previous ones are used.
 
@@ -31,7 +31,7 @@ __all__ = ["current", "forget"]
 logger = logging.getLogger(__name__)
 
 PROVIDED_FOR: Final = 30.0
-"""Seconds that a function's answer is used: a planner asks many times a second."""
+"""Seconds until a function is called again, because a planner asks many times a second, and between two warnings."""
 LONGEST_FILE: Final = 65_536
 LONGEST: Final = 30.0
 """Seconds that a caller waits for credentials at most."""
@@ -96,9 +96,9 @@ def _asked(access: Access) -> str:
 
 
 def current(access: Access) -> Access:
-    """Returns ``access`` with the credentials that are valid now.
+    """Returns ``access`` with the credentials that are valid now, else with the previous ones of this process.
 
-    Raises ConfigError if there have never been any in this process.
+    Raises ConfigError if there are neither.
     """
     if access.credentials_file is None and access.credentials_provider is None:
         return access
@@ -150,7 +150,7 @@ def _current_of(access: Access) -> Credentials:
 
 
 def _read(path: str) -> Credentials:
-    """Reads credentials from a file. Errors name the file and never its content."""
+    """Reads credentials from a file. Errors name the file and show no secret."""
     try:
         with Path(path).open("rb") as file:
             data = json.loads(file.read(LONGEST_FILE))

@@ -1,7 +1,7 @@
 """Turns Arrow rows into message content: bodies, properties as on the wire, targets; refuses rows that cannot be messages.
 
-A row costs about a microsecond here, so there is no Message and no dictionary per row. Each column is read once and becomes a
-list of texts, its part of the properties as on the wire. Most checks run over whole columns, and search for the row, to name
+A row costs about a microsecond here, so there is no Message and no dictionary per row. A column that becomes properties becomes
+a list of texts, its part of the properties as on the wire. Most checks run over whole columns, and search for the row, to name
 it, after one has failed. The joined parts are all of a row's properties but the unique id and ``WAIT``, which it gets when it
 is encoded (``sink_requests``).
 """
@@ -42,19 +42,20 @@ DROPPED_PROPERTIES: Final = RESERVED_NAMES | {
     PropertyName.REDIRECT.value,
     PropertyName.START_DELIVER_TIME.value,
 }
-"""Properties that clients and brokers write themselves: left out of a column ``properties``."""
+"""Properties that are not taken from a column ``properties`` as they are: clients and brokers write them, or they stand for a
+column."""
 
 _UNIQUE_ROOM: Final = len(BEFORE_ID + AFTER_ID) + 56
-"""Bytes of the properties that every message gets when it is encoded; an id has 32 or 56 digits."""
+"""Bytes, at most, of the properties that every message gets when it is encoded; an id has 32 or 56 digits."""
 RECORD_ROOM: Final = 22 + _UNIQUE_ROOM
-"""Bytes that a row takes in a batch beside its body and ``Block.texts``."""
+"""Bytes, at most, that a row takes in a batch beside its body and ``Block.texts``."""
 _INT32: Final = range(-(1 << 31), 1 << 31)
 
 
 class Part(NamedTuple):
     """Rows of one block with the same target, in their order. ``queue``: None for any queue.
 
-    ``rows``: their places in the block. ``singly``: each must travel alone.
+    ``rows``: their places in the block. ``singly``: each must be sent alone.
     """
 
     topic: str
@@ -73,7 +74,7 @@ class Targets(NamedTuple):
     alone: set[int] | None
 
     def keyed_topics(self) -> set[str]:
-        """Returns the topics whose queues are chosen by sharding keys."""
+        """Returns the topics of rows with a sharding key."""
         if self.keys is None:
             return set()
         if isinstance(self.topics, str):
@@ -160,7 +161,7 @@ class Block:
         return len(self.bodies)
 
     def keyed_topics(self) -> set[str]:
-        """Returns the topics whose queues are chosen by sharding keys in this block."""
+        """Returns the topics of rows with a sharding key."""
         return self.targets.keyed_topics()
 
     def parts(self, queues_of: Mapping[str, Sequence[MessageQueue]]) -> list[Part]:
@@ -175,8 +176,7 @@ _NO_MESSAGE: Final = Message("t", b"b")
 def blocks_of(batches: Iterator[pa.RecordBatch], options: WriteOptions, job: str, partition: int) -> Iterator[Block]:
     """Yields the rows of Arrow batches as blocks.
 
-    ``job``: the prefix of the ids of rows. Raises InvalidMessageError, which names the row and the column, for a row that
-    cannot be a message.
+    ``job``: the prefix of the ids of rows. Raises InvalidMessageError, which names the row, for one that cannot be a message.
     """
     number = 0
     for batch in batches:
@@ -371,8 +371,8 @@ class _Reading:
         return values
 
     def _check_text(self, values: Sequence[str | None], what: str, column: Any = None) -> None:
-        """Raises InvalidMessageError for characters that separate properties on the wire. ``column``: the column of maps from which
-        the values come, if they do."""
+        """Raises InvalidMessageError for the characters 0, 1 and 2. ``column``: the column of maps from which the values come, or
+        None."""
         joined = "".join([value for value in values if value])
         if "\x01" not in joined and "\x02" not in joined and "\x00" not in joined:
             return
@@ -382,7 +382,7 @@ class _Reading:
             row = next(row for row, end in enumerate(column.offsets.to_pylist()[1:]) if place < end)
         self._refuse(
             row,
-            f"holds a control character 0, 1 or 2 in {what}, {(values[place] or '')[:80]!r}; remove it: they separate properties",
+            f"holds a control character 0, 1 or 2 in {what}, {(values[place] or '')[:80]!r}; remove it: no property may hold one",
         )
 
     def _check_sizes(self, block: Block) -> None:
@@ -397,8 +397,8 @@ class _Reading:
                 if properties > MAX_PROPERTIES_SIZE:
                     self._refuse(
                         row,
-                        f"has properties of {properties} bytes, keys and tags included, the limit is {MAX_PROPERTIES_SIZE}; "
-                        "shorten them",
+                        f"has properties of {properties} bytes, keys, tags and {_UNIQUE_ROOM} bytes for its unique id included; "
+                        f"the limit is {MAX_PROPERTIES_SIZE}; shorten them",
                     )
 
     def _null(self, column: Any) -> int:

@@ -34,17 +34,17 @@ if TYPE_CHECKING:
 __all__ = ["RocketMQDataSource"]
 
 OLDEST: Final = (4, 2)
-"""The oldest version of pyspark. Earlier ones have no read limits for streams of Python sources: a run of AvailableNow would read
-one micro-batch and end as if that were all."""
+"""The oldest version of pyspark that is accepted. Earlier ones have no read limits for streams of Python sources: a run of
+AvailableNow would read one micro-batch and end as if that were all."""
 
 
 class RocketMQDataSource(DataSource):
     """The Spark data source ``rocketmq``, which reads and writes topics as DataFrames. docs/spark.md lists its options.
 
-    Spark makes it and calls its methods. They raise ConfigError for an invalid option, which the error names, for a schema that has
-    no column, a column twice, or one that the source or the sink does not have in this type, for an overwrite, and for a pyspark
-    before 4.2; and the errors of requests to the cluster. ``streamReader`` raises none of them: the reader that it returns does,
-    at its first call.
+    Spark makes it and calls its methods. They raise ConfigError for an invalid option; for a schema that has no column, a column
+    twice, one that the source or the sink does not have in this type, or others than the option ``columns``; for a write without
+    a body, a topic or half of a queue; for an overwrite; and for a pyspark before 4.2. They raise the errors of requests to the
+    cluster. ``streamReader`` raises none of these errors: the reader that it returns does, when it is to plan or to read.
     """
 
     @short_errors
@@ -101,7 +101,7 @@ class RocketMQDataSource(DataSource):
 
 def _narrowed(options: ReadOptions, schema: StructType, given: Mapping[str, str]) -> ReadOptions:
     """Returns the options with the columns of the user's schema. Raises ConfigError for a schema without columns, with a column
-    that is named twice or that the source does not have in this type, or with others than the option ``columns``."""
+    that is named twice or that the source does not have in this type, or with columns that differ from the option ``columns``."""
     by_name = {name.lower(): name for name in SOURCE_COLUMNS}
     for field in schema.fields:
         wanted = SOURCE_COLUMNS.get(field.name)

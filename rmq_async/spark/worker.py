@@ -1,8 +1,8 @@
 """Keeps the clients of one process of Spark: an event loop in a thread, and one client for each cluster and its options.
 
 Python workers are forked, reused for many tasks, and killed without notice when a task or a query is over. So clients are made
-at first use, belong to the process that made them (by its pid), and leave no state on a broker: readers are in no consumer
-group. The next attempt of a failed task gets new connections (``fresh``), because the old ones may be the cause. A worker
+at first use and belong to the process that made them (by its pid), and readers are in no consumer group. The next attempt of a
+failed task gets new connections (``fresh``), because the old ones may be the cause. A worker
 outlives tasks and their credentials, so each task closes clients that were unused for ``IDLE`` seconds, and the longest unused
 ones beyond ``MOST``. A process that only reads does not import the producer: each query begins with new processes, and waits
 for their imports.
@@ -40,23 +40,23 @@ logger = logging.getLogger("rmq_async")
 T = TypeVar("T")
 
 LOOK_EVERY: Final = 10.0
-"""Seconds between two looks whether the loop of a call still runs; every call has a budget of its own."""
+"""Seconds between two looks whether the loop of a call still runs."""
 IDLE: Final = 300.0
 MOST: Final = 16
 
 
 class SparkReader(PullConsumer):
-    """Pulls by offset without being a member of its group: a killed worker leaves no state on brokers."""
+    """Pulls by offset without being a member of its group, so that a killed worker leaves no member behind."""
 
     def _join(self, instance: ClientInstance) -> None:
         """Does nothing: brokers do not know this reader."""
 
     async def _leave(self, instance: ClientInstance, timeout: float) -> None:
-        """Does nothing: this reader never uses ``read``."""
+        """Does nothing: this reader has not joined its group."""
 
     @property
     def instance(self) -> ClientInstance:
-        """The client instance. Raises ClientStateError before the start."""
+        """The client instance of a started reader."""
         return self._client()
 
 
@@ -86,7 +86,7 @@ class Worker:
         self._thread.start()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Runs ``work`` on the loop and returns its result. Raises ClientStateError if the worker is closed."""
+        """Runs ``work`` on the loop and returns its result. Raises its error, and ClientStateError if the worker is closed."""
         future = self.start(work)
         while True:
             try:
@@ -135,7 +135,7 @@ class Worker:
 
     @contextmanager
     def using(self, client: Client) -> Iterator[None]:
-        """Keeps ``client`` open inside the block, however long it waits for Spark."""
+        """Marks ``client`` as used inside the block, so that it is not closed as an unused one."""
         kept = next((kept for kept in list(self._clients.values()) if kept.client is client), None)
         if kept is None:  # another task has replaced it
             yield
@@ -150,7 +150,7 @@ class Worker:
                 kept.used = monotonic()
 
     def close(self) -> None:
-        """Stops the clients and the thread, at the end of a process that is not a task's."""
+        """Stops the clients and the thread."""
         with self._lock:
             clients = [kept.client for kept in self._clients.values()]
             self._clients.clear()

@@ -1,9 +1,9 @@
 """Writers of batch writes and streaming writes. A task succeeds when the brokers have acknowledged every one of its rows.
 
 Rows without a queue or a sharding key are sent in batches, each to the queue that the producer chooses. Rows for a queue
-(``brokerName`` and ``queueId``, or a sharding key) keep their order: one batch of a queue is in flight at a time. Rows that
-cannot be in a batch (delays, retry topics) are sent one by one. RocketMQ cannot undo a send: the next attempt of a failed task
-sends its rows again with the same ``RMQ_SPARK_ID``, and ``abort`` only logs that.
+(``brokerName`` and ``queueId``, or a sharding key) keep their order: one request for a queue is in flight at a time. Rows that
+cannot be in a batch (delays, retry topics) are sent as single messages. RocketMQ cannot undo a send: the next attempt of a failed
+task sends its rows again with the same ``RMQ_SPARK_ID``, and ``abort`` only logs what stays.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Sent(WriterCommitMessage):
 
 def sink_columns(schema: StructType, options: WriteOptions) -> tuple[str, ...]:
     """Returns the names of the columns to write. Raises ConfigError for one that is missing, unknown, doubled or of another
-    type, and for an invalid topic of the options."""
+    type, for a write without a topic, and for an invalid topic of the options."""
     names = [field.name for field in schema.fields]
     unknown = [name for name in names if name not in SINK_COLUMNS and name != options.id_column]
     if unknown:
@@ -82,7 +82,7 @@ def _check_type(field: StructField, options: WriteOptions) -> None:
 
 
 def _check_present(names: Sequence[str], options: WriteOptions) -> None:
-    """Raises ConfigError for a missing body, topic, id or half of a queue."""
+    """Raises ConfigError for a missing body, topic, id or half of a queue, and for an invalid topic of the options."""
     if "body" not in names:
         raise ConfigError(
             f"column body is missing: what is written needs it, as binary or string; there are {', '.join(names)}"
@@ -199,8 +199,8 @@ class _Writer(ABC):
 
     @abstractmethod
     def _topic_known(self, context: TaskContext) -> bool:
-        """Returns whether the topic of the option existed before this task: it was looked up, or this is not the first
-        micro-batch."""
+        """Returns whether there is a topic option and its topic is known before this task: it was looked up, or this is not the
+        first micro-batch."""
 
     def _log(self, messages: Sequence[Any], what: str) -> None:
         sent = [message for message in messages if isinstance(message, Sent)]

@@ -24,7 +24,9 @@ class Certificates:
         try:
             import trustme
         except ImportError:
-            raise ClusterError("certificates need the package trustme: pip install 'rmq-async[test]'") from None
+            raise ClusterError(
+                "certificates need the package trustme, which is not installed; run pip install 'rmq-async[test]'"
+            ) from None
         directory.mkdir(parents=True, exist_ok=True)
         made = cls(directory)
         authority = trustme.CA()

@@ -227,7 +227,7 @@ def write_configuration(directory: Path, keys: Mapping[str, str], *, version: st
 def java_command(
     java: str, main_class: str, class_path: str, directory: Path, *, small: bool, options: tuple[str, ...] = ()
 ) -> list[str]:
-    """Returns a server's command. The server writes only under ``directory``; with UsePerfData it would leave a file in /tmp after
+    """Returns a server's command, with which it writes under ``directory``; with UsePerfData it would leave a file in /tmp after
     SIGKILL."""
     own = (
         f"-Duser.home={directory}",

@@ -46,9 +46,9 @@ class Direction:
         self.waiters: set[Callable[[], None]] = set()
 
     def latency(self, seconds: float, *, jitter: float = 0.0) -> None:
-        """Delays bytes by ``seconds``, plus up to ``jitter`` seconds drawn for each read; keeps their order. 0 ends it.
+        """Delays bytes by ``seconds``, plus up to ``jitter`` seconds drawn for each read; keeps their order.
 
-        Raises ValueError for a time that is negative, infinite or NaN.
+        ``latency(0)`` ends it. Raises ValueError for a time that is negative, infinite or NaN.
         """
         self.delay, self.jitter = _seconds("latency", seconds), _seconds("jitter", jitter)
         self._changed()
@@ -63,7 +63,7 @@ class Direction:
         self._changed()
 
     def slice(self, size: int | None, *, pause: float = 0.001) -> None:
-        """Splits the stream into writes of at most ``size`` bytes, ``pause`` seconds apart; None ends it.
+        """Splits the stream into writes of at most ``size`` bytes, at least ``pause`` seconds apart; None ends it.
 
         With a longer pause the peer more likely reads each piece separately. Raises ValueError for a size below 1, and for a pause
         that is negative, infinite or NaN.
@@ -80,7 +80,7 @@ class Direction:
         self._changed()
 
     def resume(self) -> None:
-        """Ends a stall; queued bytes pass."""
+        """Ends a stall; queued bytes pass as the other faults let them."""
         self.stalled = False
         self._changed()
 

@@ -13,4 +13,4 @@ class ClusterError(RocketMQError):
 
 
 class PortInUseError(ClusterError):
-    """A server ended because another process had one of its ports; a start with other ports may succeed."""
+    """A server ended, and its log says that one of its ports was in use; a start with other ports may succeed."""

@@ -2,8 +2,8 @@
 
 A first resolution downloads some 90 MB in 136 jars for 5.5.0 (19 s when it was measured); later ones read one small file. Several
 processes may ask at once (parallel test runs): one holds a file lock and works in a directory of its own, which becomes visible
-by one rename, so an incomplete set is never visible. Jars are hard links to Maven's local repository where the file system
-allows, else copies: the set stays complete when that repository is cleaned. Maven runs with its own defaults and settings;
+by one rename, and a set of which a jar is missing is not used. Jars are hard links to Maven's local repository where the file
+system allows, else copies: the set stays complete when that repository is cleaned. Maven runs with its own defaults and settings;
 nothing here names a registry.
 """
 
@@ -90,7 +90,7 @@ def resolve(version: str) -> str:
     """Returns the class path of name server and broker; blocks while Maven fetches jars that the cache does not have.
 
     Raises ClusterError for a malformed version, when the jars cannot be stored, and when Maven is missing, takes more than
-    15 minutes or fails (with its last lines); OSError where the directory above that of the jars cannot be made.
+    15 minutes or fails (with its last lines); OSError where the directory above that of the jars cannot be made or written to.
     """
     directory = _directory(version)
     if jars := _cached(directory):

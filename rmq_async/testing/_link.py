@@ -17,7 +17,7 @@ __all__ = ["Link"]
 
 
 class Link(asyncio.Protocol, ABC):
-    """One accepted connection. What is written while one read is handled leaves in one write, as a broker's responses do.
+    """One accepted connection. What is written while one read is handled leaves in one write, at the latest before a close.
 
     ``transport``: there from ``connection_made`` on. ``lost``: done when the connection has ended; its result is the error that
     ended it, if any.

@@ -60,7 +60,7 @@ class ServerProcess:
         await self._ended(time.monotonic() + 30)
 
     def pause(self) -> None:
-        """Sends SIGSTOP and returns when the process has stopped, which takes under a millisecond; without /proc returns at once.
+        """Sends SIGSTOP and returns when the process has stopped; without /proc returns at once.
 
         Raises ClusterError when it has not stopped after 1 s.
         """

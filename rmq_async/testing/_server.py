@@ -37,8 +37,8 @@ class Server:
     """A name server or broker. ``name``: the broker's name, or ``namesrv-N``. ``address``: "host:port", as clients see it.
 
     A server of an external cluster (NAMESRV_ADDR) has only a name, an address and a port: ``running`` and ``paused`` are False, and
-    every control raises ClusterError. ``pid``, ``rss_bytes``, ``cpu_seconds``, ``pause`` and ``resume`` also raise it while the
-    server does not run. ``pause`` and ``resume`` are plain calls, the other controls are coroutines.
+    the other attributes and the controls raise ClusterError. ``pid``, ``rss_bytes``, ``cpu_seconds``, ``pause`` and ``resume`` also
+    raise it while the server does not run. ``start``, ``stop`` and ``kill`` are coroutines, the other methods here plain calls.
     """
 
     def __init__(self, name: str, address: str, launch: Launch | None = None) -> None:
@@ -158,15 +158,16 @@ class Server:
             await asyncio.sleep(0.05)
 
     def check_alive(self) -> None:
-        """Raises ClusterError with the end of the log when the process has ended; PortInUseError when a port was taken."""
+        """Raises ClusterError, with the end of the log, when the process has ended; PortInUseError if the log says that a port was
+        in use."""
         code = self._process.exit_code if self._process is not None else None
         if code is None:
             return
         tail = self.log_tail()
         if any(mark in tail for mark in _BIND_MARKS):
             raise PortInUseError(
-                f"{self.name} ended with exit code {code}, because another process has its port {self.port} or one beside it; end "
-                f"that process, or start again\n{tail}"
+                f"{self.name} ended with exit code {code}, and its log says that its port {self.port} or one beside it is in use; "
+                f"end the process that has it, or start again\n{tail}"
             )
         raise ClusterError(f"{self.name} ended with exit code {code}; see the end of its log:\n{tail}")
 

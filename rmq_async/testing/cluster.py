@@ -80,7 +80,7 @@ def is_available(version: str = DEFAULT_VERSION) -> tuple[bool, str]:
 
 
 def require(version: str = DEFAULT_VERSION) -> None:
-    """Skips the running test, with the reason, where no cluster can be started; fails it where RMQ_REQUIRE_CLUSTER=1."""
+    """Skips the running test, with the reason, where no cluster can be started; with RMQ_REQUIRE_CLUSTER=1 fails it instead."""
     import pytest
 
     available, reason = is_available(version)
@@ -202,8 +202,8 @@ class RealCluster(Startable):
 
         The first start on a machine makes Maven fetch the jars, which may take minutes, and then makes the servers dump their
         loaded classes; ``timeout`` (seconds) excludes both. Raises ClusterError when the cluster runs already; when Java, Maven or
-        (for TLS) the package trustme is missing; when Maven fails or the disk is too full; and, with the end of its log, when a
-        server ends or is not ready in time.
+        (for TLS) the package trustme is missing; when the version is malformed or its jars cannot be fetched or stored; when the
+        disk is too full or no ports are free; and, with the end of its log, when a server ends or is not ready in time.
         """
         if self._group is not None:
             raise ClusterError("the cluster has been started already; stop() it first")
@@ -228,7 +228,7 @@ class RealCluster(Startable):
     async def heal(self, timeout: float = START_TIMEOUT) -> None:
         """Resumes paused servers, starts those that are down, and returns when every name server routes to every broker.
 
-        Raises ClusterError after ``timeout`` seconds, and when a server ends.
+        Raises ClusterError after ``timeout`` seconds, when a server ends, and if the cluster was stopped.
         """
         deadline = time.monotonic() + timeout
         for server in self.servers:
@@ -241,8 +241,8 @@ class RealCluster(Startable):
     async def move(self, broker: Server) -> None:
         """Kills a broker and starts it with its store on another port, like a container that was scheduled anew.
 
-        At the return ``broker`` has the new address, and every running name server routes to it. Raises ClusterError as
-        ``Server.start`` does.
+        At the return ``broker`` has the new address, and every running name server that is not paused routes to it. Raises
+        ClusterError as ``Server.start`` does, and when no ports are free.
         """
         await broker.kill()
         (port,) = find_ports([BROKER_OFFSETS])
@@ -253,7 +253,7 @@ class RealCluster(Startable):
         """Waits until each replica's commit log has reached the end that its master's had at the call; both must run.
 
         A replica connects some 5 s after its start. It copies settings of topics within a minute (5.5.0) and until then refuses
-        pulls of a new topic. Raises ClusterError after ``timeout`` seconds.
+        pulls of a new topic. Raises ClusterError after ``timeout`` seconds, and when a server has ended before it answered.
         """
         deadline = time.monotonic() + timeout
         ends = [await self._log_end(broker, deadline) for broker in self.brokers]

@@ -5,8 +5,9 @@
         cluster.brokers["broker-a"].to_client.stall()
 
 Clients take the brokers' addresses from routes, so the proxies of name servers replace each broker's address in responses by
-that of its proxy; all other bytes stay the same. A proxy is made when an address is first seen. An offset message id holds
-the broker's own address, so ``Admin.view_message`` finds no broker by it. The servers must run without TLS.
+that of its proxy; the rest of a response's header and body stays the same. A proxy is made when an address is first seen. An
+offset message id holds the broker's own address, so ``Admin.view_message`` finds no broker by it. The servers must run without
+TLS.
 """
 
 from __future__ import annotations

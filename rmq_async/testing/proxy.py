@@ -43,9 +43,9 @@ class FaultProxy(Startable):
     """A proxy for ``target`` ("host:port") that listens on ``port`` of 127.0.0.1, 0 for a free one.
 
     ``to_server`` and ``to_client`` hold the faults of each direction. ``target`` may be changed; it applies to new connections.
-    ``buffer``: bytes queued per direction and connection before reading pauses; under latency a connection carries at most buffer /
-    latency bytes a second. ``max_connections``: further ones are reset. ``seed``: that of the jitter; None for a different jitter
-    in each run. ``accepted``: the number of connections accepted so far.
+    ``buffer``: bytes queued per direction and connection before reading pauses; under latency a connection carries about buffer /
+    latency bytes a second at most. ``max_connections``: further ones are reset. ``seed``: that of the jitter; None for a different
+    jitter in each run. ``accepted``: the number of connections accepted so far.
 
     All methods but ``start`` and ``stop`` are plain calls, to be made on the proxy's loop. Raises ValueError for a buffer or
     ``max_connections`` below 1, and RemoteProtocolError for a target that is not host:port.
@@ -85,7 +85,7 @@ class FaultProxy(Startable):
 
     @property
     def connections(self) -> int:
-        """The number of open connections."""
+        """The number of open connections of clients."""
         return len(self._links)
 
     @property

@@ -50,8 +50,8 @@ MAX_WAITING: Final = 10_000
 
 
 class TranscriptError(AssertionError):
-    """The client has not followed the transcript: a request differs, is missing or was not expected, or a connection ended early.
-    The text shows the steps and the difference."""
+    """The client has not followed the transcript (a request differs, is missing or was not expected, or a connection ended early),
+    or an ``Answer`` is for a request that has not come. The text shows the steps and the difference."""
 
 
 class _Event(NamedTuple):
@@ -78,8 +78,8 @@ class ScriptedPeer(Startable):
 
     ``aside``: answers by request code, for any number of requests outside the transcript; by default heartbeats and
     unregistrations succeed. ``patience``: seconds that the end of the ``async with`` block waits for remaining steps; after them it
-    raises TranscriptError. ``requests``: received requests of the transcript. ``answered_aside``: the number of other requests, by
-    code.
+    raises TranscriptError. ``requests``: those that ``Expect`` steps have taken. ``answered_aside``: the number of requests for
+    which ``aside`` has an answer, by code.
     """
 
     def __init__(self, *steps: Step, aside: Mapping[int, Answer] = HEARTBEATS, patience: float = 1.0) -> None:

@@ -211,7 +211,7 @@ def server() -> Iterator[ThreadedRocketMQ]:
         ),
         (dlq_replay, ["g o"], "group 'g o' holds a character that is not allowed"),
         (reconcile, ["--topic", "gone", "--sent", "p"], "gone"),
-        (reconcile, ["--topic", "gone", "--by", "name"], "by must be id, key, spark-id or property:NAME, not name"),
+        (reconcile, ["--topic", "gone", "--by", "name"], "by must be id, key, spark-id or property:NAME, not 'name'"),
         (load, ["--topic", "gone", "--results", "p"], "gone"),
         (load, ["--topic", "gone"], "--topic needs --results: where to put the result files"),
     ],

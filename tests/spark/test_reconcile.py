@@ -87,7 +87,7 @@ def test_an_outbox_is_known_by_its_columns_unless_others_are_named() -> None:
 @pytest.mark.parametrize(
     ("by", "fail_on", "table", "expected"),
     [
-        ("body", (), pipeline.SentTable(), "by must be id, key, spark-id or property:NAME, not body"),
+        ("body", (), pipeline.SentTable(), "by must be id, key, spark-id or property:NAME, not 'body'"),
         ("property:", (), pipeline.SentTable(), "by must be"),
         ("id", ("lost",), pipeline.SentTable(), "fail_on must be some of missing,"),
         (

@@ -177,7 +177,7 @@ def test_what_clients_and_brokers_write_into_properties_is_not_taken_over() -> N
         ),
         (
             {"properties": [None, [("p", "x" * 40_000)]]},
-            "keys and tags included, the limit is 32767",
+            "bytes for its unique id included; the limit is 32767",
         ),
     ],
 )  # fmt: skip

@@ -31,7 +31,7 @@ def server_that(directory: Path, program: str) -> Server:
     [
         (
             "java.net.BindException: Address already in use",
-            "because another process has its port 10911 or one beside it; end that",
+            "and its log says that its port 10911 or one beside it is in use; end the",
         ),
         ("java.lang.Error: no memory", "with exit code 3; see the end of its log:\n"),
     ],

@@ -1,7 +1,7 @@
 """Buckets of latencies: their number is bounded, and counts by bucket are merged by addition.
 
-Latencies are rounded to microseconds. Below 128 each number of microseconds is a bucket; above there are 64 buckets for each
-doubling. A percentile is reported as the upper bound of its bucket, less than 1.6 % above the rounded value, ``HIGHEST`` at most.
+Latencies are rounded to microseconds. Below 128 each number of microseconds is a bucket; from 128 on there are 64 buckets for
+each doubling, so that the upper bound of a bucket is less than 1.6 % above each of its values.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ __all__ = ["HIGHEST", "bucket_of", "highest_in"]
 _BITS: Final = 6
 _PARTS: Final = 1 << _BITS
 HIGHEST: Final = (1 << 40) - 1
-"""Microseconds, twelve days; what is longer counts as this."""
+"""Microseconds, 12.7 days; a longer latency counts as this."""
 
 
 def bucket_of(seconds: float) -> int:

@@ -1,12 +1,10 @@
-"""The pipeline of ``rmq spark load``: sends messages from the executors at a rate, in one mode after another, and reports the
-results.
+"""The pipeline of ``rmq spark load``: sends messages from the executors, in one mode after another, and reports the results.
 
-Each mode is a Spark job of ``tasks`` tasks that begin together and write their counts to result files; the topic's offsets
+Each mode is a Spark job of ``tasks`` tasks that begin together and whose counts go to result files; the topic's offsets
 before and after it give the number of stored messages, to compare with the acknowledged ones. ``--report`` computes the
 figures from the result files of any number of runs.
 
-Spark runs the tasks of a barrier all at once or not at all, and runs all of them again if one fails: their messages are then sent
-again, and more are stored than were attempted.
+If a task of a barrier fails, Spark runs all of them again: the topic may then hold more messages than the counts say.
 """
 
 from __future__ import annotations
@@ -54,16 +52,17 @@ _TYPES: Final = (
 )
 """Types of the columns of a Result."""
 PATIENCE: Final = 5.0
-"""Seconds in which a broker stores the one-way messages that it has read."""
+"""Seconds to wait, at most, until a topic grows no more: a broker stores one-way messages a moment after it has read them."""
 
 
 @dataclass(frozen=True)
 class LoadSummary:
     """The result of a load: figures of all ``runs`` together, in messages.
 
-    ``acknowledged``: by a broker; ``handed_over``: one-way messages that were written. ``missed``: messages that were due and not
-    begun in time. ``lost``: acknowledged ones that are not in the topic. ``problems``: sentences that say why the load failed.
-    ``results``: path of the result files; ``plot``: that of the picture.
+    ``acknowledged``: by a broker; ``handed_over``: one-way messages whose send did not fail. ``missed``: messages that were due
+    and not begun in time. ``lost``: by how many messages the topic grew less than were acknowledged, summed over the modes with
+    a known growth. ``problems``: sentences that say why the load failed. ``results``: path of the result files; ``plot``: path
+    for the picture, None if none was asked for. ``topic``: None for a report. ``seconds``: duration of the command.
     """
 
     runs: int
@@ -117,19 +116,20 @@ def load(
     batch: int = 32,
     progress: Progress = no_progress,
 ) -> RunReport:
-    """Sends to ``topic``, writes the counts to ``results`` (a directory that all executors can write to) and returns the result.
+    """Sends to ``topic``, adds the counts to ``results`` (a directory that all executors can write to) and returns the result.
 
     ``options``: of format rocketmq: ``nameserver``, users, ``sendTimeoutMs``, ... ``rate``: messages per second of all tasks
     together, above 0 and at most 10^9, None for no limit; ``size``: bytes of a body, 1 to 4 MiB; ``modes``: some of "sync",
-    "async", "oneway" and "batch", which run one after another; ``seconds``: duration of each mode, above 0 and at most 86,400;
-    ``tasks``: number of tasks, by default, and on a local master at most, as many as Spark runs at a time; ``callers``:
-    coroutines of each task that await a send, in mode "sync", 1 to 65,536; ``batch``: messages of a request in mode "batch",
-    1 to 4096, together at most 4 MiB with 256 bytes for each beside its body.
+    "async", "oneway" and "batch", which run one after another; ``seconds``: time in which each mode begins sends, above 0 and
+    at most 86,400; ``tasks``: number of tasks, at least 1, by default, and on a local master at most, as many as Spark runs at
+    a time; ``callers``: coroutines of each task that await a send, in mode "sync", 1 to 65,536; ``batch``: messages of a
+    request in mode "batch", 1 to 4096, together at most 4 MiB with 256 bytes for each beside its body. ``progress``: called
+    with the growth of the topic at intervals.
 
-    Failed sends are counted. Raises ConfigError for invalid arguments and options; TopicNotFoundError if the topic does not
-    exist; the errors of the requests for its route, and for its offsets before each mode; and the errors of Spark. Without the
-    permission to read the offsets, without a master of a broker, or if they cannot be read after a mode, the number of stored
-    messages is None.
+    A send that raises RocketMQError is counted as failed. Raises ConfigError for an invalid argument or option, and if
+    ``results`` has Parquet files of something else; TopicNotFoundError if the topic does not exist; the errors of the requests
+    for its route, and for its offsets before each mode; and the errors of Spark. Without the permission to read the offsets,
+    without a master of a broker, or if they cannot be read after a mode, the number of stored messages is None.
     """
     sending = _write_options(options, topic)
     _check(tuple(modes), rate, size, seconds, callers, batch)
@@ -164,7 +164,7 @@ def _task(plan: LoadPlan, numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.Reco
 
 
 def _together(context: BarrierTaskContext) -> None:
-    """Waits for all tasks, and returns in all of them at the same time, apart from the difference of their machines' clocks."""
+    """Waits for all tasks and then until a common moment, so that they begin together."""
     begin = max(map(float, context.allGather(repr(time())))) + ALL_HERE
     sleep(max(begin - time(), 0.0))
 
@@ -196,13 +196,13 @@ def _check(modes: Sequence[str], rate: float | None, size: int, seconds: float, 
             raise ConfigError(f"{name} must be from 1 to {high}, not {value}")
     if "batch" in modes and batch * (size + 256) > MAX_BATCH:
         raise ConfigError(
-            f"a batch of {batch} messages of {size} bytes is above the {MAX_BATCH} bytes that a broker takes; lower one of them"
+            f"a batch of {batch} messages of {size} bytes, with 256 more for each, takes {batch * (size + 256)} bytes; the limit "
+            f"of a broker is {MAX_BATCH}; lower batch or size"
         )
 
 
 def _tasks(spark: SparkSession, wanted: int | None) -> int:
-    """Returns the number of tasks. Raises ConfigError for less than 1 and, on a local master, for more than run at a time: some
-    would send after the others."""
+    """Returns the number of tasks. Raises ConfigError for less than 1 and, on a local master, for more than run at a time."""
     at_once = parallelism(spark)
     if wanted is None:
         return at_once
@@ -218,8 +218,8 @@ def _tasks(spark: SparkSession, wanted: int | None) -> int:
 
 
 def _grown(arrivals: Arrivals) -> int | None:
-    """Returns the growth of the topic once the topic grows no more, after ``PATIENCE`` seconds at most: one-way messages are stored
-    a moment later. None if the brokers do not report it."""
+    """Reads the growth of the topic until two reads agree or ``PATIENCE`` seconds are over, and returns it; None if it cannot be
+    read."""
     until = monotonic() + PATIENCE
     try:
         grown = arrivals.count()
@@ -267,7 +267,8 @@ Sends messages from Spark's executors at a rate, counts what comes of each, comp
 offsets, and prints throughput and latencies. A latency is counted from the time that a message was due, so
 that waiting for a slow broker is part of it.
 
-Exit code 1 if a message failed or an acknowledged one is not in the topic."""
+Exit code 1 if a message failed, an acknowledged one is not in the topic, or the tasks did not send at the same
+time."""
 
     EXAMPLES = """
         rmq spark load --topic Load --create 8 --rate 2000 --modes sync,batch --results results
@@ -316,8 +317,7 @@ Exit code 1 if a message failed or an acknowledged one is not in the topic."""
         parser.add_argument("--plot", metavar="FILE", help="picture of the run, PNG or SVG, on this machine (extra bench)")
 
     def check(self, given: argparse.Namespace) -> None:
-        """Checks the arguments. Raises ConfigError for invalid ones, TopicNotFoundError for a topic that does not exist and is
-        not to be created, and the errors of requests."""
+        """Checks the arguments that need no Spark and, unless it is to be created, that the topic exists."""
         if given.plot is not None:
             needs_matplotlib()
         if given.report:

@@ -17,7 +17,7 @@ LINES: Final = ("p50", "p99", "max")
 def needs_matplotlib() -> None:
     """Raises ConfigError where matplotlib is not installed."""
     if find_spec("matplotlib") is None:
-        raise ConfigError("a plot needs matplotlib: pip install 'rmq-async[bench]'")
+        raise ConfigError("a plot needs matplotlib, which is not installed; run pip install 'rmq-async[bench]'")
 
 
 def plot(run: RunReport, path: str) -> None:
@@ -31,7 +31,7 @@ def plot(run: RunReport, path: str) -> None:
     kinds = FigureCanvasAgg(figure).get_supported_filetypes()
     ending = path.rpartition(".")[2].lower()
     if ending not in kinds:
-        raise ConfigError(f"a plot cannot be written to {path}: its ending must be one of {', '.join(sorted(kinds))}")
+        raise ConfigError(f"a plot cannot be written to {path!r}: its ending must be one of {', '.join(sorted(kinds))}")
     axes = figure.subplots(2, max(len(run.modes), 1), squeeze=False, sharex="col", sharey="row")
     for column, mode in enumerate(run.modes):
         _rates(axes[0][column], mode.by_second)

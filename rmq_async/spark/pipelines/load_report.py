@@ -1,7 +1,7 @@
-"""Evaluates the result files of a load: messages by outcome, rates, and percentiles of latencies, for each mode and each second.
+"""Evaluates the result files of a load: messages by outcome and percentiles of latencies for each mode and each second, and the
+rate of each mode.
 
-Result files hold counts, so all figures are sums: Spark adds up buckets and finds those of the percentiles; the driver gets a line
-for each second of each mode.
+Result files hold counts by bucket: Spark adds them up and finds the buckets of the percentiles, and the driver collects the sums.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ WHOLE: Final = -1
 
 @dataclass(frozen=True)
 class Figures:
-    """Counts of messages. ``done``: messages that were acknowledged or, if one-way, written. ``failed``: numbers by kind,
-    which is the name of an error or of a status. ``latencies``: milliseconds of messages done, "p50" to "p99.9" and
-    "max"; empty if there are none."""
+    """Counts of messages of one second or of a mode. ``done``: messages that were acknowledged or, if one-way, whose send did not
+    fail. ``failed``: numbers by kind, which is the name of an error or of a status. ``latencies``: milliseconds of messages done,
+    "p50" to "p99.9" and "max"; empty if there are none."""
 
     scheduled: int
     attempted: int
@@ -39,20 +39,22 @@ class Figures:
 
     @property
     def missed(self) -> int:
-        """Number of messages that were due and not begun in time."""
+        """Number of messages that were due, less that of messages that were begun: of a mode, those not begun in time. Of a second
+        it may be negative, because a send may begin later than it was due."""
         return self.scheduled - self.attempted
 
     @property
     def uncounted(self) -> int:
-        """Number of attempted messages without a counted outcome; another number than 0 is a bug of the counting."""
+        """Number of attempted messages, less that of outcomes. Of a mode another number than 0 is a bug of the counting; of a
+        second it is not, because a send may end in a later one."""
         return self.attempted - self.done - sum(self.failed.values())
 
 
 @dataclass(frozen=True)
 class ModeReport:
-    """The figures of one mode. ``rate``: messages done per second: the sum over tasks, each over its own time. ``stored``:
-    growth of the topic; None if it could not be read. ``tasks_at_once``: number of ``tasks`` that ran at the same time;
-    it is smaller if Spark had no room for all, and the load was then not the requested one."""
+    """The figures of one mode. ``rate``: messages done per second, the sum over tasks, each over its own time. ``bytes``: of the
+    bodies of messages done. ``stored``: growth of the topic; None if it could not be read. ``tasks_at_once``: the largest number
+    of ``tasks`` that sent at the same time; if it is smaller, the load was not the requested one."""
 
     mode: str
     total: Figures
@@ -65,7 +67,7 @@ class ModeReport:
 
     @property
     def lost(self) -> int:
-        """Number of messages that were done but are not in the topic; 0 if ``stored`` is None."""
+        """Number of messages done, less the growth of the topic; 0 if the growth is larger or ``stored`` is None."""
         return 0 if self.stored is None else max(self.total.done - self.stored, 0)
 
     def problems(self) -> list[str]:
@@ -128,7 +130,7 @@ class RunReport:
 
     @property
     def lost(self) -> int:
-        """Number of messages that were acknowledged and are not in the topic; one-way messages are not counted."""
+        """The sum of ``lost`` of the modes other than one-way."""
         return sum(mode.lost for mode in self.modes if mode.mode != "oneway")
 
     def problems(self) -> list[str]:
@@ -136,13 +138,14 @@ class RunReport:
 
 
 def read_results(spark: SparkSession, path: str) -> DataFrame:
-    """Reads result files. Raises ConfigError where the files are something else."""
+    """Returns the rows of the result files at a path. Raises ConfigError if they lack a column; the errors of Spark if there is
+    no Parquet file."""
     frame = spark.read.parquet(path)
     wanted = dict(part.strip().split(" ") for part in COLUMNS.split(", "))
     missing = [name for name in wanted if name not in frame.columns]
     if missing:
         raise ConfigError(
-            f"{path} holds no results of rmq spark load: there is no column {missing[0]}; give the directory of --results"
+            f"{path!r} holds no results of rmq spark load: there is no column {missing[0]}; give the directory of --results"
         )
     return frame.select(*wanted)
 
@@ -260,5 +263,5 @@ def _figures(rows: Mapping[str, Any], times: Mapping[str, float]) -> Figures:
 
 
 def _at_once(spans: Sequence[Any]) -> int:
-    """Returns the largest number of tasks that ran at the same time."""
+    """Returns the largest number of tasks that sent at the same time, each until its last outcome."""
     return max(len([other for other in spans if other.began <= row.began < other.ended]) for row in spans)

@@ -1,12 +1,12 @@
 """One task of a load: sends by a clock, in one mode, and counts the outcome of every message.
 
-The clock does not wait for responses (an open loop): message n of a task is due n / r seconds after the start, where r is the
-task's share of the rate, and its latency counts from then, so that a pause of a broker for a second affects the latency of all
-messages of that second, not only of those in flight.
-Spark's thread is the clock, because event loops keep time to a millisecond only. A message that was due and not begun at the
-end is not sent and counts as missed, which bounds a task's time: ``seconds`` and the time of one send.
+The clock does not wait for responses (an open loop): with m messages in a send, send n of a task is due n * m / r seconds after
+the start, where r is the task's share of the rate, and its latency counts from then, so that a pause of a broker for a second
+affects the latency of all messages of that second, not only of those in flight.
+Spark's thread is the clock, because event loops keep time to about a millisecond. A message that was due and not begun at the
+end is not sent and counts as missed.
 
-Without a rate a message is due when a caller is free.
+Without a rate a send is due when it begins.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ HANDED_OVER: Final = "handed over"
 STORED: Final = "stored"
 
 TICK: Final = 0.00025
-"""Seconds that the clock sleeps at least: messages that fall due meanwhile are released together."""
+"""Seconds that the clock sleeps at least between two releases: messages that fall due meanwhile are released together."""
 GRACE: Final = 0.1
-"""Seconds in which messages that were due at the very end are begun."""
+"""Seconds after the end in which messages that are due may still begin."""
 _FILLING: Final = 64 * 1024
 
 
@@ -73,12 +73,12 @@ class LoadPlan:
 
 
 class Result(NamedTuple):
-    """One line of the result files: the number of messages of one second with one outcome.
+    """One row of the result files: a number of messages of one ``second`` of a task, -1 for "stored".
 
     ``what``: "scheduled", by the second in which messages were due; "attempted", by the second in which their sends began;
     "acknowledged", "handed over" (one-way, without a confirmation), or the kind of failure, by the second in which their sends
     ended. "stored", of task -1, is the growth of the topic. ``latencies``: messages by bucket; ``longest``: the longest latency
-    in seconds. ``began``, ``ended``: of the task's sends, in seconds since 1970.
+    in seconds. ``began``, ``ended``: of the task's sends, for "stored" of the mode, in seconds since 1970.
     """
 
     run: str
@@ -102,7 +102,7 @@ COLUMNS: Final = (
 
 def results_of(plan: LoadPlan, task: int, *, fresh: bool, ready: Callable[[], object]) -> list[Result]:
     """Runs a task and returns its results. ``fresh``: True opens new connections. ``ready`` is called before the clock
-    starts and may wait for the other tasks. Raises the errors of starting the producer."""
+    starts and may wait for the other tasks."""
     here = worker()
     producer = here.producer(plan.options, fresh=fresh)
     with here.using(producer):
@@ -112,8 +112,8 @@ def results_of(plan: LoadPlan, task: int, *, fresh: bool, ready: Callable[[], ob
 
 
 class _Tally:
-    """The counts of a task. ``latencies``: messages by bucket, by second and outcome. ``longest``: the longest latency, by second
-    and outcome, in seconds; it is exact, as buckets are not."""
+    """The counts of a task. ``latencies``: messages by bucket, by second and outcome. ``longest``: the longest latency in seconds,
+    by second and outcome."""
 
     def __init__(self) -> None:
         self.attempted: Counter[int] = Counter()
@@ -136,7 +136,7 @@ class _Run:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._start = 0.0
         self._last = 0.0
-        """Seconds from the start to the last answer."""
+        """Seconds from the start to the last outcome."""
         self._due = 0
         """Sends that the clock has released."""
         self._taken = 0
@@ -221,7 +221,7 @@ class _Run:
         return self._taken - 1
 
     def messages(self, number: int) -> list[Message]:
-        """Returns the messages of one send. A body begins with the ids of run and task."""
+        """Returns the messages of one send."""
         first = number * self._step
         return [self._message(each) for each in range(first, first + self._step)]
 
@@ -299,7 +299,7 @@ async def _sync(run: _Run) -> None:
 
 
 async def _async(run: _Run) -> None:
-    """Sends by ``await producer.send_async(message, ...)``, with as many in flight as there are credits."""
+    """Sends by ``await producer.send_async(message, ...)``, in one coroutine."""
     while (turn := await run.turn()) is not None:
         number, due = turn
         try:
@@ -327,7 +327,7 @@ async def _oneway(run: _Run) -> None:
 
 
 async def _batch(run: _Run) -> None:
-    """Sends batches that are due as a whole, 8 at a time."""
+    """Sends batches, each due as a whole, at most 8 at a time."""
 
     async def calls() -> None:
         while (turn := await run.turn()) is not None:

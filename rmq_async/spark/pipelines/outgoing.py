@@ -1,8 +1,8 @@
 """Writes rows to topics and counts them: the common part of pipelines that write.
 
 Spark does not report what a batch write wrote. A successful write has sent every row; the rows are counted in the same pass.
-The growth of the brokers' queues shows whether the topics contain them. Other producers may write there too, and a task that
-runs again sends rows twice, so the growth is a lower bound to check against and no count of rows.
+A growth of the topics below that number shows that rows are missing. A larger one shows nothing, because other producers may
+write there too, and a task that runs again sends rows twice.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ INTERVAL: Final = 2.0
 PATIENCE: Final = 5.0
 """Seconds to wait, at most, until acknowledged messages are readable."""
 TASK_RATE: Final = 5000
-"""Messages a second from which on one more task shares a rate."""
+"""Messages a second for one task; a higher rate is shared by more tasks."""
 
 
 @dataclass(frozen=True)
 class Written:
     """The result of a write. ``messages``, ``bytes`` (of bodies): sent and acknowledged. ``arrived``: growth of the topics; None
-    where it may not be read, or was not answered."""
+    if it could not be read."""
 
     messages: int
     bytes: int
@@ -53,7 +53,7 @@ class Written:
 
 
 def access_for(options: Mapping[str, str]) -> Access:
-    """Checks the options of a write, before anything is started, and returns its connection. Raises ConfigError for a wrong one."""
+    """Checks the options of a batch write and returns their connection. Raises ConfigError for invalid options."""
     return write_options(options, streaming=False).access
 
 
@@ -65,7 +65,8 @@ def shared_rate(rate: int, tasks: int) -> tuple[int, int]:
 
 
 def target_queues(access: Access, topics: Iterable[str]) -> dict[str, tuple[MessageQueue, ...]]:
-    """Returns the queues of each topic that can be written to. Raises TopicNotFoundError and the other errors of requests."""
+    """Returns the writable queues of each topic. Raises TopicNotFoundError for a topic without a route; the other errors of
+    requests."""
 
     async def queues(admin: Admin) -> dict[str, tuple[MessageQueue, ...]]:
         return {topic: publish_queues(topic, await admin.topic_route(topic)) for topic in sorted(set(topics))}
@@ -87,15 +88,15 @@ class Arrivals:
 
     def count(self) -> int | None:
         """Returns the growth of the topics; None without the permission to read offsets, or without the first offsets. Raises
-        RocketMQError."""
+        RocketMQError if a request fails for another reason."""
         if self._before is None:
             return None
         now = ask_at(self._access, self._ends)
         return None if now is None else now - self._before
 
     def settled(self, expected: int) -> int | None:
-        """Returns the growth as soon as it is ``expected`` or more, after ``PATIENCE`` seconds at the latest: a stored message
-        is readable a moment later. Raises no error, because the write has ended: returns None if the cluster does not answer."""
+        """Returns the growth once it is at least ``expected``, else that after ``PATIENCE`` seconds, because a stored message is
+        readable a moment later; None if it cannot be read. Logs errors of the cluster, because the write has ended."""
         until = monotonic() + PATIENCE
         while True:
             found: int | None = None
@@ -137,7 +138,7 @@ def write(
     started = False
 
     def report(arrived: int) -> None:
-        """Reports the growth; while Spark starts its tasks, and there is none, it reports only once."""
+        """Reports a growth other than 0; without one, the first call reports that tasks are starting."""
         nonlocal started
         if arrived or not started:
             progress({"arrived": arrived, "of": expected} if arrived else {"step": "starting"})
@@ -151,7 +152,7 @@ def write(
 
 @contextmanager
 def watched(arrivals: Arrivals, report: Callable[[int], None]) -> Iterator[None]:
-    """Calls ``report`` with the growth at intervals, in a separate thread, while the body runs."""
+    """Calls ``report`` with the growth at intervals, in a separate thread, while the body runs; not where it cannot be read."""
     over = threading.Event()
 
     def watch() -> None:

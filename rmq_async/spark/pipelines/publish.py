@@ -63,17 +63,17 @@ def publish(
     options: Mapping[str, str] | None = None,
     progress: Progress = no_progress,
 ) -> PublishSummary:
-    """Sends every row of ``frame`` to ``topic``; texts in the arguments name columns.
+    """Sends every row of ``frame`` to ``topic``; ``order_by`` is an SQL expression, the other texts name columns.
 
     ``body``: None sends the whole row as JSON. ``id``: the identity of a row, its ``RMQ_SPARK_ID``. ``keys``, ``properties``:
     columns that become keys, and properties of the same name; a value that is NULL or blank becomes none. With a
-    ``sharding_key``, rows with the same value go to one queue, in the order of ``order_by``, an SQL expression. ``partitions``:
+    ``sharding_key``, rows with the same value go to one queue, in the order of ``order_by`` if it is given. ``partitions``:
     number of tasks that send; None: as many as Spark makes; with a ``rate``, the maximum. ``rate``: maximum messages per second of
-    all tasks together; None: no limit. ``dry_run``: True counts the rows and sends nothing. ``options``: of format rocketmq.
-    ``progress``: called while rows are sent.
+    all tasks together, at least 1; None: no limit. ``dry_run``: True counts the rows and sends nothing. ``options``: of format
+    rocketmq. ``progress``: called while rows are sent.
 
-    Raises ConfigError for an invalid option, for a column that does not exist, for a property with a name that is reserved for
-    the system, and for ``order_by`` without a ``sharding_key``; also the errors of requests to the cluster, and those of Spark.
+    Raises ConfigError for an invalid option or rate, for a column that does not exist, for a property with a name that is reserved
+    for the system, and for ``order_by`` without a ``sharding_key``; also the errors of requests to the cluster, and those of Spark.
     """
     began = monotonic()
     given = dict(options or {}) | {"topic": topic}
@@ -203,8 +203,8 @@ def _body(frame: DataFrame, name: str | None) -> Column:
 
 
 def _placed(rows: DataFrame, partitions: int | None, order_by: str | None, *, capped: bool) -> DataFrame:
-    """Puts the rows of one sharding key into one task, in order; without keys, the rows into ``partitions`` tasks. ``capped``: the
-    tasks share a rate, so that fewer will do as well."""
+    """Partitions the rows by their sharding key, if they have one, and sorts them by ``order_by``. ``partitions``: None leaves the
+    number to Spark. ``capped``: True allows fewer, because the tasks share a rate."""
     if "shardingKey" in rows.columns:
         together = rows.repartition("shardingKey") if partitions is None else rows.repartition(partitions, "shardingKey")
         return together if order_by is None else together.sortWithinPartitions(ORDER).drop(ORDER)
@@ -258,8 +258,7 @@ class _Publish:
         parser.epilog = "NULLs are left out: of JSON, of keys, of properties. A row without a body ends the run."
 
     def check(self, given: argparse.Namespace) -> None:
-        """Checks the arguments and the topic. Raises ConfigError, TopicNotFoundError unless brokers create the topic, and the
-        errors of requests."""
+        """Checks the arguments that need no Spark, and the topic."""
         _check_table(given.format, given.path, given.table)
         _read_options(given)
         check_topic(write_options(connection_options(given) | {"topic": given.topic}, streaming=False))

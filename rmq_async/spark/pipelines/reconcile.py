@@ -5,11 +5,11 @@
 
 One full outer join of two aggregates by identity: rows of the table, messages of the topic. Both are shuffled and spill to
 disk; bodies are not built into columns, and the driver gets the figures and the findings to print. The table is read before the
-ends of the queues are requested, so that a row that is acknowledged during the run is never called missing.
+ends of the queues are requested, so that a row that is acknowledged in between is not called missing.
 
-Findings: ``missing``, acknowledged but not in the topic; ``unacknowledged``, in the topic although no row of the table says (or
-says yet) that it was sent; ``unknown``, in the topic but not in the table; ``duplicate``, more often in the topic than in the
-table. One identity may have two findings.
+Findings: ``missing``, fewer messages in the topic than acknowledged rows; ``unacknowledged``, more messages than acknowledged
+rows, and rows that are not acknowledged (yet); ``unknown``, in the topic but not in the table; ``duplicate``, more than one
+message, and more messages than rows. All rows of one identity count as one, except by key. One identity may have two findings.
 """
 
 from __future__ import annotations
@@ -57,12 +57,13 @@ _RETENTION: Final = "{} messages of these topics were deleted by retention, all 
 
 @dataclass(frozen=True)
 class Reconciled:
-    """The result of one run. ``sent``, ``acknowledged``: numbers of rows of the table. ``messages``: number of messages of
-    the topics in the window. ``matched``: acknowledged rows that have a message. The next four fields count the findings of
-    each kind; ``copies``: number of surplus messages. ``without_id``: acknowledged rows without an identity;
-    ``messages_without_id``: messages without one. ``deleted``: number of all messages that retention ever deleted from the
-    topics; missing messages may be among them. ``oldest``: store time of the oldest message that was read. ``failed``: whether
-    there are findings of ``fail_on``, or acknowledged rows without an identity."""
+    """The result of one run. ``sent``, ``acknowledged``: numbers of rows of the table, with those of the ``slack``. ``messages``:
+    number of messages of the topics in the window; by key, a message counts for each of its keys. ``matched``: number of
+    acknowledged rows that have a message; except by key, rows of one identity count as one. The next four fields count the
+    findings of each kind; ``copies``: number of surplus messages. ``without_id``: acknowledged rows in the window without an
+    identity; ``messages_without_id``: messages in the window without one. ``deleted``: number of offsets before the first
+    messages of the topics' queues; missing messages may be among them. ``oldest``: store time of the oldest message that was
+    read, None without one. ``failed``: whether there are findings of ``fail_on``, or ``without_id`` is above 0."""
 
     sent: int
     acknowledged: int
@@ -183,9 +184,9 @@ def _check_options(options: Mapping[str, str]) -> None:
 
 def _check_by(by: str, fail_on: Collection[str]) -> None:
     if by not in ("id", "key", "spark-id") and not (by.startswith("property:") and by != "property:"):
-        raise ConfigError(f"by must be id, key, spark-id or property:NAME, not {by}")
+        raise ConfigError(f"by must be id, key, spark-id or property:NAME, not {by!r}")
     if wrong := sorted(set(fail_on) - set(KINDS)):
-        raise ConfigError(f"fail_on must be some of {', '.join(KINDS)}, not {wrong[0]}")
+        raise ConfigError(f"fail_on must be some of {', '.join(KINDS)}, not {wrong[0]!r}")
 
 
 def _check(by: str, fail_on: Collection[str], table: SentTable) -> None:
@@ -272,7 +273,7 @@ class _Reconcile:
         )
 
     def check(self, given: argparse.Namespace) -> None:
-        """Checks the arguments, and that the topics exist. Raises ConfigError, TopicNotFoundError, and the errors of requests."""
+        """Checks the arguments that need no Spark, and that the topics exist."""
         options = connection_options(given)
         _check_by(given.by, given.fail_on)
         _check_options(options)
@@ -313,8 +314,8 @@ class _Reconcile:
 
 
 def _table(given: argparse.Namespace, columns: Sequence[str]) -> SentTable:
-    """Returns the columns named by the arguments, else those of an outbox or the defaults. Id and state may be absent if
-    they are not needed."""
+    """Returns the columns named by the arguments, else those of an outbox or the defaults. Id and state are None if they are
+    not needed and not among ``columns``."""
     preset = OUTBOX if given.outbox else SentTable()
     there = {name.lower() for name in columns}
     identity, state = given.id_column or preset.id, given.state_column or preset.state
@@ -341,7 +342,7 @@ def _kinds(text: str) -> list[str]:
     kinds = [name[:-1] if name == "duplicates" else name for name in _names(text)]
     for kind in kinds:
         if kind not in KINDS:
-            raise argparse.ArgumentTypeError(f"must be some of {', '.join(KINDS)}, not {kind}")
+            raise argparse.ArgumentTypeError(f"must be some of {', '.join(KINDS)}, not {kind!r}")
     return kinds
 
 

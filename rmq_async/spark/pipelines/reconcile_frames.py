@@ -103,7 +103,7 @@ def _text(found: Column) -> Column:
 
 
 def _between(moment: Column, since: datetime | None, until: datetime | None) -> Column:
-    """Returns whether a time is in the window; never NULL."""
+    """Returns a column that says whether a time is in the window; it has no NULL."""
     inside = sql.lit(True)
     if since is not None:
         inside = inside & (moment >= sql.lit(since))
@@ -138,8 +138,8 @@ def no_state(sent: DataFrame, table: SentTable) -> str:
 
 
 def topic_messages(topic: DataFrame, by: str, since: datetime | None, until: datetime | None) -> DataFrame:
-    """Returns the messages by ``identity`` (NULL for none), with ``present``, ``within`` (those stored in the window), ``first``
-    and ``last``."""
+    """Returns the messages by ``identity`` (NULL for none), with their number ``present``, that of those stored in the window,
+    ``within``, and the place and store time of the ``first`` and the ``last``."""
     identity: Column
     match by:
         case "id":

@@ -77,8 +77,8 @@ class Route(NamedTuple):
 @dataclass(frozen=True, kw_only=True)
 class ReplaySummary:
     """The result of one run. ``found``: messages in the window. ``messages``: sent and acknowledged; ``bytes``: of their
-    bodies. ``arrived``: growth of the topics, with the messages of other producers; None of a dry run and where it could not be
-    read. ``queues``: by queue of the archive, the number of its messages and their target."""
+    bodies. ``arrived``: growth of the topics, with the messages of other producers; None of a dry run, if nothing was found, and
+    where it could not be read. ``queues``: by queue of the archive, the number of its messages and their target."""
 
     path: str
     topics: tuple[str, ...]
@@ -118,15 +118,16 @@ def replay(
     """Sends messages stored from ``start`` on and before ``end`` to ``topic``, or to their own topics with ``to_original``.
 
     ``source_topics``: the topics of the archive to replay; empty for all. ``start``, ``end``: naive ones are UTC; None: no limit.
-    ``where``: an SQL condition on the columns of the archive. ``rate``: maximum messages per second of all tasks together; None:
-    no limit. ``exact_queues``: True allows no other queue of the target than that of the same broker and number. ``dry_run``:
-    True counts and sends nothing. ``options``: of format rocketmq. ``progress``: called with the counts, then while messages are
-    sent. Body, keys, tags, flag, sharding key and the user's properties are kept; properties of the system are not.
-    ``RMQ_SPARK_ID`` is topic/broker/queue/offset in the archive, which identifies a message that is replayed twice.
+    ``where``: an SQL condition on the columns of the archive. ``rate``: maximum messages per second of all tasks together, at
+    least 1; None: no limit. ``exact_queues``: True allows no other queue of the target than that of the same broker and number.
+    ``dry_run``: True counts and sends nothing. ``options``: of format rocketmq. ``progress``: called with the counts, then while
+    messages are sent. Body, keys, tags, flag, sharding key and the user's properties that are not blank are kept; properties of
+    the system are not. ``RMQ_SPARK_ID`` is topic/broker/queue/offset in the archive, which identifies a message that is replayed
+    twice.
 
-    Raises ConfigError for both or neither of ``topic`` and ``to_original``, for an empty window, for an invalid option, for a path
-    without an archive and, with ``exact_queues``, for a queue for which the target has none of the same broker and number to
-    write to. Raises PipelineError for an archive without files, for one that holds messages twice and, without
+    Raises ConfigError for both or neither of ``topic`` and ``to_original``, for an empty window, for an invalid option or rate, for
+    a path without an archive and, with ``exact_queues``, for a queue for which the target has none of the same broker and number
+    to write to. Raises PipelineError for an archive without files, for one with more messages of a queue than offsets and, without
     ``exact_queues``, for a target without a queue to write to; TopicNotFoundError for a target that does not exist; the other
     errors of requests to the cluster, and those of Spark.
     """
@@ -184,7 +185,7 @@ def read_archive(spark: SparkSession, path: str) -> DataFrame:
             raise ConfigError(f"there is no archive at {path}: the path does not exist; check it") from None
         if error.getCondition() == "UNABLE_TO_INFER_SCHEMA":
             raise PipelineError(
-                f"the archive at {path} is empty: there is no message to replay; archive a topic first"
+                f"the archive at {path} is empty: it holds no file of messages; check the path, or archive a topic first"
             ) from None
         raise
     missing = [name for name in NEEDED if name not in columns]
@@ -203,8 +204,8 @@ def routes(
     *,
     exact: bool,
 ) -> list[Route]:
-    """Assigns every source to one queue of the target, of the same broker and number, else one that its name and the number of the
-    target's queues determine, and to one task; tasks get about the same number of messages.
+    """Assigns every source to one queue of the target, of the same broker and number, else one that its name and the target's
+    queues determine, and to the task that has the fewest messages yet, the largest sources first.
 
     Raises ConfigError with ``exact`` for a source for which the target has no queue of the same broker and number that can be
     written to, PipelineError without it for a target without any queue that can be written to.
@@ -241,7 +242,8 @@ def _utc(when: datetime) -> datetime:
 def _window(
     frame: DataFrame, topics: Iterable[str], start: datetime | None, end: datetime | None, where: str | None
 ) -> DataFrame:
-    """Returns the messages of the window. Dates are compared too, so that only their directories are read."""
+    """Returns the messages of ``topics`` (all if empty) in the window for which ``where`` is true. Dates are compared too, so that
+    Spark reads no other directories."""
     topics = tuple(topics)
     if topics:
         frame = frame.where(F.col("topic").isin(*topics))
@@ -355,7 +357,7 @@ class _Replay:
         parser.epilog = "RMQ_SPARK_ID of a message that is sent is topic/broker/queue/offset of the one in the archive."
 
     def check(self, given: argparse.Namespace) -> None:
-        """Checks the arguments, and that the topics exist. Raises ConfigError, TopicNotFoundError, and the errors of requests."""
+        """Checks the arguments that need no Spark, and that the topic to send to exists, if one is given."""
         _check(given.topic, given.to_original, given.start, given.end)
         topic = {} if given.topic is None else {"topic": given.topic}
         target_queues(access_for(connection_options(given) | topic), topic.values())

@@ -27,8 +27,8 @@ def activate(spark: SparkSession) -> None:
 
 
 def parallelism(spark: SparkSession) -> int:
-    """Returns the number of tasks that Spark runs at a time (``spark.default.parallelism``). Spark Connect gives it only by the
-    partitions of a frame, which takes a job."""
+    """Returns the number of tasks that Spark runs at a time, as ``spark.default.parallelism`` says. With Spark Connect it counts
+    the partitions of a frame, which takes a job."""
     try:
         return int(spark.sparkContext.defaultParallelism)
     except PySparkAttributeError:

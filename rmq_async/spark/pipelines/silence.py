@@ -39,7 +39,7 @@ class Said:
         return self._kept.decode(errors="replace") + more
 
     def _read_all(self) -> None:
-        """Reads until no process has the other end open, so that none of them ever waits for room."""
+        """Reads until no process has the other end open, so that none waits for room in the pipe."""
         while data := os.read(self._reader, CHUNK):
             room = data[: KEPT - len(self._kept)]
             self._kept += room
@@ -49,8 +49,8 @@ class Said:
 
 @contextmanager
 def stderr_kept() -> Iterator[Said]:
-    """Keeps the stderr of processes that start in the block, and of their children, off the terminal, also after the block.
-    Raises OSError if there is no stderr."""
+    """Keeps off the terminal what this process writes to stderr in the block, and what processes that start in it write, also
+    after the block. Raises OSError if this process has no stderr."""
     terminal = os.dup(STDERR)
     reader, writer = os.pipe()
     sys.stderr.flush()
@@ -66,8 +66,8 @@ def stderr_kept() -> Iterator[Said]:
 
 @contextmanager
 def silent_start(silent: bool) -> Iterator[None]:
-    """Does as ``stderr_kept`` does, if ``silent`` and if there is a stderr. If the start fails, it prints the beginning of
-    the kept output."""
+    """Keeps stderr as ``stderr_kept`` does, if ``silent`` and if there is one. If the block raises, prints the beginning of the
+    kept output."""
     said: Said | None = None
     with ExitStack() as stack:
         if silent:

@@ -17,7 +17,7 @@ __all__ = ["LATE", "Stored", "copies", "disorder", "late", "lost", "misplaced", 
 LATE: Final = 0.05
 """Virtual seconds by which a call may exceed its budget, because of jobs of the executor and iterations of the loop."""
 SLOWEST: Final = 1.03
-"""Seconds of the simulation that the slowest clock takes for one second."""
+"""Seconds of the simulation that the slowest clock takes for one second, at most."""
 HALF_TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"
 _TEMPORARY: Final = (HALF_TOPIC, "%RETRY%", "%DLQ%", "SCHEDULE_TOPIC_XXXX", "rmq_sys_wheel_timer")
 _TRANSACTION: Final = "send_in_transaction"

@@ -1,4 +1,4 @@
-"""Counts the connects of client machines: a client that pauses between its connects never floods a server."""
+"""Counts the connects of client machines, to find those that do not pause between them."""
 
 from __future__ import annotations
 

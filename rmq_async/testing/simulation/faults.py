@@ -48,8 +48,8 @@ class Faults:
     draws its own subset of the kinds, at least three or all if they are fewer, and a rate of half to one and a half times the
     given one.
 
-    Raises SimulationError for a str as ``kinds``, for an unknown kind, for a rate below 0 or infinite, and unless
-    0 <= start <= end; TypeError for ``kinds`` that are not iterable.
+    Raises SimulationError for a str as ``kinds``, for an unknown kind, for a rate that is no finite number from 0 on, and unless
+    ``start`` and ``end`` are numbers with 0 <= start <= end; TypeError for ``kinds`` that are not iterable.
     """
 
     kinds: frozenset[str] = frozenset(KINDS)

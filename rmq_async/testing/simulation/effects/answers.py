@@ -41,7 +41,7 @@ def disorder(chance: Random, machine: BrokerMachine) -> Effect:
 
 
 def jitter(chance: Random, machine: BrokerMachine) -> Effect:
-    """Delays each answer by a drawn time, so that answers overtake each other."""
+    """Delays each answer by a drawn time, so that answers may overtake each other."""
     before, gate = machine.requests, machine.broker.listener.gate
     gate.set_delay(0.0, chance.choice((0.01, 0.1, 1.0)), Random(chance.getrandbits(64)))
     return Done(lambda: gate.set_delay(0.0), lambda: machine.requests != before)

@@ -72,7 +72,7 @@ def clock_drift(chance: Random, machine: Machine) -> Effect:
 
 
 def clock_rate(chance: Random, machine: Machine) -> Effect:
-    """Makes the monotonic clock, and with it all time-outs, run too fast or too slowly."""
+    """Makes the monotonic clock, and with it all timeouts, run too fast or too slowly."""
     machine.drift_monotonic(chance.uniform(-LARGEST_RATE, LARGEST_RATE))
     return Done(lambda: machine.drift_monotonic(None), lambda: machine.running)
 

@@ -65,7 +65,7 @@ def resize(cluster: Cluster, chance: Random, machine: BrokerMachine) -> Effect |
 
 
 def slow_disk(chance: Random, machine: BrokerMachine) -> Effect:
-    """Delays flushes, so that a power loss removes more messages; some sends are answered with FLUSH_DISK_TIMEOUT."""
+    """Delays flushes, so that a power loss removes more messages, and answers up to ``MOST_LATE`` sends with FLUSH_DISK_TIMEOUT."""
     log, failures = machine.log, machine.broker.failures
     before = log.appended
     log.flush_interval = chance.choice(SLOW_FLUSHES)
