@@ -66,7 +66,7 @@ def test_arguments_that_cannot_be_meant_are_named(capsys: pytest.CaptureFixture[
     assert _given("--fail-on", "duplicates, unknown").fail_on == ["duplicate", "unknown"]
     assert _given("--acknowledged", "sent,ok").acknowledged == ["sent", "ok"]
     for wrong, expected in (
-        (["--fail-on", "lost"], "must be some of missing, unacknowledged, unknown, duplicate, not lost"),
+        (["--fail-on", "lost"], "must be some of missing, unacknowledged, unknown, duplicate, not 'lost'"),
         (["--acknowledged", " ,"], "must be names with commas between them, not ' ,'"),
         (["--slack", "-1"], "must be a whole number from 0 to 86400"),
     ):
