@@ -92,11 +92,13 @@ class ClientConfig:
     ("10.0.0.0/8") that routes may send this client to; names are compared as texts, not resolved; default: any.
     ``vip_channel``: messages go to the brokers' second port, two below the first. ``namespace``: prefix of topics and groups;
     ``namespace_v2``: sent in a field of each request, names stay as they are; either has 1 to 100 characters out of letters,
-    digits, "-" and "_". ``unit_name``, ``unit_mode``: name and flag that a client of one unit of a cluster sends.
-    ``start_without_cluster``: True lets ``start()`` return while no name server answers; calls then wait, within their
-    timeouts, until one answers and names a broker; so does ``start()`` of a group consumer, within ``request_timeout``.
+    digits, "-" and "_", and does not begin with "rmq_sys_" or "CID_RMQ_SYS_". ``unit_name``, ``unit_mode``: name and flag that
+    a client of one unit of a cluster sends. ``start_without_cluster``: True lets ``start()`` return while no name server
+    answers; calls then wait, within their timeouts, until one answers and names a broker; so does ``start()`` of a group
+    consumer, within ``request_timeout``.
 
-    Raises ConfigError for an invalid value and for settings that exclude each other, TypeError for an unknown field.
+    Raises ConfigError for an invalid value, for settings that exclude each other, and for one without another that it needs;
+    TypeError for an unknown field.
     """
 
     namesrv: str | Sequence[str] | None = None
@@ -147,7 +149,9 @@ class ClientConfig:
         if isinstance(self.tls, ssl.SSLContext) and self.tls.protocol == ssl.PROTOCOL_TLS_SERVER:
             raise ConfigError("tls: the SSLContext is one for servers; ssl.create_default_context() makes one for clients")
         if not self.tls_verify and self.tls is not True:
-            raise ConfigError("tls_verify=False needs tls=True: an SSLContext of your own says itself what it verifies")
+            raise ConfigError(
+                f"tls_verify=False needs tls=True, not {shown(self.tls)}; an SSLContext of your own says itself what it verifies"
+            )
         if self.server_hostname is not None:
             _check_text("server_hostname", self.server_hostname)
             if self.tls is False:
@@ -175,7 +179,8 @@ class ClientConfig:
                 reserved = " and ".join(_SYSTEM_PREFIXES)
                 raise ConfigError(f"{name} {shown(value)} begins like a name of the system; {reserved} are reserved")
         if self.namespace is not None and self.namespace_v2 is not None:
-            raise ConfigError("namespace and namespace_v2 are two ways to say the same; give one of them")
+            both = f"namespace {shown(self.namespace)} and namespace_v2 {shown(self.namespace_v2)}"
+            raise ConfigError(f"{both} exclude each other: they are two ways to say the same; give one of them")
 
     def resolved(self) -> ClientConfig:
         """Returns a copy of the settings with the name servers as a sorted tuple, those of NAMESRV_ADDR if none are given.
@@ -323,7 +328,7 @@ def check_seconds(name: str, value: float, *, zero: bool = False) -> None:
     if not value < LONGEST:  # NaN is not below it either
         raise ConfigError(f"{name} must be a number of seconds below {LONGEST:.0f}, not {shown(value)}")
     if value < 0 or (value == 0 and not zero):
-        raise ConfigError(f"{name} must be {'0 or ' if zero else ''}above 0 seconds, not {shown(value)}")
+        raise ConfigError(f"{name} must be {'at least' if zero else 'above'} 0 seconds, not {shown(value)}")
 
 
 def check_int(name: str, value: int, low: int, high: int) -> None:
@@ -353,7 +358,7 @@ def check_trace(trace: bool | str) -> None:
 
 def _check_text(name: str, value: str) -> None:
     if not isinstance(value, str) or not value.strip():
-        raise ConfigError(f"{name} must be a non-empty text, not {shown(value)}")
+        raise ConfigError(f"{name} must be a text that is not blank, not {shown(value)}")
     try:
         value.encode()
     except UnicodeEncodeError:

@@ -1,7 +1,8 @@
 """The first answer of a cluster: at the start or, for a client that may start without one, at any later time.
 
-A cluster is available when a name server answers and names a broker. A name server that was just started knows no broker for
-some seconds, and answers "no such topic" for every topic. Calls of a client that started without a cluster wait for this.
+A cluster counts as found when a name server's answer names a broker, has an error code or cannot be read. A name server that was
+just started knows no broker for some seconds, and answers "no such topic" for every topic. Calls of a client that started without a
+cluster wait until it is found.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The condition of a client instance's loop, name servers and brokers, known without a request.
 
-``health()`` calls these functions from any thread: they read each attribute once, and iterate over copies of dictionaries; no
-other thread can run while a dictionary is copied.
+``health()`` calls these functions from any thread, so they iterate over copies of dictionaries: no other thread can run while a
+dictionary is copied.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ REPLACED_UNTIL: Final = 130.5
 AGAIN: Final = 5.0
 """Seconds between two calls of ``forgotten`` from ``SILENT`` on until the connection is closed in any case."""
 MOST_UNREPLACED: Final = 256
-"""Addresses that are kept: one at which no broker is any more never answers again."""
+"""Maximum number of addresses that are kept: one at which no broker is any more never answers again."""
 
 _SILENT: Final = frozenset({CloseReason.DEAD, CloseReason.RESET, CloseReason.NOT_READING})
 
@@ -79,7 +79,8 @@ class FormerConnections:
         self._after(NOTICED, partial(self._forgotten, address))
 
     def _doubt(self, address: str, until: float, seconds: float) -> None:
-        """Calls ``forgotten`` in the last ``seconds`` before ``until``, or in a time for the address that has begun already."""
+        """Calls ``forgotten`` every ``AGAIN`` seconds in the last ``seconds`` before ``until``. Calls that are scheduled for the
+        address already go on until then instead, or longer."""
         if (known := self._doubted.get(address)) is not None:
             self._doubted[address] = max(known, until)
         elif (left := until - machine.monotonic()) > 0:

@@ -43,7 +43,7 @@ RECONNECTS = 6
 FAREWELL = 1.0
 """Maximum seconds to wait for the answers of brokers that a group leaves; the end of a connection removes its groups anyway."""
 UNREACHABLE_FOR = 5.0
-"""Seconds for which no call waits for a broker that did not answer its first heartbeat."""
+"""Seconds for which no call waits for a broker after an introduction to it has failed."""
 
 
 class HeartbeatState:
@@ -61,7 +61,7 @@ class HeartbeatState:
         self.drops = 0
         """How often the broker may have dropped the client's id."""
         self.restored_drops = 0
-        """Value of ``drops`` when ``_rejoin`` last succeeded."""
+        """Value of ``drops`` at the beginning of the last ``_rejoin`` that succeeded."""
         self.unanswered = 0
         """Heartbeats without an answer since the last answer."""
         self.task: asyncio.Task[None] | None = None
@@ -101,7 +101,7 @@ class Heartbeats:
         self._reported: set[str] = set()
         self._introductions: dict[str, asyncio.Task[None]] = {}
         self._unreachable: dict[str, float] = {}
-        """Brokers that did not answer, and until when no call waits for them."""
+        """Brokers to which an introduction has failed, and until when no call waits for them."""
         self._introduces = False
         """Whether a call has ever waited until brokers know this client."""
         self._former = FormerConnections(self._forgotten)
@@ -218,10 +218,10 @@ class Heartbeats:
             await asyncio.wait(tuple(self._tasks), timeout=deadline - machine.monotonic())
 
     async def introduce(self, addresses: Iterable[str], timeout: float) -> None:
-        """Returns when the brokers at ``addresses`` have answered a heartbeat on their present connections.
+        """Waits until the brokers at ``addresses`` know the client on their present connections, ``timeout`` seconds at most.
 
-        Connects where necessary, and waits ``timeout`` seconds at most. Does not wait for a broker that did not answer in the
-        last 5 s (``UNREACHABLE_FOR``).
+        Connects where necessary. Does not wait for a broker to which an introduction has failed, now or in the last 5 s
+        (``UNREACHABLE_FOR``).
         """
         self._introduces = True
         now, introductions = machine.monotonic(), []
@@ -344,7 +344,7 @@ class Heartbeats:
             state.drops += 1
 
     def _restore(self, connection: Connection) -> None:
-        """Counts a drop of the client's id, and starts the heartbeat that restores it if calls wait for replies."""
+        """Counts a drop of the client's id, and starts the heartbeat that restores it if a call has ever waited for a reply."""
         self._count_drop(connection)
         if self._introduces and self._producers and connection.is_open and connection in self._states:
             self._beat(connection)

@@ -187,8 +187,7 @@ class ClientInstance:
         self.heartbeats.add_producer(group)
 
     async def unregister_producer(self, group: str, timeout: float) -> None:
-        """Unregisters the group at connected brokers; waits for their answers, at most 1 s or ``timeout`` if that is shorter, and
-        raises no error."""
+        """Unregisters the group at connected brokers, as ``Heartbeats.remove_producer`` does."""
         await self.heartbeats.remove_producer(group, timeout)
 
     def register_consumer(self, data: ConsumerData) -> None:
@@ -219,10 +218,8 @@ class ClientInstance:
             topic = self.names.display_name(topic)
             wanted = "an address" if any_replica else "a master"
             broker = printable(broker_name)
-            text = (
-                f"neither the route of topic {topic} nor another names {wanted} of broker {broker}; start it, or check its name"
-            )
-            raise BrokerNotFoundError(text, broker=broker_name)
+            text = f"neither the route of topic {topic} nor another names {wanted} of broker {broker}"
+            raise BrokerNotFoundError(f"{text}; start the broker, or check its name", broker=broker_name)
         return address
 
     async def holder_of(self, queue: MessageQueue, timeout: float) -> str:
@@ -262,7 +259,7 @@ class ClientInstance:
     def plain_connection(self, broker_name: str) -> Connection | None:
         """Returns the connection of ``open_connection`` if requests on it may be frames encoded in advance.
 
-        None without a connection, and where hooks, signatures or binary headers need a RemotingCommand.
+        None without a connection, and where hooks, credentials, ``namespace_v2`` or binary headers need a RemotingCommand.
         """
         address = self._known_address(broker_name, True)
         connection = self.pool.open.get(address) if address is not None else None
@@ -336,7 +333,8 @@ class ClientInstance:
 
     async def _local_ip(self) -> str:
         """Returns this machine's address towards the name server that answers, or without an answer towards the first that a
-        network route leads to; "" if it is not known. Raises NameServerError unless the client may start without a cluster."""
+        network route leads to; "" if it is not known. Raises NameServerError without an answer, unless the client may start without
+        a cluster."""
         try:
             address = await self.cluster_probe.run_once()
         except NameServerError as error:
@@ -372,7 +370,7 @@ class ClientInstance:
             raise
 
     def _take_down(self) -> list[asyncio.Task[object]]:
-        """Ends everything but the sockets, without awaiting; returns cancelled tasks that have not ended yet."""
+        """Ends the work of the instance without awaiting, and returns the tasks that it has cancelled; the connections are left."""
         self._state = _State.CLOSED
         self._unlist()
         tasks: list[asyncio.Task[object]] = [*self._tasks]

@@ -104,7 +104,7 @@ class LifeCycle(Startable):
     async def stop(self, timeout: float | None = None) -> None:
         """Unregisters, and closes the connections unless others share them. Does nothing when not started or already stopped.
 
-        Pending calls fail with ClientStateError immediately. ``timeout``: seconds for the brokers' answers, 0 or more; default: 3
+        Pending calls fail with ClientStateError immediately. ``timeout``: seconds for the brokers' answers, at least 0; default: 3
         for PullConsumer and Admin. Raises TypeError or ValueError for another ``timeout``, WrongLoopError on another loop,
         ForkedError in a forked child.
         """
@@ -150,7 +150,8 @@ class LifeCycle(Startable):
         await asyncio.wait([changing])
 
     async def _join_start(self) -> None:
-        """Waits for the end of another call of ``start`` and raises a copy of its error; returns also if that call is cancelled."""
+        """Waits for the end of another call of ``start`` and raises a copy of its error; returns also if that call is cancelled.
+        Raises ClientStateError if the object has been stopped since."""
         changing = self._present_change()
         await asyncio.wait([changing])
         error = changing.result()

@@ -45,8 +45,8 @@ async def lost_offsets(
 
     ``missing``: offsets that the answer to a pull without a filter left out. ``static``: whether the queue is one of a static
     topic. ``timeout``: seconds for the request for the topic's settings, at most and by default ``request_timeout``. ``calls``:
-    as for ``ConnectionPool.request``. Raises as ``ClientInstance.ask_broker`` does, and BrokerError. If the settings cannot be
-    read, or this user may not see them, all missing offsets count as deleted.
+    as for ``ConnectionPool.request``. If the settings cannot be read, or this user may not see them, all missing offsets count as
+    deleted. Raises as ``ClientInstance.ask_broker`` does, and BrokerError if the broker refuses the settings for another reason.
     """
     broker_name = instance.routes.broker_of(queue)
     config = None if static else instance.gaps.get(broker_name, queue.topic)

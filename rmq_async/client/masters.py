@@ -34,7 +34,7 @@ async def has_master(instance: ClientInstance, queue: MessageQueue) -> bool:
     """Returns whether the broker that holds ``queue`` has a master.
 
     With ``enableSlaveActingMaster`` a name server names a replica in the master's place. The cluster's broker list keeps the real
-    broker ids, so it is requested where the route allows acting masters. Raises as ``NameServers.ask`` does.
+    broker ids, so it is requested where ``known_master`` returns None. Raises as ``NameServers.ask`` does.
     """
     known = known_master(instance, queue)
     if known is not None:

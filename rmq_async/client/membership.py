@@ -18,8 +18,8 @@ async def group_members(instance: ClientInstance, group: str, broker_name: str, 
     """Returns the members' client ids in no order, one for each connection: a client with an old connection that the broker has
     not closed is listed twice. Empty for a group without members: brokers then answer with code 1 (``has_no_members``).
 
-    ``topic``: a topic whose route names the broker. Raises BrokerError, RemoteProtocolError for a body that cannot be read, and
-    the errors of a request.
+    ``topic``: a topic whose route names the broker. Raises BrokerError if the broker refuses the request; RemoteProtocolError for a
+    body that cannot be read; and as ``ClientInstance.ask_broker`` does.
     """
     header = GetConsumerListByGroupRequestHeader(consumerGroup=group)
     command = RemotingCommand(code=RequestCode.GET_CONSUMER_LIST_BY_GROUP, ext_fields={**to_ext(header)})

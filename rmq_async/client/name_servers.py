@@ -51,7 +51,7 @@ class NameServers:
         self.answered = asyncio.Event()
         """Set by the first answer, and never cleared."""
         self.failure: NameServerError | None = None
-        """Why the newest request had no answer; None after an answer."""
+        """Why the newest request had no answer; None after an answer, and before the first request."""
         self.on_failure: Callable[[], None] = _nothing
         """Called when a request has had no answer."""
 

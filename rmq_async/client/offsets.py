@@ -89,7 +89,7 @@ async def until_readable(
     the ``max_offset`` requests right after an acknowledged send do not count its message, with and without their ``committed``
     field). Only the runtime information shows how far behind the queues are; it costs the broker 60 ms, so this is for the
     start of a reading. In its first second a broker has none and fails (5.5.0 and 4.9.7): the request is repeated, as for a
-    busy one. A broker without this information counts as readable.
+    busy one. Any other answer without this information counts as readable.
     """
     longest = instance.config.request_timeout
     patience = longest if timeout is None else timeout
@@ -128,7 +128,7 @@ async def until_readable(
 async def min_offset(
     instance: ClientInstance, queue: MessageQueue, *, any_replica: bool = True, timeout: float | None = None
 ) -> int:
-    """Returns the offset of the first message that is not deleted."""
+    """Returns the offset of the first message that is not deleted; the end of the queue if there is none."""
     header = GetMinOffsetRequestHeader(topic=queue.topic, queueId=queue.queue_id, bname=queue.broker_name)
     return (await _ask(instance, queue, header, GetMinOffsetResponseHeader, any_replica, timeout)).offset
 
@@ -268,8 +268,9 @@ async def known_queue(instance: ClientInstance, queue: MessageQueue) -> MessageQ
     """Returns ``queue`` with its topic's name on the wire, if the topic's route has it. Brokers do not check that: they answer
     requests about a queue that they do not have as if it were empty.
 
-    Raises TopicNotFoundError; InvalidMessageError for an invalid topic name; BrokerNotFoundError for a broker without the
-    topic; ConfigError for a queue id above the last one and for a value that is no queue; NameServerError.
+    Raises TopicNotFoundError for an unknown topic; InvalidMessageError for an invalid topic name; BrokerNotFoundError for a broker
+    without the topic; ConfigError for a queue id above the last one and for a value that is no queue; NameServerError if no name
+    server answers usably.
     """
     queue = instance.names.wire_queue(check_queue(queue))
     check_topic(queue.topic)

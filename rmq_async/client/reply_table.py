@@ -43,7 +43,7 @@ class ReplyTable:
     def __init__(self) -> None:
         self._waiting: dict[str, asyncio.Future[PushedReply]] = {}
         self.strays = 0
-        """Number of replies without a call: they came too late, or twice."""
+        """Number of replies without a call that waits, such as those that came too late, or twice."""
         self._unrouted: dict[str, float] = {}
 
     def __len__(self) -> int:

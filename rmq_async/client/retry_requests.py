@@ -85,8 +85,8 @@ async def send_dead_letter(instance: ClientInstance, group: str, topic: str, mes
 
 
 def _broker_of(instance: ClientInstance, topic: str, message: MessageExt) -> str:
-    """Returns the name of the broker that stores ``message``. The queue of a static topic does not name it, and another broker
-    may hold that queue by now."""
+    """Returns the name of the broker that stores ``message``, for a static topic as far as the routes show it."""
+    # The queue of a static topic does not name the broker, and another one may hold that queue by now.
     queue = message.queue
     if not queue.broker_name.startswith(LOGICAL_QUEUE_MOCK_BROKER_PREFIX):
         return queue.broker_name

@@ -1,11 +1,11 @@
 """The routes of topics: a cache in front of the name servers.
 
-The hot path is ``cached``, a dict look-up. A miss costs one request for all its callers, and one more for TBW102 when the topic is
-not known and may be created by sending. The route of each topic in use is requested again every ``route_poll_interval``, and
-sooner after an error (``refresh_soon``). An answer that is empty, unreadable or "no such topic" never replaces a good route: the
-brokers' own answers are more reliable. Equal answers are recognised by their digests, so polling an unchanged cluster decodes
-nothing; ``version`` grows only when a route changed. A topic without a use for some polls (``use``) is dropped, and requested
-anew at its next use.
+The hot path is ``cached``, a dict look-up. A miss costs one request for all its callers, and one more for TBW102 when the topic
+is not known and may be created by sending. The route of each topic in use is requested again every ``route_poll_interval``, and
+sooner after an error (``refresh_soon``). An answer that is empty, unreadable or "no such topic" never replaces a good route:
+the brokers' own answers are more reliable. Equal answers are recognised by their digests, so polling an unchanged cluster
+decodes nothing; ``version`` grows only when a route is new or has changed. A topic without a use for some polls (``use``) is
+dropped, and requested anew at its next use.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ SWEEP_AFTER: Final = 0.5
 """Seconds after a broken connection until routes are refreshed; a name server drops a dead broker within 0.3 s."""
 
 _SHARE: Final = 0.98
-"""Share of a caller's timeout for the request, so that the name servers' failures are known before the caller times out."""
+"""Share of ``request_timeout`` for a request, so that a caller with that timeout gets the name servers' failures."""
 
 
 class _Answer(NamedTuple):
-    """A name server's answer about a topic; ``route``: None for "no such topic" and for a route without queues."""
+    """A name server's answer about a topic; ``route``: None for "no such topic", and for a route without queues or brokers."""
 
     name_server: str
     digest: bytes
@@ -166,7 +166,7 @@ class RouteTable:
         return old
 
     async def fetch(self, topic: str, timeout: float) -> TopicRoute:
-        """Requests the route now and returns the name server's answer, never an old route. Does not count as a use of the topic.
+        """Requests the route now and returns the one that a name server answers. Does not count as a use of the topic.
 
         Raises as ``get`` does.
         """
@@ -343,7 +343,7 @@ class RouteTable:
     # -- the table
 
     def _enter(self, topic: str, answer: _Answer) -> _Answer:
-        """Enters a good answer into the table; returns it with the route that is in use now, if any."""
+        """Enters a good answer into the table; returns the answer, a good one with the route that is in use then."""
         old, new = self._routes.get(topic), answer.route
         if new is None:
             if old is not None and not old.provisional:
@@ -431,7 +431,7 @@ class RouteTable:
 
     def _late(self, topic: str, timeout: float) -> NameServerError:
         names = ", ".join(self._name_servers.addresses)
-        text = f"no route of topic {self._display_name(topic)} within {timeout:.3g} s, name servers: {names}"
+        text = f"no route of topic {self._display_name(topic)} was found within {timeout:.3g} s, name servers: {names}"
         if self._cluster_found is not None and not self._cluster_found.is_set():
             failure = self._name_servers.failure
             text += (

@@ -71,7 +71,7 @@ async def store_time_ms(
     instance: ClientInstance, queue: MessageQueue, offset: int, timeout: float, *, any_replica: bool = True
 ) -> int:
     """Returns the store time of the message at ``offset``, epoch ms; -1 if the message is deleted, also while the broker has
-    not yet corrected the queue's minimum.
+    not yet corrected the queue's minimum, and if the answer has another message.
 
     ``timeout``: seconds. Raises BrokerError and the errors of a request, RemoteProtocolError for a record that cannot be read.
     """

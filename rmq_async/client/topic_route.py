@@ -106,7 +106,7 @@ def _addresses(brokers: tuple[BrokerData, ...]) -> _Addresses:
 
 
 def _same_queues(data: TopicRouteData, addresses: _Addresses) -> bool:
-    """Returns whether the queues to send to are also those to read from, in the same order."""
+    """Returns True only if the queues to send to are also those to read from, in the same order."""
     if data.order_topic_conf or data.topic_queue_mapping_by_broker:
         return False
     names = {item.broker_name for item in data.queue_datas}

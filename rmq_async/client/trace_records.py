@@ -25,7 +25,7 @@ from .._text import printable
 __all__ = ["TRACE_TIMEOUT", "TraceRecords"]
 
 DELAY: Final = 1.0
-"""Maximum seconds that a record waits before it is sent."""
+"""Seconds after which a waiting record is due, also in a message that is not full."""
 RECORDS: Final = 100
 """Maximum number of records in one trace message."""
 BODY_SIZE: Final = 128_000
@@ -74,7 +74,7 @@ class TraceRecords:
 
     def append(self, context: TraceContext) -> None:
         """Queues the record. Drops and counts it if the queue is full or has ended, and if the record is too large or cannot be
-        encoded. Never waits and never raises."""
+        encoded."""
         try:
             data = encode_trace(context).encode()
         except (LocalProtocolError, UnicodeEncodeError) as error:

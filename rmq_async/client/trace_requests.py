@@ -33,8 +33,9 @@ QUEUES: Final = 4
 async def send_trace(instance: ClientInstance, group: str, message: Message, deadline: float) -> None:
     """Sends a trace message by ``deadline`` (monotonic), in at most two attempts, on two brokers if the topic has them.
 
-    ``group``: the header's producer group, by its name on the wire. Raises TopicNotFoundError if no broker has the topic with
-    write permission and none may create it, NameServerError, and the errors of a request.
+    ``group``: the header's producer group, by its name on the wire. Raises TopicNotFoundError if the topic does not exist and
+    no broker offers to create it, and if no master has it with write permission; NameServerError if no name server answers
+    usably; and as ``ClientInstance.ask_broker`` does.
     """
     topic = instance.names.wire(message.topic)
     route = await instance.routes.get(

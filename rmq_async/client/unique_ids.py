@@ -46,7 +46,7 @@ class UniqueIds:
         """Length of every id."""
         self._millisecond = self._wall = 0
         self.born_ms = b""
-        """Time of the last id: thirteen digits, milliseconds since the epoch."""
+        """Wall clock at the last id or ``now``: thirteen digits, milliseconds since the epoch; empty before the first."""
         self._month_begins = self._month_ends = 0
         self._seed()
         _instances.add(self)
@@ -71,7 +71,7 @@ class UniqueIds:
         return self._page + _HEX[number & 0xFF]
 
     def take(self, count: int) -> list[str]:
-        """Returns ``count`` new ids, each at a third of the cost of ``next``."""
+        """Returns ``count`` new ids."""
         ids: list[str] = []
         while (left := count - len(ids)) > 0:
             number = self._number

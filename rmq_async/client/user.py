@@ -41,7 +41,8 @@ class ClientUser(LifeCycle):
 
     @asynccontextmanager
     async def _call(self) -> AsyncIterator[ClientInstance]:
-        """Yields the running instance for a call of several steps, which ``stop`` cancels. Raises as ``_client`` does."""
+        """Yields the running instance for a call of several steps. Raises as ``_client`` does, and ClientStateError when ``stop``
+        ends the call."""
         instance = self._client()
         scope = asyncio.timeout(None)  # a cancellation scope: other cancellations pass through
         try:

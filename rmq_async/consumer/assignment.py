@@ -41,11 +41,11 @@ __all__ = ["Assignment"]
 logger = logging.getLogger(__name__)
 
 COMMIT_TIME: Final = 3.0
-"""Seconds for the last commit of a queue after its drain."""
+"""Maximum seconds for the last commit of a queue after its drain."""
 RESET_TIME: Final = 10.0
 """Seconds for which a reset waits for running handlers; Java's ``MQClientInstance.resetOffset`` sleeps as long."""
 SETTLE_TIME: Final = 2.0
-"""Seconds for cancelled calls to end, and for giving messages back, when the wait for handlers is over."""
+"""Maximum seconds for cancelled calls to end, and for giving messages back, when the wait for handlers is over."""
 UNLOCK_TIME: Final = 3.0
 LOOK_EVERY: Final = 5.0
 GATHER_TIME: Final = 0.05
@@ -230,7 +230,7 @@ class Assignment:
             self._abandoned.setdefault(held, []).append(item.message)
 
     async def _hand_over(self, held: HeldQueue, deadline: float, revoked: Event | None) -> None:
-        """Drains a queue after ``on_revoked``, then calls ``on_released``, unless the queue was lost."""
+        """Drains a queue after ``on_revoked``, then calls ``on_released``, unless the queue was lost or not announced."""
         if revoked is not None:
             with suppress(TimeoutError):
                 async with asyncio.timeout(min(deadline, self._drain_until) - machine.monotonic()):

@@ -216,7 +216,7 @@ async def test_purge_deletes_old_rows_of_its_group(inbox: Inbox, engine: AsyncEn
         assert await inbox.purge(session, 3600.0) == 0
     assert await keys(engine, table) == [("billing", "A2"), ("shipping", "A1")]
     async with sessions.begin() as session:
-        with pytest.raises(ConfigError, match="older_than must be 0 or above 0 seconds, not -1"):
+        with pytest.raises(ConfigError, match="older_than must be at least 0 seconds, not -1"):
             await inbox.purge(session, -1)
 
 

@@ -29,7 +29,7 @@ __all__ = ["SavedPositions"]
 logger = logging.getLogger(__name__)
 
 SAVE_TIME: Final = 30.0
-"""Maximum seconds of one call of the user's ``save`` while the member runs."""
+"""Maximum seconds of a save while the member runs, the wait for an earlier save included."""
 AGAIN_AFTER: Final = 0.1
 """Seconds between two attempts to save the last position of a queue."""
 MOST_KNOWN: Final = 65_536
@@ -39,7 +39,7 @@ class SavedPositions(Commits):
     """The positions of a broadcast member, loaded and saved.
 
     ``store``: the user's store, None without one. ``context``: the context that is copied for each call of its functions.
-    ``known``: positions by queue (names on the wire), of the queues that are read and of those that were read before.
+    ``known``: positions by queue (names on the wire), of queues that are read, were read before, or were in the store.
     """
 
     def __init__(
