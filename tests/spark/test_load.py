@@ -206,14 +206,17 @@ def test_a_picture(tmp_path: Path) -> None:
     assert (tmp_path / "load.png").read_bytes().startswith(b"\x89PNG")
     plot(run, str(tmp_path / "load.svg"))
     assert "<svg" in (tmp_path / "load.svg").read_text()
-    with pytest.raises(ConfigError, match=r"load\.doc: its ending must be one of .*png"):
+    with pytest.raises(ConfigError, match=r"load\.doc': its ending must be one of .*png"):
         plot(run, str(tmp_path / "load.doc"))
 
 
 def test_a_picture_needs_matplotlib(spark: SparkSession, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert main(["--report", "nowhere", "--plot", "load.png"]) == 2
-    assert capsys.readouterr().err == "rmq spark load: a plot needs matplotlib: pip install 'rmq-async[bench]'\n"
+    assert (
+        capsys.readouterr().err
+        == "rmq spark load: a plot needs matplotlib, which is not installed; run pip install 'rmq-async[bench]'\n"
+    )
 
 
 # -- the command
@@ -227,7 +230,10 @@ def test_a_picture_needs_matplotlib(spark: SparkSession, monkeypatch: pytest.Mon
         ({"modes": ("sync", "sync")}, "one is named twice"),
         ({"size": 0}, "size must be from 1 to 4194304, not 0"),
         ({"seconds": 0}, "seconds must be above 0"),
-        ({"modes": ("batch",), "batch": 4096}, "a batch of 4096 messages of 1024 bytes is above the 4194304 bytes"),
+        (
+            {"modes": ("batch",), "batch": 4096},
+            "a batch of 4096 messages of 1024 bytes, with 256 more for each, takes 5242880 bytes; the limit",
+        ),
         ({"tasks": 64}, r"tasks must be from 1 to 2, what --master local\[2,2\] runs at a time, not 64"),
         ({"options": {"maxMessagesPerSecond": "5"}}, "option maxMessagesPerSecond has no meaning for a load"),
         ({"options": {"sendTimeout": "5"}}, "unknown option sendTimeout; is sendTimeoutMs meant"),
