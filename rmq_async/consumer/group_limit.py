@@ -28,7 +28,7 @@ LONGEST: Final = 1.0
 
 
 async def attempts_of(instance: ClientInstance, group: str, broker: str, topic: str, timeout: float) -> int | None:
-    """Returns ``retryMaxTimes`` of the group; None if the broker does not return it."""
+    """Returns ``retryMaxTimes`` of the group, 0 for a negative one; None if the broker does not return it."""
     header = GetSubscriptionGroupConfigRequestHeader(group=group)
     command = RemotingCommand(code=RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG, ext_fields={**to_ext(header)})
     try:
@@ -48,7 +48,7 @@ class GroupLimits:
         self._instance = instance
         self._group = group
         self._known: dict[str, tuple[float, int | None]] = {}
-        """By broker: when it was asked, and its answer."""
+        """By broker: when it was asked last, and the last known limit."""
         self._asking: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def of(self, broker: str, topic: str) -> int | None:

@@ -26,8 +26,8 @@ _KEPT = tuple(accumulate(repeat(0.875, 64), mul, initial=1.0))
 class QueueState(Enum):
     """The state of a queue that is held.
 
-    ``TAKEN``: held, and not pulled before ``on_assigned`` has ended. ``DRAINING``: goes to another member, or the consumer
-    stops. ``STOPPED``: held, and not pulled, because of ``out_of_range="stop"``. ``LOST``: another member may read it already.
+    ``TAKEN``: held, and not pulled before ``on_assigned`` has ended. ``DRAINING``: is being given up, or the consumer stops.
+    ``STOPPED``: held, and not pulled, because of ``out_of_range="stop"``. ``LOST``: another member may read it already.
     """
 
     TAKEN = "taken"
@@ -43,7 +43,8 @@ class HeldQueue:
     messages are of all subscriptions.
 
     ``cursor``: offset of the next pull. ``committed``: the offset that the broker returned or confirmed last. ``end``: the
-    queue's maximum offset in the last answer, None before the first one. ``mean_size``: running mean of the bodies, in bytes.
+    queue's end by the last answer. ``mean_size``: running mean of the bodies, in bytes. None stands for values that are not
+    known yet.
     """
 
     __slots__ = (
@@ -69,12 +70,12 @@ class HeldQueue:
         """Offsets of messages without a handler here that are being given back."""
         self.state = QueueState.RUNNING
         self.announced = True
-        """False while no call of ``on_assigned`` has named it; no other callback names it then."""
+        """False until ``on_assigned``, if that is set, is called with it; no other callback names it before."""
         self.error: BaseException | None = None
         """The error of the last pull; None if it succeeded."""
         self.pulled_at = self.settled_at = machine.monotonic()
         self.paused = False
-        """Whether this queue alone was paused, besides its topic."""
+        """Whether a pause of this queue itself is in effect, not one of its topic or of all."""
         self.ends = False
         """Whether the drain is over: of an ordered queue no call begins any more."""
         self.squeezed = False
@@ -82,15 +83,14 @@ class HeldQueue:
         self.wakes_below = 0
         """The next pull waits until fewer messages than this number wait for a slot; 0 if it does not wait for that."""
         self.changed = asyncio.Event()
-        """Set at the end of each call, and when few messages wait for a slot. Pulls without room in the span, and drains, wait
-        for it."""
+        """Set when pulls or drains of the queue that wait may go on, as at the end of a call."""
 
     def __repr__(self) -> str:
         return f"<HeldQueue {self.shown} {self.state.value} at {self.progress.watermark}>"
 
     @property
     def is_owned(self) -> bool:
-        """Whether this member may still commit."""
+        """Whether this member has neither released nor lost the queue."""
         return self.state not in (QueueState.RELEASED, QueueState.LOST)
 
     @property
@@ -109,8 +109,8 @@ class HeldQueue:
 
     @property
     def is_ordered(self) -> bool:
-        """Whether its messages are in lines, in which this member itself repeats failed attempts. A message without a key is in
-        none, and is given back when it fails."""
+        """Whether its subscription has lines, in which this member itself repeats failed attempts; False for the retry
+        topic."""
         return self.subscription is not None and self.subscription.has_lines
 
     @property
@@ -131,7 +131,8 @@ class HeldQueue:
         self.state = QueueState.STOPPED
 
     def count_sizes(self, sizes: Sequence[int]) -> None:
-        """Adds the sizes of bodies, in bytes, to the running mean, in which the last eight have nearly two thirds of the weight."""
+        """Adds the sizes of bodies, in bytes, one or more, to the running mean."""
+        # The last eight have nearly two thirds of the weight.
         mean, latest = self.mean_size, sum(sizes) / len(sizes)
         kept = _KEPT[min(len(sizes), len(_KEPT) - 1)]
         self.mean_size = latest if mean is None else mean + (latest - mean) * (1 - kept)
@@ -140,10 +141,11 @@ class HeldQueue:
 class Waiting(Struct, eq=False):
     """A message of a held queue from its pull to its outcome: it waits for a call, or is in one.
 
-    ``attempt``: number of the attempt, counted from 1. ``since``: monotonic time from which on it waits; set only if its
-    subscription waits for full batches. ``key``: key of its line; None without one. ``held_since``: monotonic time at which
-    its first attempt failed that is repeated in place; None before. ``due``: monotonic time at which its next attempt begins, 0
-    for at once. ``error``: error of the user's ``key`` function; the call fails with it.
+    ``attempt``: number of the attempt, counted from 1. ``since``: monotonic time from which on it waits for a full batch,
+    ``-inf`` if it waits no more; set only if its subscription waits for full batches. ``key``: key of its line; None without
+    one. ``held_since``: monotonic time at which its first attempt failed that is repeated in place; None before. ``due``:
+    monotonic time at which its next attempt begins, 0 for at once. ``error``: error of the user's ``key`` function; the call
+    fails with it.
     """
 
     held: HeldQueue

@@ -37,8 +37,8 @@ class Intake:
     """Puts pulled messages into the buffers of their subscriptions. ``subscriptions``: by topic on the wire. ``orphan``: takes
     a redelivered message whose topic has no subscription here.
 
-    ``lost``: number of messages that were deleted before they were pulled. ``corrupt``: number of records that could not be
-    read.
+    ``lost``: number of offsets that were passed over because their messages were deleted before they were pulled. ``corrupt``:
+    number of records that could not be read.
     """
 
     def __init__(
@@ -103,7 +103,8 @@ class Intake:
         self.dispatcher.add(held, subscription, messages)
 
     def _buffer_again(self, held: HeldQueue, messages: list[MessageExt]) -> None:
-        """Buffers messages that are to be delivered again, each for the subscription of the topic that it was sent to."""
+        """Buffers messages that are to be delivered again, each for the subscription of the topic that it was sent to; passes
+        those without one to ``orphan``."""
         for message in messages:
             topic = original_topic(message.topic, message.properties)
             subscription = self._subscriptions.get(self._instance.names.wire(topic))
@@ -114,8 +115,8 @@ class Intake:
                 self._buffer(held, subscription, [msgspec.structs.replace(message, topic=subscription.topic)])
 
     async def move(self, held: HeldQueue, result: PullResult) -> None:
-        """Determines why the broker does not hold the offset of the pull, or whether the queue holds other messages now; moves
-        or stops the queue, or accepts the answer. Raises the errors of the requests."""
+        """Determines why the broker does not hold the offset of the pull, or whether the queue holds other messages now; then
+        moves, stops or leaves the queue, or accepts the answer. Raises the errors of the requests."""
         instance, marks, queue, offset = self._instance, self.marks, held.queue, held.cursor
 
         async def made_anew() -> bool:
@@ -172,8 +173,8 @@ class Intake:
     # -- room
 
     def drop_unbegun(self, held: HeldQueue) -> None:
-        """Drops the messages without a call that lie above all those that are in calls, settled or being given back, so that
-        the next owner pulls them."""
+        """Drops the messages without a call that lie above all those that are in calls, settled or being given back, except
+        failed ones that wait for another attempt."""
         running = [item.message.queue_offset for item in held.running]
         self._drop(held, max([*running, *held.returning, held.progress.highest_settled], default=-1))
 
@@ -203,7 +204,7 @@ class Intake:
         self._give(self.dispatcher.drop_resting(held, until))
 
     def make_room(self) -> None:
-        """Drops buffered messages of the queue that exceeds its share most, because another queue waits for room."""
+        """Drops buffered messages of the queue that exceeds its share most, if one does: another queue waits for room."""
         table = [each for each in self.held().values() if each.is_owned and not each.squeezed]
         if len(table) < 2:
             return

@@ -1,8 +1,8 @@
 """Iterators over a member's messages, one by one or in batches.
 
-A message in hand belongs to its iterator: asking for the next one settles it; when the iterator is closed or collected, it
-goes back into the buffer, at once and without a task. So these are not generator functions: the loop would close a collected
-generator later, and a step that is cancelled would end it.
+A message in hand belongs to its iterator: asking for the next one settles it, unless it has a mark; when the iterator is closed
+or collected, it goes back into the buffer, without a task. So these are not generator functions: the loop would close a
+collected generator later, and a step that is cancelled would end it.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class _Iterator(AsyncGenerator[T, None], Generic[T]):
         return room
 
     async def asend(self, value: None, /) -> T:
-        """Returns the next item, as ``anext`` does: no value can be sent to the iterator."""
+        """Returns the next item, as ``anext`` does. Raises TypeError for a value other than None."""
         if value is not None:
             raise TypeError(f"an iterator of messages takes no values, but {shown(value)} was sent; use anext()")
         return await self.__anext__()
@@ -101,15 +101,13 @@ class _Iterator(AsyncGenerator[T, None], Generic[T]):
         tb: TracebackType | None = None,
         /,
     ) -> T:
-        """Closes the iterator, and raises the exception."""
+        """Closes the iterator as ``aclose`` does, and raises the exception."""
         await self.aclose()
         raise typ
 
     async def aclose(self) -> None:
-        """Ends the iterator. A message that it has handed out goes back into the buffer, and is handed out again.
-
-        Raises RuntimeError while a task waits for the next message; cancel that one first.
-        """
+        """Ends the iterator. Messages of its last step that are still in hand go back into the buffer. Raises RuntimeError
+        while a task waits for the next message."""
         if self._asking:
             raise RuntimeError("a task waits for the next message of this iterator; cancel it, then close the iterator")
         self._closed = True

@@ -118,7 +118,7 @@ class Lines:
         ready.insert(place, item)
 
     def ended(self, items: Iterable[Waiting], now: float) -> list[Line]:
-        """Ends a call with ``items``, all settled or put back: their lines continue. Returns the lines that rest now."""
+        """Ends a call with ``items``: their lines continue. Returns the lines that rest now."""
         resting = []
         for key in dict.fromkeys([item.key for item in items if item.key is not None]):
             line = self.by_key[key]

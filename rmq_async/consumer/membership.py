@@ -73,7 +73,8 @@ class Clustering:
         return Takeover(self._instance, self._group, self.locks, patience, open, lambda: rebalance.departed)
 
     async def prepare(self, topic: str) -> None:
-        """Determines the first offsets of a topic's queues, before the member joins. Raises the errors of the requests."""
+        """Determines the first offsets of a topic's queues, before the member joins. A topic without a route is logged. Raises
+        the other errors of the requests."""
         instance = self._instance
         try:
             route = await instance.routes.get(topic, instance.config.request_timeout)

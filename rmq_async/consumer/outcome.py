@@ -13,8 +13,8 @@ class RetryLater(Exception):  # noqa: N818 - not an error
 
     ``delay``: seconds, a negative number as 0; None for the delay of the attempt (``Retry.delays``). The broker delays by
     levels (1 s, 5 s, 10 s, 30 s, 1 min ... 2 h): the next level at or above ``delay`` is used, 2 h for more. Ordered messages,
-    and those of broadcast, wait for ``delay`` exactly, up to ``max_hold``; with ``mode="pop"`` a message waits for ``delay``
-    and up to a tenth more.
+    and those of broadcast, wait for ``delay`` exactly, up to ``max_hold``; with ``mode="pop"`` a message waits for ``delay`` (2
+    h at most) and up to a tenth more.
     """
 
     def __init__(self, delay: float | None = None) -> None:
@@ -43,9 +43,9 @@ class DeadLetter(Exception):  # noqa: N818 - not an error
 class Outcome(Enum):
     """The outcome of a message.
 
-    ``DONE``: it was handled. ``RETRIED``: it is to be delivered again, or repeated in place. ``DEAD_LETTERED``: it was put into the
-    group's dead-letter topic, or given up in broadcast. ``ABANDONED``: the queue was lost or given up, or the consumer stopped,
-    before the message had another outcome; it is delivered again.
+    ``DONE``: it was handled. ``RETRIED``: it is to be delivered again, or repeated in place. ``DEAD_LETTERED``: it was put into
+    the group's dead-letter topic, or given up in broadcast. ``ABANDONED``: before the message had another outcome, its queue
+    was lost, given up or moved, or the consumer stopped; it is delivered again, unless its queue was moved beyond it.
     """
 
     DONE = "done"

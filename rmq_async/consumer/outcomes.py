@@ -31,8 +31,7 @@ class Outcomes:
 
     ``group``: on the wire. ``retried``, ``dead_lettered``: numbers of messages that brokers have accepted for another attempt,
     or as dead letters; ``retried`` includes attempts that this member repeats itself. ``unsure``: number of requests without an
-    answer that were repeated, so that a message may be delivered twice. ``given_up``: words of the log for a message after its
-    last attempt.
+    answer, whose messages may be delivered twice. ``given_up``: words of the log for a message after its last attempt.
     """
 
     given_up = "dead-lettered"

@@ -16,7 +16,7 @@ __all__ = ["Progress"]
 class Progress:
     """The progress in one queue.
 
-    ``start``: the first offset that is to be entered. ``next``: the offset after the last one that was entered or passed.
+    ``start``: the first offset that is to be entered. ``next``: the offset after the last one that is entered or passed.
     """
 
     __slots__ = ("_away", "_line", "_open", "next")

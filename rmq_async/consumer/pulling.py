@@ -5,7 +5,7 @@ earlier registration of the group, and every version serves it. Where the broker
 binary header needs the command, a template writes the request and a response with messages is decoded into one Struct
 (``PullReply``); everything else takes the general path of all requests. Each response is compared with its request. Nearly all
 of them hold a message for each offset from the requested one to ``nextBeginOffset``; only others are examined closely
-(``_compared``). Bodies below 64 KiB are decoded on the loop (half a millisecond), larger ones in a thread, where CRC and
+(``_compared``). Bodies below 64 KiB are decoded on the loop (half a millisecond), others in a thread, where CRC and
 decompression release the interpreter's lock.
 """
 
@@ -91,8 +91,8 @@ class PulledBody(NamedTuple):
 
 
 class PendingPull:
-    """A pull whose request was written from a template. ``future``: resolves to a PullReply, or to a RemotingCommand for a
-    response without messages. ``since``: monotonic time of the request."""
+    """A pull whose request was written from a template. ``future``: resolves to a PullReply for a response with messages, to a
+    RemotingCommand for another one. ``since``: monotonic time of the request."""
 
     __slots__ = ("connection", "future", "opaque", "request", "since")
 
@@ -146,8 +146,8 @@ async def pull_once(
 ) -> PullResult:
     """Pulls once and decodes the messages. ``pending``: the request if it was sent already.
 
-    Raises as ``pull_body`` does, RequestTimeoutError where the messages are not decoded in time, and RemoteProtocolError for an
-    answer with messages whose next offset is not above the requested one.
+    Raises as ``pull_body`` and ``lost_offsets`` do; RequestTimeoutError where the messages are not decoded in time; and
+    RemoteProtocolError for an answer with messages whose next offset is not above the requested one.
     """
     since = pending.since if pending is not None else machine.monotonic()
     answer = await pull_body(instance, request, calls, pending)
@@ -191,7 +191,7 @@ async def _decoded(
 
 def small_result(instance: ClientInstance, pending: PendingPull) -> PullResult | None:
     """Returns the result of ``pull_once`` for a response with messages that needs no thread and no further request; None for
-    others."""
+    others. Raises RemoteProtocolError as ``pull_once`` does."""
     request, future = pending.request, pending.future
     if future.cancelled() or future.exception() is not None:
         return None
@@ -307,8 +307,8 @@ def _found(reply: PullReply, address: str) -> PulledBody:
 
 
 def _result(instance: ClientInstance, request: PullRequest, answer: PulledBody, decoded: DecodedMessages) -> PullResult:
-    """Returns the result of the pull. ``lost`` holds each offset without a message, also those that compaction has removed; it is
-    empty for a filtered pull and for a light queue. Raises RemoteProtocolError for a FOUND answer that leads no further."""
+    """Returns the result of the pull. ``lost`` holds the offsets without a record, also those that compaction has removed; it
+    is empty for a filtered pull and for a light queue. Raises RemoteProtocolError for a FOUND answer that leads no further."""
     queue, offset = request.queue, request.offset
     for corrupt in decoded.corrupt:
         corrupt.broker, corrupt.address = queue.broker_name, answer.address
@@ -337,7 +337,8 @@ def _result(instance: ClientInstance, request: PullRequest, answer: PulledBody, 
 
 
 class _Held(NamedTuple):
-    """The requested part of a response. ``after``: the next offset. ``missing``: requested offsets before it without a message."""
+    """The requested part of a response. ``after``: the next offset. ``missing``: requested offsets before it without a
+    record."""
 
     messages: tuple[MessageExt, ...]
     corrupt: tuple[CorruptMessageError, ...]
@@ -348,10 +349,9 @@ class _Held(NamedTuple):
 def _compared(request: PullRequest, answer: PulledBody, decoded: DecodedMessages) -> _Held:
     """Compares a response with its request, offset by offset.
 
-    A batch that was stored as one record comes whole, with messages before the requested offset. The next offset is at most the
-    end of the queue. Where the broker has deleted the requested message and returns another one in its place, the response is
-    not used, because the messages behind that may be cut up: the next pull begins one offset later. Messages of a light queue
-    (LMQ) have the offsets of another queue.
+    A batch that was stored as one record comes whole, with messages before the requested offset. Where the broker has deleted
+    the requested message and returns another one in its place, the response is not used, because the messages behind that may
+    be cut up: the next pull begins one offset later. Messages of a light queue (LMQ) have the offsets of another queue.
     """
     queue, offset, filtered = request.queue, request.offset, request.is_filtered
     after = answer.next_offset if decoded.resume_at is None else decoded.resume_at

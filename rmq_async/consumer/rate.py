@@ -1,8 +1,8 @@
 """Rates of subscriptions: a token bucket for each. Pure, without a clock.
 
-A bucket fills with ``rate`` tokens a second, and holds those of BURST seconds, one at least; each message of a call takes one. A
-call may begin when there is one token, even if it takes more; the next call then waits longer. A subscription that finds no
-token waits for those of PACE seconds, so that a high rate does not need a timer for each message.
+A bucket fills with ``rate`` tokens a second, and holds those of BURST seconds, one at least; each message of a call takes one.
+A call may begin when there is one token, even if it takes more; the next call then waits longer. A subscription that finds no
+token waits for those of PACE seconds, one at least, so that a high rate does not need a timer for each message.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class Bucket:
         return max(1.0, self.rate * BURST)
 
     def due(self, rate: float, now: float) -> float:
-        """Returns the time at which a call may begin: ``now`` or later; it does not change until then. ``rate``: tokens per
-        second from now on."""
+        """Returns the time at which a call may begin: ``now`` or later; it does not change until then, unless the rate does.
+        ``rate``: tokens per second from now on."""
         if now < self._until and rate == self.rate:
             return self._until
         self.tokens += max(now - self._at, 0.0) * self.rate

@@ -137,8 +137,8 @@ class Reader(Control):
         await super().__aexit__(kind, error, trace)
 
     def _room(self) -> ByHand:
-        """Returns the ByHand of the session. Raises ClientStateError unless running and for a consumer with handlers,
-        ForkedError and WrongLoopError."""
+        """Returns the ByHand of the session. Raises ClientStateError unless running, and for a consumer with handlers;
+        ForkedError in a forked child; WrongLoopError on another event loop."""
         room = self._running_session().by_hand
         if room is None:
             raise ClientStateError(f"{self._label} has handlers; make a Consumer with topics= to read by hand")

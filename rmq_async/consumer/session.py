@@ -187,9 +187,9 @@ class Session:
         return self.attached.blocked
 
     async def open(self, starting: StopScope) -> None:
-        """Joins the group, and waits for the first share. Raises ConfigError if the client has a consumer of the group already,
-        or a broker does not filter by a condition; SubscriptionConflictError; and the errors of the requests. No task and no
-        registration is left then."""
+        """Joins the group, and waits for the first share. Raises ConfigError if the client has a consumer of the group already;
+        what ``check_filter`` and ``Conflicts.look_first`` raise; and the errors of the requests. No task and no registration is
+        left then."""
         self.attached.begin(self)
         try:
             await starting.run(self._join())

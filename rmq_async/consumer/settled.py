@@ -22,9 +22,9 @@ MAX_KEPT_SIZE: Final = 1024 * 1024
 
 
 class Settled(msgspec.Struct, frozen=True):
-    """A message whose handler call has ended, once for each attempt. ``error``: the error that the handler raised, or the mark
-    of the message (RetryLater, DeadLetter), without a traceback; None if it is done. ``elapsed``: seconds from the beginning of
-    the call to the outcome of the message."""
+    """One attempt of a message that has its outcome. ``error``: why it is not done: the error of its call (raised by the
+    handler or by ``key``, or HandlerTimeoutError) or its mark (RetryLater, DeadLetter), without a traceback; None if it is
+    done. ``elapsed``: seconds from the beginning of the call, or from the step that handed the message out, to the outcome."""
 
     message: MessageExt
     outcome: Outcome
@@ -33,12 +33,13 @@ class Settled(msgspec.Struct, frozen=True):
 
 
 class SettledLog:
-    """Keeps the first MAX_KEPT messages that no wait has returned, until their bodies have MAX_KEPT_SIZE bytes. Messages that
-    end while the log is full are only counted: to keep the newest ones would cost an eighth of the time of a message, because
-    of misses of the processor's caches.
+    """Keeps the first MAX_KEPT messages that no wait has returned, until their bodies have MAX_KEPT_SIZE bytes; more of them
+    while a wait needs more. Messages that end while the log is full are only counted.
 
-    ``handled``, ``failed``: messages whose calls returned, or raised, since the start.
+    ``handled``, ``failed``: numbers of messages that have an outcome other than ABANDONED, without and with an error.
     """
+
+    # To keep the newest messages would cost an eighth of the time of a message, because of misses of the processor's caches.
 
     def __init__(self) -> None:
         self._kept: deque[Settled] = deque()
@@ -73,7 +74,8 @@ class SettledLog:
             self.add(message, Outcome.DONE, None, delivery.elapsed or 0.0)
 
     async def wait(self, n: int, timeout: float) -> tuple[Settled, ...]:
-        """Returns the next ``n`` messages after those that an earlier wait returned. Raises TimeoutError."""
+        """Returns the next ``n`` messages after those that an earlier wait returned. Raises TimeoutError after ``timeout``
+        seconds."""
         kept, self._wanted = self._kept, max(n, self._wanted)
         self._look()
         try:

@@ -113,7 +113,7 @@ class Settling:
         """Gives the messages back, or puts them back to be handled again here; those that have their outcome are removed from
         ``decided``.
 
-        Returns False if the queue of one of them is no longer this member's.
+        Returns whether none of them was abandoned.
         """
         all_taken = True
         now = machine.monotonic()  # of all: messages with the same delay are due together, in one batch
@@ -150,7 +150,7 @@ class Settling:
     def leave(self, delivery: Delivery, left: Collection[Waiting], *, closing: bool) -> None:
         """Ends a call that was cut off: a message whose queue stays with this member is handled again, others are abandoned.
 
-        ``closing``: whether this member gives up all its queues.
+        ``closing``: True abandons all.
         """
         for item in list(left):
             is_here = item.held.running.pop(item, None) is not None

@@ -33,7 +33,8 @@ __all__ = [
 Allocate = Callable[[str, Sequence[MessageQueue], Sequence[str]], Sequence[MessageQueue]]
 """Own client id, the sorted queues of a topic, the sorted client ids of the group -> the queues of this member."""
 ANOTHER: Final = " (another connection, "
-"""Text behind the client id of a member at each further place that it has in a list, followed by the index of that place."""
+"""Text behind the client id of a member at each but one of several places that it has in a list; the index of the place and ")"
+follow."""
 
 
 def allocate_evenly(client_id: str, queues: Sequence[MessageQueue], client_ids: Sequence[str]) -> Sequence[MessageQueue]:

@@ -36,11 +36,11 @@ class Subscription:
     ``tags``: "*" or "a || b"; ``sql``: a condition over properties instead. ``timeout``: seconds for one call of the handler;
     None for no limit. ``retry``: None for the consumer's. ``dead_letter_on``: exceptions after which the message is
     dead-lettered at once. ``order``: None, "key" or "queue". ``key``: the key of a message without a sharding key, for
-    ``order="key"``. ``batch_size``: maximum messages of one call; None for one message instead of a Batch. ``batch_wait``:
-    maximum seconds for which a message waits until its batch is full. ``concurrency``: maximum number of calls of the handler
-    at a time, within that of the consumer. ``rate``: maximum messages per second. ``concurrency``, ``rate`` and ``timeout`` may
-    be set while the consumer runs. An invalid value raises ConfigError; a ``timeout`` that is not a number raises TypeError, one
-    that is not above 0 ValueError.
+    ``order="key"``. ``batch_size``: maximum messages of one call (1 to 65,536); None for one message instead of a Batch.
+    ``batch_wait``: maximum seconds for which a message waits until its batch is full. ``concurrency``: maximum number of calls
+    of the handler at a time (1 to 65,536), within that of the consumer. ``rate``: maximum messages per second. ``concurrency``,
+    ``rate`` and ``timeout`` may be set while the consumer runs. An invalid value raises ConfigError; a ``timeout`` that is not
+    a number raises TypeError, one that is not above 0 ValueError.
     """
 
     __slots__ = (
@@ -104,7 +104,7 @@ class Subscription:
 
     @property
     def has_lines(self) -> bool:
-        """Whether its messages wait in lines (``Lines``), which keep an order and repeat failed messages in place."""
+        """Whether messages wait in lines (``Lines``): with an order, and in broadcast."""
         return self.order is not None or self.retries_here
 
     def data(self, topic: str, version: int) -> SubscriptionData:
@@ -219,7 +219,9 @@ def _checked_batch(size: int | None, wait: float, order: str | None) -> tuple[in
     if size is not None:
         check_int("batch_size", size, 1, MAX_BATCH)
         if order == "key":
-            raise ConfigError('batch_size is not for order="key": a call takes one message of a key; leave batch_size out')
+            raise ConfigError(
+                f'batch_size={size} is not for order="key": a call takes one message of a key; leave batch_size out'
+            )
     check_seconds("batch_wait", wait, zero=True)
     if wait and size is None:
         raise ConfigError(f"batch_wait={shown(wait)} needs batch_size, the maximum of a batch; set it, or leave batch_wait out")
@@ -236,7 +238,7 @@ def _checked_key(key: Key | None, order: object) -> Key | None:
     if key is None:
         return None
     if order != "key":
-        raise ConfigError('key is for order="key" only; set that, or leave key out')
+        raise ConfigError(f'key={shown(key)} is for order="key" only; set that, or leave key out')
     if not callable(key) or is_async(key) or is_generator(key):
         raise ConfigError(f"key must be a plain function of a message, not {shown(key)}")
     return key

@@ -39,10 +39,10 @@ TAKEN: Final = "members miss messages"
 
 
 class SubscriptionConflict(NamedTuple):
-    """A difference between the subscriptions of two members.
+    """A difference between two members.
 
-    ``topic``: name of a topic, MODEL or MODE. ``ours``, ``theirs``: the expressions as the members wrote them; None for a
-    member that does not subscribe to the topic.
+    ``topic``: name of a topic, MODEL or MODE. ``ours``, ``theirs``: the expressions, behind their type unless that is TAG, and
+    None for a member that does not subscribe to the topic; for MODEL and MODE the models and the modes.
     """
 
     topic: str
@@ -65,10 +65,10 @@ class SubscriptionConflict(NamedTuple):
 class GroupView(NamedTuple):
     """A group as its brokers see it.
 
-    ``members``: client id -> addresses "ip:port" from which brokers see the client connected, one for each broker.
-    ``listed_by``: addresses of the brokers that list this client; ``conflicts`` are those found at these brokers, because
-    others may not have had this client's heartbeat. For a client that has not joined, see ``group_view``. ``unanswered``:
-    addresses of the brokers that did not answer or refused.
+    ``members``: client id -> addresses "ip:port" from which brokers see the client connected. ``listed_by``: addresses of the
+    brokers that list this client; ``conflicts`` are those found at these brokers, because others may not have had this client's
+    heartbeat. For a client that has not joined, see ``group_view``. ``unanswered``: addresses of the brokers that did not
+    answer, or with something else than a list.
     """
 
     members: Mapping[str, frozenset[str]]
@@ -77,8 +77,8 @@ class GroupView(NamedTuple):
     unanswered: frozenset[str]
 
     def hosts(self, client_id: str) -> frozenset[str]:
-        """Returns the IPs from which brokers see a client id connected: more than one if two machines use the id, or if the
-        client is behind several proxies."""
+        """Returns the IPs from which brokers see a client id connected: several if two machines use the id, among other
+        causes."""
         return frozenset(address.rpartition(":")[0] for address in self.members.get(client_id, ()))
 
 

@@ -47,8 +47,8 @@ class Acks:
     """The acknowledgements that wait to be sent or to be answered.
 
     ``run``: starts a task that lives as long as the consumer, and restarts it whenever it fails. ``count``: number of messages
-    that were acknowledged. ``lost``: number of messages whose acknowledgement was refused, or not answered until AFTER_EXPIRY
-    seconds after their lease; they may be delivered again.
+    that were acknowledged. ``lost``: number of messages whose acknowledgement was refused, or still failed AFTER_EXPIRY seconds
+    after their lease; they may be delivered again.
     """
 
     def __init__(self, requests: Requests, run: Run) -> None:
@@ -80,8 +80,8 @@ class Acks:
         return sum(line.pending for line in self._lines.values())
 
     async def flush(self) -> None:
-        """Sends the gathered acknowledgements, and returns when all that were added before the call have ended. Raises the
-        error if some were given up in the meantime."""
+        """Sends the gathered acknowledgements, and returns when all that were added before the call have ended. Raises an error
+        for which some were given up in the meantime."""
         lines = [*self._lines.values()]
         with ExitStack() as hurry:
             added = [hurry.enter_context(line.hurried()) for line in lines]

@@ -119,7 +119,7 @@ class Arrivals:
             self._return(f"{len(leases)} messages back", self._core.nack_all(leases, delay, suspend=suspend))
 
     async def all_given_back(self) -> None:
-        """Waits until no request to give messages back is in flight."""
+        """Waits until the tasks that give messages back or dead-letter them have ended."""
         while self._returning:
             await asyncio.wait([*self._returning])
 

@@ -41,7 +41,7 @@ class Looked(NamedTuple):
 
 
 def version_name(version: int) -> str:
-    """Returns the name of an ``MQVersion`` from 4.0.0 on, such as "5.3.2"."""
+    """Returns the release of a number of ``MQVersion``, such as "5.3.2"; "before 4.0.0" for a lower one."""
     if version < _V4_0_0:
         return "before 4.0.0"
     major, rest = divmod((version - _V4_0_0) // _PER_NUMBER, 100)
@@ -59,11 +59,13 @@ async def check_broker(instance: ClientInstance, group: str, broker: str, topics
     response, address = await instance.ask_broker(broker, names[0], command, timeout)
     if response.version < OLDEST or response.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
         name = version_name(response.version)
+        fault = f"is RocketMQ {name}"
         if response.version >= OLDEST:
-            name = await _said_version(instance, broker, names[0], timeout) or name
+            said = await _said_version(instance, broker, names[0], timeout)
+            fault = f"is RocketMQ {said}" if said else f"refuses GET_ALL_MESSAGE_REQUEST_MODE, although it answers as {name}"
         raise ConfigError(
-            f"broker {printable(broker)} at {address} is RocketMQ {name}; mode='pop' needs 5.3.2 or later: use mode='pull', which "
-            "all versions serve",
+            f"broker {printable(broker)} at {address} {fault}; mode='pop' needs 5.3.2 or later: use mode='pull', which all "
+            "versions serve",
             code=ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
             broker=broker,
             address=address,

@@ -14,7 +14,7 @@ from typing import Final
 __all__ = ["BrokerClock"]
 
 WINDOW: Final = 60.0
-"""Seconds after which an answer no longer counts: clocks drift, and are set."""
+"""Seconds of a window. Answers of the current and the last window count: clocks drift, and are set."""
 SET_BACK: Final = 50.0
 """Milliseconds by which a broker's time may lie before the earliest time that former answers allow; beyond that its clock
 counts as set back."""

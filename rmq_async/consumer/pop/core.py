@@ -1,7 +1,7 @@
 """Receives, acknowledges, gives back and extends popped messages: the handles and times, without handlers.
 
-Each answer to a pop has the broker's time, by which the next pop is dated (``clock``). A lease that is held is extended at
-about two thirds of its time, again and again, until it is over or would exceed ``max_lease`` since its pop.
+The broker's time in its answers dates the next pop (``clock``). A lease that is held is extended at about two thirds of its
+time, again and again, until it is over or would exceed ``max_lease`` since its pop.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ class PopCore:
     ``invisible_time``, ``max_lease``: seconds.
 
     ``given_back``, ``extended``: numbers of the changes that brokers have confirmed. ``unsure``: number of changes without an
-    answer, after which a message may be delivered twice, or later than asked for. ``expired``: number of leases that ended
-    while this member held them, or too soon for a call.
+    answer that can be read, after which a message may be delivered twice, or later than asked for. ``expired``: number of
+    leases that ended while this member held them, or too soon for a call.
     """
 
     def __init__(self, requests: Requests, supervisor: Supervisor, invisible_time: float, max_lease: float) -> None:
@@ -153,8 +153,8 @@ class PopCore:
     # -- the ends of a lease
 
     def ack(self, lease: Lease) -> None:
-        """Acknowledges a message, even if its lease has expired. The acknowledgement is sent after the end of a change in
-        flight."""
+        """Acknowledges a message, even if its lease has expired, but not one that is OVER. The acknowledgement is sent after
+        the end of a change in flight."""
         lease.group.pop(lease, None)
         if lease.state is LeaseState.CHANGING:
             lease.is_done = True
@@ -210,7 +210,7 @@ class PopCore:
 
     async def _change(self, lease: Lease, milliseconds: int, *, suspend: bool) -> RocketMQError | None:
         """Sends one change of a handle that is held; returns the error, None without one. If the broker may have handled the
-        change in spite of the error, the lease is ADRIFT afterwards."""
+        change in spite of the error, the lease becomes ADRIFT."""
         lease.state, lease.changed = LeaseState.CHANGING, asyncio.get_running_loop().create_future()
         error, after = None, LeaseState.ADRIFT  # unless an answer or the kind of error shows more
         try:

@@ -27,8 +27,8 @@ class LeaseState(Enum):
     """The state of a lease.
 
     ``HELD``: the handle is valid as far as the client knows. ``CHANGING``: a change of the invisible time is in flight.
-    ``ADRIFT``: a change was not answered, so the handle may be void and is never changed again. ``OVER``: the message was
-    acknowledged, given back or let go.
+    ``ADRIFT``: a change had no answer that can be read, so the handle may be void and is not changed again. ``OVER``: the
+    message was acknowledged, given back or let go.
     """
 
     HELD = "held"
@@ -43,8 +43,8 @@ class Lease(Waiting, eq=False):
     ``held``: the buffer of the source that the message was popped from. ``topic``: name on the wire of the subscribed topic,
     also if the message came from a retry topic. ``expires``: monotonic time at which the broker delivers the message again.
     ``since``: monotonic time of the message's arrival. ``changed``: resolved when the change in flight has ended. ``is_done``:
-    whether the message is acknowledged after that change. ``group``: the leases that are renewed together, this one included.
-    ``ack_number``: number of the acknowledgement, counted from 1 for each broker.
+    whether the message is acknowledged after that change. ``group``: the leases that are extended together. ``ack_number``:
+    number of the acknowledgement, counted from 1 for each broker.
     """
 
     topic: str = ""

@@ -38,7 +38,8 @@ CHECK_SPREAD: Final = 0.25
 KEPT_FOR: Final = 300.0
 """Seconds for which a conflict stays a problem after it was seen last."""
 LOOK_UP_EVERY: Final = 2.0
-"""Seconds between two requests for the route of a topic that no name server knows."""
+"""Seconds between two requests for the route of a topic that no name server knows, and between two checks of a broker that fail
+for a temporary error."""
 ROUTES_EVERY: Final = 20.0
 CHECK_AGAIN: Final = 30.0
 """Seconds between two looks at the version of a broker that cannot be popped."""
@@ -83,13 +84,12 @@ class PopMember:
 
     @property
     def unknown(self) -> list[str]:
-        """The topics, as users name them, that no name server knows. It may be read from any thread."""
+        """The subscribed topics, as users name them, without a route. It may be read from any thread."""
         return [each.topic for topic, each in self._subscriptions.items() if topic not in self.known]
 
     async def join(self) -> None:
-        """Checks the brokers and the group, and joins the group. Raises ConfigError for a broker that cannot be popped or
-        cannot filter by a subscription's SQL condition, SubscriptionConflictError if ``on_conflict`` is "raise", and the errors of
-        the requests."""
+        """Checks the brokers and the group, and joins the group. Raises ConfigError for a broker that cannot be popped; what
+        ``check_filter`` and ``Conflicts.look_first`` raise; and the errors of the requests for routes and offsets."""
         instance = self._instance
         for topic in self._subscriptions:
             try:

@@ -60,8 +60,8 @@ class PopOutcomes(Outcomes):
         return await self.dead_letter(item)
 
     async def dead_letter(self, lease: Lease) -> Outcome:
-        """Stores a copy as a dead letter, then acknowledges the message. If only the acknowledgement fails, there may be
-        two copies."""
+        """Stores a copy as a dead letter, then acknowledges the message; returns the outcome. If only the acknowledgement
+        fails, there may be two copies."""
         topic = real_topic(lease.handle.retry, lease.topic, self._group)
         outcome = await self.give_back(lease.held, topic, lease.message, Decision(Outcome.DEAD_LETTERED, DEAD))
         if outcome is not Outcome.ABANDONED:
@@ -69,8 +69,8 @@ class PopOutcomes(Outcomes):
         return outcome
 
     async def give_back(self, held: HeldQueue, topic: str, message: MessageExt, decision: Decision) -> Outcome:
-        """Gives a message back as in pull mode. ``topic``: name on the wire of the topic or retry topic that it was popped
-        from."""
+        """Gives a message back as in pull mode, with ``max_times`` 0. ``topic``: name on the wire of the topic or retry topic
+        that it was popped from."""
         return await super().give_back(held, topic, message, decision._replace(max_times=0))
 
 
@@ -110,7 +110,9 @@ class PopSettling(Settling):
 
 def _never_again(subscription: Subscription, item: Waiting, due: float) -> None:
     """Raises AssertionError: no popped message is handled again without a new delivery."""
-    raise AssertionError("a popped message is handled again without a new delivery; this is a bug of rmq_async")
+    raise AssertionError(
+        f"message {item.message.msg_id} was to be handled again, but a popped message needs a new delivery; report this defect"
+    )
 
 
 def _unused(queues: Iterable[HeldQueue], messages: list[MessageExt]) -> None:

@@ -94,14 +94,14 @@ class Source:
         self.rest = 0
         """Messages that the broker had left at its last answer."""
         self.is_caught_up = True
-        """Whether the last answer gave out all that the broker had."""
+        """Whether the broker had no message left by its last answer; True before the first one."""
         self.ends = False
         """Whether no further pop is to be made."""
         self.tried = asyncio.Event()
         """Set after the first answer or error."""
         self.has_answered = False
         self.wake = asyncio.Event()
-        """Set when credits are given back, or a pause ends."""
+        """Set when the source may be popped again, as after the end of a pause, or ends."""
         self.under_way = 0
         self.popped_at = -inf
         """Monotonic time of the newest pop that the broker may hold."""
@@ -125,8 +125,8 @@ class Source:
                     await self.wake.wait()
 
     def shrink(self, messages: int) -> None:
-        """Lowers ``size`` to half of ``messages``, the number that a pop asked for whose answer was too large. So pops that
-        were in flight together halve it once."""
+        """Lowers ``size`` to half of ``messages`` (1 at least), the number that a pop asked for whose answer was too large,
+        unless it is lower already."""
         self.size = min(self.size, max(messages // 2, 1))
         self._full = 0
 
@@ -143,7 +143,7 @@ class Source:
 class Popping:
     """The pops of one member.
 
-    ``accept``: takes an answer with messages. ``may_pop``: returns whether a source is not paused and the consumer is not
+    ``accept``: takes an answer with records. ``may_pop``: returns whether a source is not paused and the consumer is not
     stopping.
     """
 
@@ -276,7 +276,7 @@ class Popping:
         return 0
 
     async def _pop(self, source: Source, messages: int, poll: float) -> Popped:
-        """Pops once, passes the messages to ``accept``, and returns the answer."""
+        """Pops once, passes an answer with records to ``accept``, and returns it."""
         core, reserved = self._core, 0 if source.is_caught_up else messages
         source.credits.reserved += reserved
         source.under_way += 1

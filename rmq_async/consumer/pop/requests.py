@@ -54,8 +54,8 @@ _NOTHING: Final = frozenset({ResponseCode.POLLING_TIMEOUT, ResponseCode.PULL_NOT
 
 class Wanted(NamedTuple):
     """One pop. ``topic``: name on the wire. ``messages``: maximum number. ``invisible_ms``: ms for which no other member gets
-    the messages. ``poll_ms``: ms for which the broker may hold the pop. ``born_ms``: epoch ms of the request, by the broker's
-    clock."""
+    the messages. ``poll_ms``: ms for which the broker may hold the pop. ``born_ms``: epoch ms of the request by the broker's
+    clock; a later time while that is unknown."""
 
     topic: str
     broker: str
@@ -73,7 +73,7 @@ class Popped(NamedTuple):
     be determined. ``rest``: estimated number of messages that the broker has left. ``popped_ms``: epoch ms of the pop by the
     broker's clock, 0 if the answer does not contain it. ``invisible_ms``: ms for which no other member gets the messages, at
     most as requested. ``sent``, ``arrived``: monotonic times of request and answer. ``refusal``: the remark of an answer
-    without messages."""
+    without messages, else ""."""
 
     messages: Sequence[MessageExt]
     handles: Sequence[ExtraInfo | None]
@@ -112,8 +112,7 @@ class Requests:
         self._hooks: Sequence[RequestHook] = ()
 
     async def open(self, hooks: Sequence[RequestHook]) -> None:
-        """Makes the connection pools. ``hooks``: those of the consumer's requests. Raises RequestTimeoutError if the certificate
-        authorities for TLS are not read in time."""
+        """Makes the connection pools. ``hooks``: those of the consumer's requests. Raises as ``client_context`` does."""
         self._hooks = hooks
         self.pool = await self._new_pool()
         if self._instance.config.serialize_type != "json":
@@ -137,8 +136,9 @@ class Requests:
                 pools.push_async_callback(pool.aclose)
 
     async def pop(self, wanted: Wanted) -> Popped:
-        """Pops once and decodes the messages. Raises BrokerError, POLLING_FULL included, and the errors of a request;
-        RemoteProtocolError for an answer that cannot be read."""
+        """Pops once and decodes the messages. Raises BrokerError if the broker refuses, POLLING_FULL included;
+        RemoteProtocolError for an answer that cannot be read; RequestTimeoutError if the messages are not decoded in time; and
+        the errors of a request."""
         expression, kind = wanted.subscription.tags, TAG
         if wanted.subscription.sql is not None:
             expression, kind = wanted.subscription.sql, SQL92
@@ -217,8 +217,8 @@ class Requests:
 
     async def acknowledge(self, broker: str, handles: Sequence[tuple[str, ExtraInfo]], timeout: float) -> None:
         """Acknowledges messages of one broker. ``handles``: pairs of the subscribed topic's name on the wire, also if the
-        message came from a retry topic, and the handle. Raises BrokerError and the errors of a request; the call may be
-        repeated."""
+        message came from a retry topic, and the handle. Raises BrokerError if the broker refuses, and the errors of a request;
+        the call may be repeated."""
         topic = handles[0][0]
         body = encode_body(BatchAckMessageRequestBody(broker_name=broker, acks=gather_acks(self._group, handles)))
         command = RemotingCommand(code=RequestCode.BATCH_ACK_MESSAGE, body=body)
@@ -240,8 +240,9 @@ class Requests:
         """Makes a broker deliver a message again after ``invisible_ms`` ms; ``handle`` is void afterwards. ``topic``: as for
         ``acknowledge``. ``suspend``: True counts no attempt.
 
-        Raises BrokerError, RemoteProtocolError, and the errors of a request. After an error that leaves open whether the broker
-        has handled the request, the caller must not repeat it: two changes of a handle are two deliveries.
+        Raises BrokerError if the broker refuses, RemoteProtocolError for an answer that cannot be read, and the errors of a
+        request. After an error that leaves open whether the broker has handled the request, the caller must not repeat it: two
+        changes of a handle are two deliveries.
         """
         header = ChangeInvisibleTimeRequestHeader(
             consumerGroup=self._group,

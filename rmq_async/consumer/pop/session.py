@@ -120,8 +120,8 @@ class PopSession:
     # -- life
 
     async def open(self, starting: StopScope) -> None:
-        """Joins the group and begins to pop. Raises the errors of ``PopMember.join`` and ``Requests.open``; after an error
-        no task and no connection is left."""
+        """Joins the group and begins to pop. Raises as ``Attached.begin``, ``Requests.open`` and ``PopMember.join`` do; after
+        an error no task and no connection is left."""
         self.attached.begin(self)
         try:
             await starting.run(self._join())
@@ -286,8 +286,7 @@ class PopSession:
         self.dispatcher.look_again()
 
     async def commit(self) -> None:
-        """Sends the gathered acknowledgements, and returns when all were answered or given up. Raises the error if some were
-        given up."""
+        """Sends the gathered acknowledgements, and waits and raises as ``Acks.flush`` does."""
         await self.core.acks.flush()
 
     async def until_idle(self) -> None:
@@ -320,7 +319,7 @@ class PopSession:
             self._find_sources()
 
     def _find_sources(self) -> None:
-        """Starts pops of brokers that the routes name now, and ends those of brokers that the routes no longer name."""
+        """Starts pops of brokers that the routes name now, and ends those of brokers that have left a topic's route."""
         if self.closing or not self._joined:
             return
         wanted = self.member.brokers()

@@ -73,8 +73,8 @@ async def deleted_among(
     ``timeout``: seconds for each request. When the call has lasted as long, no pull follows a step shorter than SHORT_STEP, and
     the result covers the offsets that were checked: a broker whose answers always name just the next offset must not delay the
     reading. Java brokers name an offset 800 further, or that of the first message (``DefaultMessageStore.getMessage``). Raises
-    the errors of a pull, OffsetRangeError if the queue now ends before the last offset of ``skipped``, and BrokerNotFoundError
-    if a replica without a master reports that.
+    the errors of a pull and those of ``lost_offsets``; for an answer that names no further offset OffsetRangeError if the queue
+    ends before the last offset of ``skipped`` and its broker has a master, otherwise BrokerNotFoundError.
     """
     at, stop = skipped[0].start, skipped[-1].stop
     high, static, odd, short = stop, False, False, False

@@ -37,9 +37,9 @@ class Cursor:
     ``wait_for_end``: whether to wait for messages until ``end`` is reached, however late they are stored. ``skipped``: offsets
     that pulls with tags have skipped and that need a check. ``since``: the time (epoch seconds or aware) at which the reading
     begins, until its offset is found; ``group``: the group at whose committed offset the reading begins, until that is found.
-    ``begun``: whether a response has moved the cursor. ``last``: the message read last; ``recheck``: whether the queue may have
-    another message in its place. ``connection``: the connection of the last pull. ``ahead_since``: monotonic time at which the
-    queue was first found to end below the cursor.
+    ``begun``: whether an answer other than OFFSET_ILLEGAL has moved the cursor. ``last``: the message read last; ``recheck``:
+    whether the queue may have another message in its place. ``connection``: the connection of the last pull. ``ahead_since``:
+    monotonic time at which the queue was first found to end below the cursor; None without that.
     """
 
     __slots__ = (

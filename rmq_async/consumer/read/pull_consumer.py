@@ -98,8 +98,8 @@ class PullConsumer(ClientUser):
     async def pull(
         self, queue: MessageQueue, offset: int, *, max_messages: int = 32, tags: str = "*", wait: float = 0.0
     ) -> PullResult:
-        """Returns one answer of the broker: the messages at ``offset`` and after it, at most ``max_messages`` (1 to 1024);
-        brokers may return fewer.
+        """Returns one answer of the broker: the messages at ``offset`` (0 to 2**63 - 1) and after it, at most ``max_messages``
+        (1 to 1024); brokers may return fewer.
 
         ``tags``: "*" or "a || b". ``wait``: seconds for which the broker may hold the pull while it has no message (0: it
         answers at once). An offset outside the queue is a result (OFFSET_ILLEGAL), not an error; damaged records are left out
@@ -154,8 +154,9 @@ class PullConsumer(ClientUser):
         The iteration raises OffsetRangeError if a queue does not hold the offset to read, and if messages were deleted before
         they were read, except that "earliest" goes on with the first message there is; CorruptMessageError for a damaged
         record, after the sound messages that came with it; TopicNotFoundError if the name servers do not know the topic;
-        ClientStateError when the consumer is stopped; and the errors of pulls that still fail after retries. A loop that is
-        left early ends its requests when the iterator is collected; ``contextlib.aclosing`` ends them at once.
+        ClientStateError when the consumer is stopped; and the errors of the requests for offsets, and of pulls that still fail
+        after retries. A loop that is left early ends its requests when the iterator is collected; ``contextlib.aclosing`` ends
+        them at once.
         """
         topic, names = self._wire(topic), self._names
         _check_tags(tags)

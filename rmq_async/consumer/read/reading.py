@@ -44,7 +44,7 @@ logger = logging.getLogger(__name__)
 PULLS_AHEAD: Final = 8
 PULL_SIZE: Final = 32
 FOLLOW_SUSPEND: Final = 15.0
-"""Seconds for which a broker may hold a pull of a read without an end."""
+"""Seconds for which a broker may hold a pull of a read without an end, or up to given offsets."""
 TAIL_SUSPEND: Final = 1.0
 BROKER_LATE: Final = 5.0
 """Seconds by which a broker may be late with "nothing new": it looks at held pulls every 5 s."""
@@ -293,8 +293,8 @@ class Reader:
             await asyncio.wait(tasks)
 
     async def _fetch(self, cursor: Cursor, pending: PendingPull | None) -> _Batch | None:
-        """Pulls until there are messages to deliver; returns None if the cursor reaches its end or the queue leaves the route.
-        ``pending``: the first pull, if it was sent already."""
+        """Pulls until there are messages or an error to deliver; returns None if the cursor reaches its end or the queue leaves
+        the route. ``pending``: the first pull, if it was sent already."""
         backoff = ReadBackoff(None if self._scope.follow else PATIENCE)
         moved_at = machine.monotonic() if pending is None else pending.since
         while not cursor.finished:
@@ -329,7 +329,7 @@ class Reader:
         return None
 
     async def _pull(self, cursor: Cursor, pending: PendingPull | None) -> PullResult:
-        """Pulls once. Raises BrokerNotFoundError if the result would end the reading and may be that of a replica."""
+        """Pulls once. Raises the errors of the pull, and as ``believe`` does for a doubtful result."""
         request = self._request(cursor) if pending is None else pending.request
         result = await pull_once(self._instance, request, self._calls, pending)
         if is_doubtful(cursor, result):
@@ -375,7 +375,7 @@ class Reader:
         return PullRequest(self._group, cursor.queue, cursor.offset, count, self._scope.tags, suspend, timeout)
 
     def _take(self, cursor: Cursor, result: PullResult) -> _Batch | None:
-        """Moves the cursor forward; returns the messages to deliver (perhaps none), or None if it did not move."""
+        """Moves the cursor, or raises as ``_jump`` does; returns the messages (perhaps none), None if it did not move."""
         offset, after = cursor.offset, result.next_offset
         if result.status is PullStatus.OFFSET_ILLEGAL:
             return self._jump(cursor, result) if offset < result.min_offset else None

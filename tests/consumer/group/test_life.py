@@ -92,10 +92,10 @@ def test_consumer_unknown_option() -> None:
         ({"dead_letter_on": (1,)}, "dead_letter_on must be a tuple of exception classes"),
         ({"dead_letter_on": (KeyboardInterrupt,)}, "dead_letter_on must be a tuple of exception classes"),
         ({"order": "keys"}, 'order must be "key", "queue" or None'),
-        ({"key": str}, 'key is for order="key" only'),
+        ({"key": str}, r'key=<class .str.> is for order="key" only'),
         ({"order": "key", "key": handler}, "key must be a plain function"),
         ({"order": "key", "key": yields}, "key must be a plain function"),
-        ({"order": "key", "batch_size": 10}, 'batch_size is not for order="key"'),
+        ({"order": "key", "batch_size": 10}, 'batch_size=10 is not for order="key"'),
     ],
 )
 def test_subscribe_wrong_option(options: dict[str, Any], text: str) -> None:
