@@ -351,9 +351,9 @@ def check_properties(properties: Mapping[str, str]) -> dict[str, str]:
         raise InvalidMessageError(f"properties must be a mapping, not {type(given).__name__}")
     checked: dict[str, str] = {}
     for name, value in dict(properties).items():
-        checked[_checked_text("property name", name)] = _checked_text(f"value of property {name}", value)
+        checked[_checked_text("property name", name)] = _checked_text(f"value of property {shown(name)}", value)
         if name in RESERVED_NAMES:
-            raise InvalidMessageError(f"property {name} is reserved for the system; choose another name")
+            raise InvalidMessageError(f"property {shown(name)} is reserved for the system; choose another name")
         if is_blank(name) or is_blank(value):
             raise InvalidMessageError(f"property {shown(name)} = {shown(value)}: neither name nor value may be blank")
     return checked

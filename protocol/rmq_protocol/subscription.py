@@ -46,7 +46,7 @@ def build_subscription(
     """
     if expression_type != TAG:
         if not expression:
-            raise LocalProtocolError(f"subscription of {topic}: the {expression_type} expression is empty; give a condition")
+            raise LocalProtocolError(f"subscription of {topic!r}: the {expression_type} expression is empty; give a condition")
         return SubscriptionData(topic, expression, sub_version=sub_version, expression_type=expression_type)
     if not expression or expression == SUB_ALL:
         return SubscriptionData(topic, SUB_ALL, sub_version=sub_version)

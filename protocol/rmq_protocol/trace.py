@@ -215,7 +215,7 @@ def _context(record: list[str]) -> TraceContext:
             layout = (*layout, "client_host")
     needed = len(layout) - _OPTIONAL.get(kind, 0)
     if len(texts) < needed:
-        raise RemoteProtocolError(f"trace: {kind} of {len(texts)} fields; it must have at least {needed}")
+        raise RemoteProtocolError(f"trace: a record of kind {kind} has {len(texts)} fields; it must have at least {needed}")
     context: dict[str, Any] = {}
     bean: dict[str, Any] = {}
     for name, text in zip(layout, texts, strict=False):

@@ -141,7 +141,7 @@ def check_message(topic: str, body: bytes, max_size: int = MAX_BODY_SIZE, proper
 def _check_send_topic(topic: str) -> None:
     check_topic(topic)
     if topic in NOT_ALLOWED_SEND_TOPICS:
-        raise InvalidMessageError(f"topic {topic} belongs to the broker; send to another topic", code=-1)
+        raise InvalidMessageError(f"topic {topic!r} belongs to the broker; send to another topic", code=-1)
     if len(_good_topics) >= _MAX_GOOD_TOPICS:
         _good_topics.clear()
     _good_topics.add(topic)

@@ -23,6 +23,6 @@ def lost_error(address: str, code: int | None, why: str, *, written: bool) -> Co
 
 
 def late_error(address: str, code: int, *, written: bool) -> RequestTimeoutError:
-    state = "no answer" if written else "not even written"
+    state = "no answer came" if written else "it was not written"
     text = f"{request_name(code)} to {address}: {state} by its deadline"
     return RequestTimeoutError(text, maybe_stored=written, address=address)

@@ -1,7 +1,7 @@
 """Gathers frames and decides when to write them, so that one system call carries many.
 
-A frame is written immediately if no frame is gathered and its request is the only pending one, or a pull. Other frames are gathered
-and written together at the end of the loop iteration, or as soon as there are 64 of them or 64 KiB of large ones. uvloop and
+The frame of the only pending request, or of a pull, may be written immediately if no frame is gathered. Others are gathered and
+written together at the end of the loop iteration, or as soon as there are 64 of them or 64 KiB of large ones. uvloop and
 asyncio write immediately, so without this each frame would be a system call (measured: 1.2 us per frame one by one, 0.04 us in a
 joined write of 64).
 

@@ -104,7 +104,7 @@ def test_changes_take_the_place_of_fields() -> None:
     assert changed == Message("T", b"y", keys=("l", "m"), properties={"size": "9"}, delay=1.5, sharding_key="s")
     merged = Message.from_received(received, properties=received.user_properties | {"size": "9"})
     assert merged.properties == {"color": "red", "size": "9"}
-    with pytest.raises(InvalidMessageError, match="TAGS is reserved"):
+    with pytest.raises(InvalidMessageError, match="'TAGS' is reserved"):
         Message.from_received(received, properties={"TAGS": "b"})
     misspelt: dict[str, Any] = {"tag": "b"}
     with pytest.raises(TypeError, match="tag"):

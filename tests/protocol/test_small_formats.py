@@ -87,7 +87,7 @@ def test_any_text_is_a_trace_or_refused(data: str) -> None:
 
 def test_records_of_other_kinds_are_left_out() -> None:
     assert decode_trace("New\x011\x02Pub\x02"[:7]) == []
-    with pytest.raises(RemoteProtocolError, match=r"^trace: Pub of 0 fields"):
+    with pytest.raises(RemoteProtocolError, match=r"^trace: a record of kind Pub has 0 fields"):
         decode_trace("New\x011\x02Pub\x02")
 
 

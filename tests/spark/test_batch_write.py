@@ -187,7 +187,7 @@ def test_mistakes_are_reported_in_a_sentence_before_there_are_tasks(
         ("body string, properties map<string,int>", {"topic": "t"}, "column properties must be map<string,string>, not map<str"),
         ("body string, body string", {"topic": "t"}, "column body is there 2 times; .select() the one that is meant"),
         ("body string", {}, "nothing says which topic to write to: give the option topic or a column topic"),
-        ("body string", {"topic": "OFFSET_MOVED_EVENT"}, "option topic: topic OFFSET_MOVED_EVENT belongs to the broker"),
+        ("body string", {"topic": "OFFSET_MOVED_EVENT"}, "option topic: topic 'OFFSET_MOVED_EVENT' belongs to the broker"),
         ("body string, queueId int", {"topic": "t"}, "columns brokerName and queueId name a queue together; one of them is "),
         ("body string", {"topic": "t", "idColumn": "id"}, "option idColumn: there is no column id, only body"),
         ("body string, id int", {"topic": "t", "idColumn": "id"}, "column id must be string, not int"),

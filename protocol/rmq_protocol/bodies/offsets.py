@@ -145,7 +145,8 @@ class ConsumerOffsetSerializeWrapper(msgspec.Struct, frozen=True, rename="camel"
 class QueueTimeSpan(msgspec.Struct, frozen=True, rename="camel"):
     """Store times of three messages of a queue, epoch ms: the oldest, the newest, and the last one that a group consumed (the
     oldest if it has consumed none); -1 for a message that is not stored. ``delay_time``: age in ms of the message that the
-    group consumes next, 0 without one (``AdminBrokerProcessor.queryConsumeTimeSpan``)."""
+    group consumes next, 0 if it has consumed all, without meaning for a group without an offset
+    (``AdminBrokerProcessor.queryConsumeTimeSpan``)."""
 
     message_queue: MessageQueue
     min_time_stamp: Long = 0
