@@ -125,7 +125,8 @@ class Control(LifeCycle):
         topics = [self._names.wire(each) for each in given if isinstance(each, str)]
         for topic in topics:
             if topic not in self._subscriptions:
-                raise ConfigError(f"{self._label} has no subscription of topic {printable(topic)!r}; name one that it has")
+                shown_topic = printable(self._names.shown(topic))
+                raise ConfigError(f"{self._label} has no subscription of topic {shown_topic!r}; name one that it has")
         return assignment, topics, [self._held(each) for each in given if not isinstance(each, str)]
 
     # -- positions
@@ -241,7 +242,8 @@ class Control(LifeCycle):
             raise ConfigError(f"with mode='pop' only topics can be paused and resumed, not {shown(other)}; name topics")
         for topic in topics:
             if topic not in self._subscriptions:
-                raise ConfigError(f"{self._label} has no subscription of topic {printable(topic)!r}; name one that it has")
+                shown_topic = printable(self._names.shown(topic))
+                raise ConfigError(f"{self._label} has no subscription of topic {shown_topic!r}; name one that it has")
         return topics or [*self._subscriptions]
 
     def _running_session(self) -> Session | PopSession:

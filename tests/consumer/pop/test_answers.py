@@ -26,7 +26,7 @@ from rmq_async.consumer.pop import popping as popping_module
 from rmq_async.embedded import EmbeddedRocketMQ, ManualClock, pops
 from rmq_async.embedded import acks as acks_module
 from rmq_async.embedded.pop_reading import PopReader
-from rmq_protocol.constants import RequestCode
+from rmq_protocol.constants import RequestCode, ResponseCode
 
 from ..group.support import Seen, create, send, until
 from .support import popping
@@ -226,6 +226,18 @@ async def test_old_broker_is_refused_by_its_version() -> None:
         await create(server.namesrv)
         consumer = popping(server, Seen())
         with pytest.raises(ConfigError, match=r"broker-a at .* is RocketMQ 4\.9\.7; mode='pop' needs 5\.3\.2 or later"):
+            await consumer.start()
+
+
+async def test_broker_of_a_new_version_that_refuses_the_request_for_modes_is_named_with_that() -> None:
+    async with EmbeddedRocketMQ() as server:
+        await create(server.namesrv)
+        server.fail_next(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, 10, request=RequestCode.GET_ALL_MESSAGE_REQUEST_MODE)
+        server.fail_next(ResponseCode.SYSTEM_ERROR, 10, request=RequestCode.GET_BROKER_RUNTIME_INFO)
+        consumer = popping(server, Seen())
+        with pytest.raises(
+            ConfigError, match=r"refuses GET_ALL_MESSAGE_REQUEST_MODE, although it answers as 5\.5\.0; mode='pop'"
+        ):
             await consumer.start()
 
 
