@@ -59,10 +59,10 @@ def group_violations(
     taken: Mapping[MessageQueue, int],
     pops: Sequence[PopRequest] = (),
 ) -> list[str]:
-    """Returns the violations of all checks; none for a run without a group. ``excused``: unique ids of messages that
-    brokers lost or deleted. ``taken``: by queue, the highest offset of its lost messages: an existing group does not see
-    the messages that get these offsets again. Messages of queues that were removed from their topic are left out, too.
-    ``pops``: requests of members that pop."""
+    """Returns the violations of the checks for members that pull or that pop; none for a run without a group. ``excused``: unique
+    ids of messages that brokers lost or deleted. ``taken``: by queue, the highest offset of its lost messages: an existing group
+    does not see the messages that get these offsets again. Messages of queues that were removed from their topic are left out,
+    too. ``pops``: requests of members that pop."""
     if not log.lives:
         return []
     readable: Collection[MessageQueue] = log.idle.queues if log.idle is not None else ()
@@ -279,7 +279,7 @@ def uncommitted(log: GroupLog, taken: Collection[MessageQueue]) -> list[str]:
 
 
 def sick(log: GroupLog) -> list[str]:
-    """Returns members whose ``health()`` was not fine a minute after the last fault. A problem is right if it reports an earlier
+    """Returns members whose ``health()`` was not fine from ``log.fine_from`` on. A problem is right if it reports an earlier
     event, or if it names only queues that were removed from their topic with unread messages, and did not come back.
 
     Left out are times at which a broker lists a member that has left."""

@@ -81,7 +81,7 @@ class SimulatedLoop(Refused, asyncio.AbstractEventLoop):
         self.held: deque[Call] = deque()
         self.slow_callback_duration = 0.1
         self.jobs = 0
-        """Number of jobs of executors that run."""
+        """Number of jobs of ``run_in_executor`` that have not run yet."""
         self.longest_turn = 0
         """Nanoseconds that a turn of the loop takes, at most; each one draws its own time."""
         self.turns = 0
@@ -157,7 +157,7 @@ class SimulatedLoop(Refused, asyncio.AbstractEventLoop):
         return self.call_at(self.time() + delay, callback, *args, context=context)
 
     def _turn(self) -> int:
-        """Returns the time of the next turn. It runs all calls that were given to ``call_soon`` before it, in their order."""
+        """Returns the time of the next turn, which runs all calls that were given to ``call_soon`` before it, in their order."""
         now = self._scheduler.now
         if self._next_turn <= now:
             self._next_turn = 0

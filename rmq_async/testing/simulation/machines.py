@@ -104,7 +104,7 @@ class Machine:
     """One machine: its process, its clocks, and its faults.
 
     ``crash``, ``power_loss``, ``restart``, ``pause``, ``resume`` and ``move`` take effect after the running callback, at the same
-    virtual time; the other methods take effect at once.
+    virtual time; ``skew``, ``drift``, ``drift_monotonic`` and ``slow`` take effect during the call.
     """
 
     def __init__(self, name: str, world: World, host: Host) -> None:
@@ -194,7 +194,7 @@ class Machine:
         self._check_clock("made to drift by a finite number", drift)
         if abs(drift) > LARGEST_DRIFT:
             raise SimulationError(
-                f"the monotonic clock of {self.name} gains or loses at most {LARGEST_DRIFT} s in each second, not {drift!r}"
+                f"the monotonic clock of {self.name} must gain or lose at most {LARGEST_DRIFT} s in each second, not {drift!r}"
             )
         self._world.record(self.name, "drift_monotonic", rate=rate)
         if self._loop is None:
@@ -204,7 +204,7 @@ class Machine:
 
     def _check_clock(self, what: str, number: float) -> None:
         if isinstance(number, bool) or not isinstance(number, int | float) or not isfinite(number):
-            raise SimulationError(f"the clock of {self.name} is {what}, not {number!r}")
+            raise SimulationError(f"the clock of {self.name} must be {what}, not {number!r}")
 
     # -- processes
 
@@ -233,11 +233,11 @@ class Machine:
             self._begin(factory, None)
 
     def crash(self) -> None:
-        """Ends the process at once. Its kernel closes the connections; what is on disk stays."""
+        """Ends the process. Its kernel closes the connections; what is on disk stays."""
         self._soon(self._crash)
 
     def power_loss(self) -> None:
-        """Ends the process and the kernel at once: peers see silence, and data that were not flushed to the disk are lost."""
+        """Ends the process and the kernel: peers see silence, and data that were not flushed to the disk are lost."""
         self._soon(self._power_loss)
 
     def restart(self) -> None:
@@ -259,12 +259,12 @@ class Machine:
         process runs.
         """
         if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < inf:
-            raise SimulationError(f"{self.name} is slowed by a finite number of seconds from 0 on, not {seconds!r}")
+            raise SimulationError(f"{self.name} must be slowed by a finite number of seconds from 0 on, not {seconds!r}")
         self._world.record(self.name, "slow", seconds=seconds)
         self.loop.longest_turn = nanoseconds(seconds)
 
     def move(self, address: str) -> None:
-        """Gives the machine another IPv4 address, to which its name resolves from now on; old connections fall silent.
+        """Gives the machine another IPv4 address, to which its name resolves then; connections of the old one fall silent.
 
         Raises SimulationError for an address that is malformed, local or taken.
         """

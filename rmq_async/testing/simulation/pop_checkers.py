@@ -65,8 +65,8 @@ def popped_again(log: GroupLog, troubles: Troubles) -> list[str]:
 
 
 def early_deaths(log: GroupLog, stored: Iterable[Stored], troubles: Troubles) -> list[str]:
-    """Returns dead letters that no handler has given up and that had attempts left, and those that exist twice. Messages that met a
-    fault are left out, and those of which a call did not end or was cancelled."""
+    """Returns dead letters that no handler has given up and that had attempts left, and those that exist more than once. Messages
+    that met a fault are left out, and those of which a call did not end or was cancelled."""
     calls = _calls(log.deliveries)
     found: list[str] = []
     deaths = Counter(each.unique_id for each in stored if each.topic == DLQ_TOPIC_PREFIX + GROUP)
@@ -113,7 +113,7 @@ def halted(log: GroupLog) -> list[str]:
 
 
 def changed_twice(requests: Iterable[PopRequest]) -> list[str]:
-    """Returns handles whose invisible time was changed twice: the message is delivered twice then."""
+    """Returns handles whose invisible time was changed more than once: the message is delivered more than once then."""
     changed = Counter(each.handle for each in requests if each.what == "change" and each.group == GROUP)
     return [
         f"changed twice: the handle {handle} was changed {number} times" for handle, number in changed.items() if number > 1

@@ -271,7 +271,7 @@ def test_clock_drifts_until_it_is_set_right() -> None:
         await asyncio.sleep(10.0)
         machine.skew(0.0)
         assert await ended == pytest.approx([0.0, 1.0, 0.5, 0.0], abs=1e-3)
-        with pytest.raises(SimulationError, match="the clock of shop is made to drift by a finite number, not None"):
+        with pytest.raises(SimulationError, match="the clock of shop must be made to drift by a finite number, not None"):
             machine.drift(None)  # type: ignore[arg-type]
 
     quiet().run(main)
@@ -329,7 +329,7 @@ def test_slow_loop_takes_time_for_each_turn_and_keeps_the_order_of_calls() -> No
         await machine.run(service)
         assert [name for name, _ in ran] == ["a", "b", "c", "d"]
         assert began < ran[0][1] == ran[3][1] <= began + 0.004
-        with pytest.raises(SimulationError, match="shop is slowed by a finite number of seconds from 0 on, not -1"):
+        with pytest.raises(SimulationError, match="shop must be slowed by a finite number of seconds from 0 on, not -1"):
             machine.slow(-1)
 
     quiet().run(main)

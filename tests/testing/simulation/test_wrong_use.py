@@ -74,7 +74,7 @@ def test_wrong_use_gets_one_sentence(use: Callable[[], object], text: str) -> No
         ),
         (
             lambda simulation: simulation.machine("a").skew("1"),
-            "the clock of a is skewed by a finite number of seconds, not '1'",
+            "the clock of a must be skewed by a finite number of seconds, not '1'",
         ),
         (lambda simulation: simulation.machine("a").skew(float("nan")), "by a finite number of seconds, not nan"),
     ],

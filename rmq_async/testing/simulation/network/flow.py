@@ -3,7 +3,7 @@
 Bytes go from the sender's kernel to the receiver's in segments, each after its own latency; numbers keep them in order. Both
 kernels hold a bounded number of bytes. A segment that a cut link loses stays with its sender, which sends it again at growing
 intervals; of these repetitions only the first one after the end of the cut is simulated. An answer that changes nothing but the
-sender's room counts at once, without an event of its own: such answers would be a fifth of all events.
+sender's room counts at once, without an event of its own.
 """
 
 from __future__ import annotations

@@ -161,7 +161,7 @@ class Host(Network):
                     end.close()
 
     def power_off(self) -> None:
-        """Ends the process and the kernel: the machine does not answer, and peers notice it by their time-outs."""
+        """Ends the process and the kernel: the machine does not answer, and peers notice it by their timeouts."""
         self._end_process()
         self.off = True
         for end in list(self.ends.values()):

@@ -103,7 +103,8 @@ class Link:
         self.resets = 0
         """Number of streams that ``drop`` has reset."""
         self.unconnected = 0
-        """Number of connections that a fault of this link has lost, refused, or closed at once."""
+        """How often a fault of this link has lost or refused a request for a connection, lost its answer, or closed a new
+        connection."""
         self.ends: dict[int, Carried] = {}
         """The ends of the streams over this link, by number."""
         self._ways = {
@@ -156,7 +157,7 @@ class Link:
         Raises SimulationError for anything but a finite number from 0 on.
         """
         if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < float("inf"):
-            raise SimulationError(f"a link is slowed by a finite number of seconds from 0 on, not {seconds!r}")
+            raise SimulationError(f"a link must be slowed by a finite number of seconds from 0 on, not {seconds!r}")
         for way in self._ways.values():
             way.extra = nanoseconds(seconds)
 

@@ -92,7 +92,7 @@ class End:
         self.gone = False
         """Whether the kernel has dropped it: segments that still come for it are answered with a reset."""
         self.eof = False
-        """Whether the other end has sent its last byte."""
+        """Whether the end of the other side's bytes has arrived."""
         self.error: OSError | None = None
         self.unread = 0
         """Bytes that the kernel has and the process has not read."""

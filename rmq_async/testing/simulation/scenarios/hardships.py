@@ -81,7 +81,7 @@ async def cancelled(cluster: Cluster, until: float) -> None:
 
 
 async def stopping(cluster: Cluster, until: float) -> None:
-    """Stops producers while calls are under way; each call has an end when ``stop`` returns."""
+    """Stops producers while calls are under way; each call must have an end soon after ``stop`` returns."""
     chance = cluster.generator("workload stopping")
 
     async def accepted(producer: Producer, message: Message) -> None:
