@@ -47,7 +47,7 @@ KEPT: Final = 24 * 3600.0
 STAGING: Final = "_compacting"
 VERSION: Final = "v1"
 _WRITTEN: Final = re.compile(r"/topic=[^/]+/date=[^/]+/(part|compacted)-[^/]+\.parquet\Z")
-"""The end of the path of a file that an archive or a compaction has written; no other files are deleted."""
+"""The end of the path of a file that an archive or a compaction has written; ``_delete_old`` deletes no others."""
 _ATOMIC: Final = frozenset({"", "file", "hdfs", "viewfs"})
 _OTHER_SPARK: Final = "this release cannot compact archives of that Spark; use a newer one, or archive without compacting"
 
@@ -129,15 +129,21 @@ def _number(name: str) -> int:
 def entries_of(text: str) -> list[Entry]:
     """Parses a file of the log: a line for its version, one for each file. Raises ConfigError for another version, and for a line
     that does not add a file."""
-    version, *lines = text.splitlines()
+    version, *lines = text.splitlines() or ("",)
     if version != VERSION:
-        raise ConfigError(f"the log of Spark's sink is of version {version}, not {VERSION}; {_OTHER_SPARK}")
+        raise ConfigError(f"the log of Spark's sink is of version {version!r}, not {VERSION!r}; {_OTHER_SPARK}")
     entries = []
     for line in lines:
-        data = json.loads(line)
-        if data.get("action") != "add":
-            raise ConfigError(f"the log of Spark's sink holds an action {data.get('action')}, not only add; {_OTHER_SPARK}")
-        entries.append(Entry(data["path"], data["size"], line))
+        try:
+            data = json.loads(line)
+            entry, action = Entry(str(data["path"]), int(data["size"]), line), data["action"]
+        except (ValueError, LookupError, TypeError):
+            raise ConfigError(
+                f"the log of Spark's sink must name path, size and action of each file, not {line[:200]!r}; {_OTHER_SPARK}"
+            ) from None
+        if action != "add":
+            raise ConfigError(f"the log of Spark's sink holds an action {action!r}, not only 'add'; {_OTHER_SPARK}")
+        entries.append(entry)
     return entries
 
 
@@ -168,7 +174,7 @@ def _rewritten(spark: SparkSession, files: Files, path: str, directory: str, sma
         rows, wanted = spark.read.schema(ddl).parquet(staging).count(), frame.count()
         if rows != wanted:
             raise PipelineError(
-                f"the new files of {directory} hold {rows} rows, not {wanted}; {path} is unchanged, run it again"
+                f"the new files of {directory} hold {rows} rows, not {wanted}; {path} still lists the old files, run it again"
             )
     except BaseException:
         files.delete(staging)
