@@ -63,7 +63,7 @@ class TransactionSendResult(SendResult, frozen=True, gc=True):
     """One half message and its local transaction.
 
     Status, ids, queue and offset are those of the half message; the message that consumers read after a commit has another
-    offset. ``local_status``: ROLLBACK also if the half message was stored without confirmation; ``execute`` was not called then.
+    offset. ``local_status``: ROLLBACK also if ``status`` is not SEND_OK; ``execute`` was not called then.
     ``local_error``: the error of ``execute``, None without one; with an error ``local_status`` is UNKNOWN.
     """
 
@@ -73,7 +73,8 @@ class TransactionSendResult(SendResult, frozen=True, gc=True):
 
 class BatchSendResult(msgspec.Struct, frozen=True):
     """One stored batch. ``queue_offset``: offset of its first message; the others follow without a gap. ``msg_ids``,
-    ``offset_msg_ids``: one per message, as those of ``SendResult``."""
+    ``offset_msg_ids``: one per message, as those of ``SendResult``; the latter are equal if the broker stored the batch as one
+    record."""
 
     status: SendStatus
     queue: MessageQueue

@@ -37,9 +37,9 @@ from .schema import SOURCE_COLUMNS
 __all__ = ["BYTES", "ROWS", "Rows", "arrow_schema", "record_batches"]
 
 ROWS: Final = 10_000
-"""Rows of a record batch that is read, as many as Spark itself puts into one: 1.1 times as fast as 4096 (medians of two runs)."""
+"""Maximum number of rows of a record batch, as many as Spark itself puts into one."""
 BYTES: Final = 16 * 1024 * 1024
-"""Bytes of rows with which a record batch is full, even with fewer than ``ROWS``."""
+"""Bytes of rows from which a record batch is full, even with fewer than ``ROWS``; see ``PROPERTIES_WEIGHT``."""
 PROPERTIES_WEIGHT: Final = 4
 """Weight of a byte of properties in ``BYTES``: the text is copied about that many times while maps are made of it."""
 
@@ -220,9 +220,8 @@ def _split(raw: Any, joined: bytes) -> Any:
     """Returns the maps of the texts; None if one of them needs the decoder: a text that is empty, not UTF-8, with an empty name or
     value or a name twice, or that does not consist of a name, byte 1, a value and byte 2 for each property (the last byte 2 may be
     missing). ``joined``: all texts.
-
-    Names and values are cut by one separator: a second cut costs half as much again.
     """
+    # Names and values are cut by one separator: a second cut costs half as much again.
     ended = pc.sum(pc.ends_with(raw, b"\x02")).as_py()
     if ended == len(raw):
         raw = pc.binary_slice(raw, 0, -1)

@@ -17,7 +17,7 @@ Offsets = Mapping[MessageQueue, int]
 
 
 class OffsetLookup(Protocol):
-    """The requests to the cluster for bounds that are moments (milliseconds since 1970)."""
+    """The requests to the cluster that resolve moments (milliseconds since 1970)."""
 
     def stored_at(self, moments: Offsets) -> dict[MessageQueue, int]: ...
 
@@ -93,7 +93,7 @@ def _option(bound: Positions, side: str) -> str:
 
 
 def _check_all_named(bound: Start, latest: Offsets) -> None:
-    """Raises ConfigError for queues that a bound by queue does not name."""
+    """Raises ConfigError for queues that a start by queue does not name."""
     if isinstance(bound, Positions) and (unnamed := [queue for queue in sorted(latest) if bound.of(queue) is None]):
         raise ConfigError(
             f"option {_option(bound, 'starting')} does not name {_some(unnamed)}; name {'it' if len(unnamed) == 1 else 'them'}, or "

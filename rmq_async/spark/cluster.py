@@ -61,8 +61,8 @@ class Find(Protocol):
 
 
 class Extents(NamedTuple):
-    """The first offsets of queues and their exclusive ends (``latest``). ``proven``: queues whose master gave them; a replica gave
-    those of the others."""
+    """The first offsets of queues and their exclusive ends (``latest``). ``proven``: queues whose master gave them; a replica may
+    have given those of the others."""
 
     earliest: Offsets
     latest: Offsets
@@ -84,8 +84,8 @@ class Cluster:
         self._options = options
 
     def queues(self, *, begun: bool = False, wanted: Collection[MessageQueue] = ()) -> tuple[MessageQueue, ...]:
-        """Returns the readable queues that the options choose. Raises TopicNotFoundError, ConfigError for a queue of
-        ``assign`` that is not readable or a pattern without a readable queue, and the errors of requests.
+        """Returns the readable queues that the options choose. Raises TopicNotFoundError for a topic that is missing;
+        ConfigError for a queue of ``assign`` that is not readable or a pattern without a readable queue; the errors of requests.
 
         ``begun``: the stream runs already, so queues of ``assign`` may be missing and a pattern may match nothing. ``wanted``:
         queues to wait for as long as requests are repeated, because a broker that restarts is in no route for a while.
@@ -116,8 +116,8 @@ class Cluster:
         return self._ask(newest, begun=True)
 
     def extents(self, queues: Iterable[MessageQueue], *, settled: bool = False) -> Extents:
-        """Returns first offsets and ends. ``settled``: True waits, some 60 ms for a broker that has caught up, until the ends count
-        all messages acknowledged before this call."""
+        """Returns first offsets and ends. ``settled``: True waits until the ends count all messages that masters acknowledged
+        before this call, and raises RequestTimeoutError if that takes too long."""
         queues = tuple(queues)
 
         async def extents(reader: SparkReader) -> Extents:
@@ -151,7 +151,7 @@ class Cluster:
         return self._ask(search)
 
     def store_times(self, offsets: Mapping[MessageQueue, int]) -> dict[MessageQueue, int]:
-        """Returns the store times of the messages at these offsets (epoch ms), for reports. It makes one attempt; queues
+        """Returns the store times of the messages at these offsets (epoch ms), for reports. Nothing is repeated; queues
         without a message there, or whose request fails, are left out."""
 
         async def times(reader: SparkReader) -> dict[MessageQueue, int]:
@@ -173,7 +173,7 @@ class Cluster:
         return {}
 
     def commit(self, offsets: Mapping[MessageQueue, int]) -> bool:
-        """Commits offsets for dashboards in one attempt, and logs the first error. Returns whether brokers accepted all of them."""
+        """Commits offsets for dashboards, once each, and logs the first error. Returns whether brokers accepted all of them."""
         group = self._options.group
 
         async def commit(reader: SparkReader) -> None:
@@ -204,7 +204,7 @@ class Cluster:
     def _ask(self, question: Callable[[SparkReader], Awaitable[T]], retries: int | None = None, *, begun: bool = False) -> T:
         """Makes a request, and repeats it while that may help, ``retries`` times at most; None: as often as the options say.
         ``begun``: repeats it for a missing topic too, because a topic is missing while its only broker restarts. After an
-        AuthenticationError it begins once more, with credentials that are read anew if they can be."""
+        AuthenticationError it begins once more if credentials can be read anew."""
         options = self._options
 
         async def asking(reader: SparkReader) -> T:
@@ -296,8 +296,8 @@ class Cluster:
         return tuple(sorted(set(chosen).difference(absent)))
 
     async def _matching(self, reader: SparkReader, pattern: str, begun: bool) -> tuple[MessageQueue, ...]:
-        """Returns the queues of matching topics. Topics of the system never match; retry and dead-letter topics match if
-        the pattern has a "%"."""
+        """Returns the queues of matching topics, without topics of the system and those that brokers create for themselves. Retry
+        and dead-letter topics match only if the pattern has a "%"."""
         from ..admin import Admin
 
         async with Admin(client=reader.instance.config) as admin:
@@ -318,7 +318,7 @@ class Cluster:
 
         found = await for_each(topics, queues)
         if not any(found.values()) and not begun:
-            raise ConfigError(f"option subscribePattern: no readable topic matches {pattern}; change it, or create a topic")
+            raise ConfigError(f"option subscribePattern: no readable topic matches {pattern!r}; change it, or create a topic")
         return tuple(queue for topic in topics for queue in found[topic])
 
 

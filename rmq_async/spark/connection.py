@@ -122,7 +122,7 @@ def _check_renewed(options: AccessOptions) -> None:
     name = options.credentials_provider
     parts = (name or "a:b").split(":")
     if len(parts) != 2 or not all(part.isidentifier() for part in (*parts[0].split("."), parts[1])):
-        raise ConfigError(f"option credentialsProvider must be module:function, not {name}")
+        raise ConfigError(f"option credentialsProvider must be module:function, not {name!r}")
 
 
 def _check_tls(options: AccessOptions) -> None:

@@ -68,7 +68,7 @@ class QueryLag:
     at: float = 0.0
 
     def rate(self, topic: TopicLag) -> float:
-        """Returns the offsets of ``topic`` that were read per second of the micro-batch."""
+        """Returns the offsets of ``topic`` that were read per second of the micro-batch; 0 if it has no duration."""
         return topic.read / self.duration if self.duration > 0 else 0.0
 
     def text(self, now: float) -> str:
@@ -86,7 +86,7 @@ def _age_text(seconds: float | None) -> str:
 
 
 def lag_of(progress: StreamingQueryProgress, at: float = 0.0) -> QueryLag | None:
-    """Returns the lag in a progress; None if no source in it has an end offset of RocketMQ. ``at``: see ``QueryLag``."""
+    """Returns the lag in a progress; None if no source in it has an end offset of queues of RocketMQ. ``at``: see ``QueryLag``."""
     found: dict[str, TopicLag] = {}
     for source in progress.sources:
         start, end, latest = (_offsets(text) for text in (source.startOffset, source.endOffset, source.latestOffset))
@@ -148,8 +148,8 @@ class LagListener(StreamingQueryListener):
     """Reports how far the streaming queries of a session are behind in the topics that they read.
 
     It adds itself to ``spark.streams``; ``close`` removes it. ``meter``: an OpenTelemetry Meter for the gauges; None takes the
-    one of the global provider where OpenTelemetry is installed, and makes no gauges elsewhere. ``interval``: seconds between
-    two log lines (INFO) about a query; 0 logs each micro-batch. Raises ValueError for an interval below 0 and for NaN.
+    one of the global provider where OpenTelemetry is installed, and makes no gauges elsewhere. ``interval``: minimum seconds
+    between two log lines (INFO) about a query; 0 logs each micro-batch. Raises ValueError for an interval below 0 and for NaN.
     """
 
     def __init__(self, spark: SparkSession, *, meter: Meter | None = None, interval: float = 10.0) -> None:

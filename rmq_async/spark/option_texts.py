@@ -209,13 +209,13 @@ class OptionTexts:
         try:
             return json.loads(text)
         except (ValueError, RecursionError) as error:
-            raise ConfigError(f"option {name} must be JSON ({error}), not {text[:200]}") from None
+            raise ConfigError(f"option {name} must be JSON ({error}), not {text[:200]!r}") from None
 
 
 def _unknown(given: str) -> str:
     if given.lower() == "path":
         return "a topic is not a path: use .option('topic', ...) with .load() and .save(), without an argument"
     if (hint := option_of_kafka(given)) is not None:
-        return f"option {given} is Kafka's: {hint}"
+        return f"option {given!r} is Kafka's: {hint}"
     near = difflib.get_close_matches(given.lower(), _BY_NAME, 1, 0.7)
-    return f"unknown option {given}" + (f"; is {_BY_NAME[near[0]].name} meant?" if near else "; docs/spark.md lists all")
+    return f"unknown option {given!r}" + (f"; is {_BY_NAME[near[0]].name} meant?" if near else "; docs/spark.md lists all")

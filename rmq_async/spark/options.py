@@ -244,7 +244,9 @@ def _topics(given: OptionTexts) -> tuple[tuple[str, ...], str | None, Mapping[st
         try:
             re.compile(pattern)
         except (re.error, RecursionError) as error:
-            raise ConfigError(f"option subscribePattern must be a regular expression ({error}), not {pattern[:200]}") from None
+            raise ConfigError(
+                f"option subscribePattern must be a regular expression ({error}), not {pattern[:200]!r}"
+            ) from None
         return (), pattern, None
     if "assign" in given:
         assign = parse_queues("assign", given.decoded("assign"))

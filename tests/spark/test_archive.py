@@ -126,7 +126,7 @@ def mistakes(given: list[Any], path: Path, other: str) -> list[tuple[list[Any], 
         ([*given[:4], lonely, *given[5:]], f"{lonely} holds an archive of 4 micro-batches, but its checkpoint"),
         ([*elsewhere, "--checkpoint", checkpoint], "says that 4 micro-batches are archived, but"),
         ([*given[:4], full, *given[5:]], f"{full} is no archive and not empty"),
-        ([*elsewhere, "--option", "colums=a"], "unknown option colums; is columns meant?"),
+        ([*elsewhere, "--option", "colums=a"], "unknown option 'colums'; is columns meant?"),
         ([*elsewhere, "--option", "Columns=offset"], "option columns: an archive holds all columns"),
         ([*elsewhere, "--option", "Subscribe=others"], "option Subscribe is not one of this pipeline"),
     ]

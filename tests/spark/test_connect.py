@@ -53,7 +53,7 @@ def test_format_and_pipelines_work_over_spark_connect(spark: SparkSession, embed
         said |= json.loads(line)
     assert said["written"] == sorted(str(number) for number in range(40))
     assert said["streamed"] == 40
-    assert "unknown option topik; is topic meant?" in said["error"]
+    assert "unknown option 'topik'; is topic meant?" in said["error"]
     assert (said["published"], said["arrived"]) == (40, 40)
     assert said["attempted"] == said["acknowledged"] > 0
     assert said["lost"] == 0

@@ -68,7 +68,7 @@ def test_options_of_the_shared_arguments() -> None:
         "nameserver": "a:1;b:2", "accessKey": "u", "tls": "true", "tlsCaFile": "f", "tags": "a || b=c", "pullBatchSize": "64",
     }  # fmt: skip
     for wrong in ("tags", "=a"):
-        with pytest.raises(ConfigError, match=f"--option must be NAME=VALUE, not {wrong}"):
+        with pytest.raises(ConfigError, match=f"--option must be NAME=VALUE, not {wrong!r}"):
             job.connection_options(job.parser("p", Trial(None)).parse_args(["--option", wrong]))
 
 
@@ -170,7 +170,7 @@ def test_lines_and_exit_codes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
         assert json.loads(output.out.splitlines()[-1]) == {"event": "error", "error": text, "code": code}
         assert output.err == f"rmq spark trial: {text}\n"
     assert run(done, "--n", "10", monkeypatch=monkeypatch) == 2
-    assert "must be a whole number from 1 to 9, not 10" in capsys.readouterr().err
+    assert "must be a whole number from 1 to 9, not '10'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("module", [archive, replay, publish])
@@ -192,10 +192,14 @@ def server() -> Iterator[ThreadedRocketMQ]:
     ("module", "arguments", "expected"),
     [
         (archive, ["--topic", "gone", "--path", "p"], "gone"),
-        (archive, ["--topic", "gone", "--path", "p", "--option", "tagz=a"], "unknown option tagz; is tags meant?"),
+        (archive, ["--topic", "gone", "--path", "p", "--option", "tagz=a"], "unknown option 'tagz'; is tags meant?"),
         (archive, ["--pattern", "[", "--path", "p"], "option subscribePattern must be a regular expression"),
         (replay, ["--topic", "gone", "--path", "p"], "gone"),
-        (replay, ["--topic", "gone", "--path", "p", "--option", "idColumns=x"], "unknown option idColumns; is idColumn meant?"),
+        (
+            replay,
+            ["--topic", "gone", "--path", "p", "--option", "idColumns=x"],
+            "unknown option 'idColumns'; is idColumn meant?",
+        ),
         (publish, ["--topic", "gone", "--format", "csv", "--path", "p"], "gone"),
         (publish, ["--topic", "gone"], "nothing says what to publish: give a table, or a format and a path"),
         (
@@ -326,7 +330,7 @@ def test_topics_of_a_checkpoint() -> None:
     archive.check_topics("c", {"a1", "a2"}, [], "a.")
     with pytest.raises(ConfigError, match="checkpoint c is of an archive of topic a, which b does not include"):
         archive.check_topics("c", {"a", "b"}, ["b"], None)
-    with pytest.raises(ConfigError, match=r"topic b1, which pattern a\. does not include"):
+    with pytest.raises(ConfigError, match=r"topic b1, which pattern 'a\.' does not include"):
         archive.check_topics("c", {"a1", "b1"}, [], "a.")
 
 

@@ -236,7 +236,7 @@ def test_a_picture_needs_matplotlib(spark: SparkSession, monkeypatch: pytest.Mon
         ),
         ({"tasks": 64}, r"tasks must be from 1 to 2, what --master local\[2,2\] runs at a time, not 64"),
         ({"options": {"maxMessagesPerSecond": "5"}}, "option maxMessagesPerSecond has no meaning for a load"),
-        ({"options": {"sendTimeout": "5"}}, "unknown option sendTimeout; is sendTimeoutMs meant"),
+        ({"options": {"sendTimeout": "5"}}, "unknown option 'sendTimeout'; is sendTimeoutMs meant"),
     ],
 )
 def test_what_cannot_be_meant_is_said_before_anything_is_sent(

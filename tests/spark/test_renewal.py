@@ -195,7 +195,7 @@ def test_module_that_fails_is_named_and_its_text_not_shown(tmp_path: Path, monke
     [
         ({"credentialsFile": "k", "credentialsProvider": "a:b"}, "options credentialsFile and credentialsProvider contradict"),
         ({"credentialsFile": "k", "accessKey": "a", "secretKey": "s"}, "credentials are given twice"),
-        ({"credentialsProvider": "shop"}, "option credentialsProvider must be module:function, not shop"),
+        ({"credentialsProvider": "shop"}, "option credentialsProvider must be module:function, not 'shop'"),
         ({"credentialsProvider": "shop:a b"}, "option credentialsProvider must be module:function"),
     ],
 )

@@ -155,7 +155,8 @@ def _check(topics: Sequence[str], pattern: str | None, options: Mapping[str, str
     """Raises ConfigError for no topics, for two ways to name them, and for options that an archive does not accept."""
     if bool(topics) == (pattern is not None):
         raise ConfigError(
-            f"{'both say' if topics else 'nothing says'} what to archive: give either topics or a pattern of them"
+            f"{'topics and a pattern are both given' if topics else 'nothing says what to archive'}; give either topics or a "
+            "pattern of them"
         )
     if any(name.lower() == "columns" for name in options):
         raise ConfigError("option columns: an archive holds all columns; leave the option out")
@@ -216,7 +217,7 @@ def _ended(query: StreamingQuery) -> bool:
 
 
 def _offset(value: Any) -> dict[str, Any]:
-    """Returns an offset of the progress, which is an object, its JSON text, or None."""
+    """Returns an offset of the progress, which is an object or its JSON text, as a dict; an empty one for anything else."""
     found = json.loads(value) if isinstance(value, str) else value
     return found if isinstance(found, dict) else {}
 
@@ -261,7 +262,7 @@ def check_topics(checkpoint: str, known: Iterable[str], topics: Sequence[str], p
     """Raises ConfigError for a topic of the archive that this run leaves out; new topics are allowed."""
     missing = [name for name in sorted(known) if name not in topics and not (pattern and re.fullmatch(pattern, name))]
     if missing:
-        asked = f"pattern {pattern}" if pattern else ", ".join(topics)
+        asked = f"pattern {pattern!r}" if pattern else ", ".join(topics)
         raise ConfigError(
             f"checkpoint {checkpoint} is of an archive of topic {', '.join(missing)}, which {asked} does not include; "
             "give it too, or another path"
@@ -345,8 +346,8 @@ class _Archive:
         )
 
     def check(self, given: argparse.Namespace) -> None:
-        """Checks the arguments, and that the topics exist that they name. Raises ConfigError, TopicNotFoundError, and the
-        errors of requests."""
+        """Checks the arguments and looks up the topics that they name. Raises ConfigError for wrong arguments, TopicNotFoundError
+        for a topic that does not exist, and the errors of requests."""
         options, topics = connection_options(given), given.topic or ()
         _check(topics, given.pattern, options)
         if given.compact:

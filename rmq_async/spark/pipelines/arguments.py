@@ -49,14 +49,13 @@ def options_for(use: Use, options: Mapping[str, str], **over: object) -> dict[st
 
 
 def refuse_topics(options: Mapping[str, str]) -> None:
-    """Raises ConfigError for options that name topics: a pipeline has arguments for them, and an option would replace the topic
-    of each row."""
+    """Raises ConfigError for options that name topics: a pipeline has arguments for them."""
     if given := sorted(name for name in options if name.lower() in _SUBJECTS):
         raise ConfigError(f"option {given[0]} is not one of this pipeline; name its topics by the pipeline's own arguments")
 
 
 def refuse_replicas(options: Mapping[str, str], why: str) -> None:
-    """Raises ConfigError for the option ``offsetsFromReplicas``. ``why``: the consequence of missing messages."""
+    """Raises ConfigError if the option ``offsetsFromReplicas`` is given. ``why``: the consequence of missing messages."""
     if any(name.lower() == "offsetsfromreplicas" for name in options):
         raise ConfigError(
             f"option offsetsFromReplicas is not one of this pipeline: a replica may lack messages, and {why}; leave it out"
@@ -64,7 +63,7 @@ def refuse_replicas(options: Mapping[str, str], why: str) -> None:
 
 
 def check_topics(options: Mapping[str, str], topics: Iterable[str]) -> None:
-    """Raises TopicNotFoundError for a topic that does not exist, and the errors of a cluster that cannot be reached."""
+    """Raises TopicNotFoundError for a topic that does not exist, and the errors of ``ask``."""
     names = tuple(topics)
 
     async def routes(admin: Admin) -> None:
@@ -100,7 +99,7 @@ def window(since: datetime | None, until: datetime | None) -> dict[str, str]:
     if until is not None:
         bounds["endingTimestamp"] = _epoch_ms(until)
     if since is not None and until is not None and since >= until:
-        raise ConfigError(f"no time is from {since.isoformat()} to {until.isoformat()}; give a later end")
+        raise ConfigError(f"the window from {since.isoformat()} to {until.isoformat()} is empty; give a later end")
     return bounds
 
 
@@ -111,13 +110,14 @@ def _epoch_ms(when: datetime) -> str:
 
 
 def ask(options: Mapping[str, str], question: Callable[[Admin], Coroutine[Any, Any, T]]) -> T:
-    """Runs ``question`` with an admin client of the options' cluster, and returns its result. Raises RocketMQError."""
+    """Runs ``question`` with an admin client of the options' cluster, and returns its result. Raises ConfigError for invalid
+    options, and as ``ask_at``."""
     return ask_at(read_options(options_for("batch read", options, topic="any"), streaming=False).access, question)
 
 
 def ask_at(access: Access, question: Callable[[Admin], Coroutine[Any, Any, T]]) -> T:
     """Runs ``question`` with an admin client, also beside a running loop, as in a notebook, and returns its result. Raises
-    RocketMQError."""
+    ConfigError for settings that cannot be used, and the errors of ``question``."""
 
     async def asking() -> T:
         async with Admin(client=client_config(current(access))) as admin:
@@ -128,8 +128,8 @@ def ask_at(access: Access, question: Callable[[Admin], Coroutine[Any, Any, T]]) 
 
 
 def column(option: str, name: str, columns: Iterable[str]) -> Column:
-    """Returns the column that an option names. Raises ConfigError, which lists the existing ones."""
+    """Returns the column that an option names. Raises ConfigError, which lists the existing ones, if it does not exist."""
     there = list(columns)
     if name.lower() not in (one.lower() for one in there):
-        raise ConfigError(f"{option}: there is no column {name}, only {', '.join(there)}")
+        raise ConfigError(f"{option}: there is no column {name!r}, only {', '.join(there)}")
     return sql.col("`" + name.replace("`", "``") + "`")

@@ -37,14 +37,14 @@ from rmq_protocol.validation import check_group, check_topic
 __all__ = ["JOB", "ORIGIN_PROPERTY", "REPLAYS_PROPERTY", "Replayed", "main", "replay_dead_letters"]
 
 REPLAYS_PROPERTY: Final = "RMQ_DLQ_REPLAYS"
-"""How often a message was replayed."""
+"""Property with the number of a message's replays."""
 ORIGIN_PROPERTY: Final = "RMQ_DLQ_ORIGIN_ID"
-"""The id of the message when it was first sent."""
+"""Property with the id of the message when it was first sent."""
 
 MOST_TOPICS: Final = 1000
-"""Number of target topics at most: each is looked up and reported, and more would be a mistake."""
+"""Maximum number of target topics: each is looked up and reported."""
 CLOCKS: Final = timedelta(minutes=5)
-"""By how much the clocks of two brokers may differ."""
+"""Difference of two brokers' clocks that is allowed for."""
 
 _COLUMNS: Final = "topic,brokerName,queueId,offset,msgId,tags,keys,body,properties,storeTimestamp,flag"
 
@@ -91,11 +91,11 @@ def replay_dead_letters(
     """Sends the dead letters of ``group`` to their original topics; only counts them if ``send`` is False.
 
     ``options``: of format rocketmq, for both directions. ``topic``: the target of messages that do not name their original
-    topic. ``since`` (inclusive), ``until`` (exclusive): aware, the range of their store times as dead letters; None: no limit.
-    ``tags``: "a || b". ``key``: only messages with this key. ``where``: SQL on the columns of the source. ``max_replays``:
-    maximum number of replays of one message in all runs, 1 or more. ``look``: False sends without reading the messages of
-    earlier runs from the target topics. ``rate``: maximum messages per second; None: no limit. ``progress``: called once per
-    target topic, and while sending.
+    topic, or name a retry or dead-letter topic. ``since`` (inclusive), ``until`` (exclusive): aware, the range of their store
+    times as dead letters; None: no limit. ``tags``: "a || b". ``key``: only messages with this key. ``where``: SQL on the
+    columns of the source. ``max_replays``: maximum number of replays of one message in all runs, 1 or more. ``look``: False
+    sends without reading the messages of earlier runs from the target topics. ``rate``: maximum messages per second; None: no
+    limit. ``progress``: called once per target topic, and while sending.
 
     Every group that reads a target topic gets the message, not only the one that failed. Raises ConfigError for invalid
     arguments and for dead letters of more than 1000 topics, TopicNotFoundError if the group has no dead-letter topic, the errors
@@ -192,7 +192,7 @@ def _understood(letters: DataFrame, topic: str | None, namespace: str | None) ->
 
 
 def _targets(letters: DataFrame, max_replays: int) -> dict[str, datetime]:
-    """Returns the target topics, each with the store time of its oldest dead letter."""
+    """Returns the target topics of dead letters with fewer than ``max_replays``, each with the store time of the oldest one."""
     found = (
         letters.where(sql.col("target").isNotNull() & (sql.col("replays") < max_replays))
         .groupBy("target")
@@ -206,7 +206,7 @@ def _targets(letters: DataFrame, max_replays: int) -> dict[str, datetime]:
 
 
 def _done(spark: SparkSession, options: Mapping[str, str], source: str, targets: Mapping[str, datetime]) -> DataFrame:
-    """Returns the ids that earlier runs have sent, as column ``done``."""
+    """Returns the ids of dead letters that earlier runs have sent to these topics, as column ``done``."""
     reading = options_for(
         "batch read",
         options,
@@ -324,8 +324,8 @@ class _DlqReplay:
         parser.add_argument("--rate", type=whole_number(1, 10**9), metavar="N", help="send at most so many a second")
 
     def check(self, given: argparse.Namespace) -> None:
-        """Checks the arguments, and that there are dead letters. Raises ConfigError, TopicNotFoundError, and the errors of
-        requests."""
+        """Checks the arguments, and looks up the dead-letter topic. Raises ConfigError for wrong arguments, TopicNotFoundError if
+        there is no such topic, and the errors of requests."""
         options = connection_options(given)
         source = _source(given.group, given.topic, given.max_replays, options)
         access_for(options_for("batch write", options, idColumn="id"))

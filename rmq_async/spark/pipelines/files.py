@@ -89,7 +89,7 @@ class Files:
         system.delete(place, True)
 
     def replace(self, path: str, text: str) -> None:
-        """Replaces the content of a file by one atomic rename."""
+        """Replaces the content of a file by one rename; see ``compaction`` for stores that rename atomically."""
         place, system = self._at(path)
         new = self._jvm.org.apache.hadoop.fs.Path(place.getParent(), f".{place.getName()}.{uuid4().hex}.tmp")
         stream = system.create(new, True)

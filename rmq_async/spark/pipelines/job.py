@@ -41,7 +41,7 @@ Progress = Callable[[Mapping[str, Any]], None]
 """Called now and then with figures of what was done so far."""
 
 FEWEST_SHUFFLED: Final = 8
-"""Partitions of a shuffle on one machine."""
+"""Minimum number of partitions of a shuffle on one machine."""
 FAILED: Final = 1
 WRONG_USE: Final = 2
 INTERRUPTED: Final = 130
@@ -139,7 +139,7 @@ def named_values(argument: str, texts: Sequence[str]) -> dict[str, str]:
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals or not name:
-            raise ConfigError(f"{argument} must be NAME=VALUE, not {text}")
+            raise ConfigError(f"{argument} must be NAME=VALUE, not {text!r}")
         found[name] = value
     return found
 
@@ -149,7 +149,7 @@ def whole_number(low: int, high: int) -> Callable[[str], int]:
 
     def number(text: str) -> int:
         if not text.isascii() or not text.isdigit() or len(text) > 18 or not low <= int(text) <= high:
-            raise argparse.ArgumentTypeError(f"must be a whole number from {low} to {high}, not {text}")
+            raise argparse.ArgumentTypeError(f"must be a whole number from {low} to {high}, not {text!r}")
         return int(text)
 
     return number
@@ -169,7 +169,7 @@ def moment(text: str) -> datetime:
         return found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)
     except (ValueError, OverflowError):  # Overflow: in UTC the time is before the year 1 or after 9999
         raise argparse.ArgumentTypeError(
-            f"must be a time such as 2026-11-22T08:30:00Z, or milliseconds since 1970, from year 1 to 9999, not {text}"
+            f"must be a time such as 2026-11-22T08:30:00Z, or milliseconds since 1970, from year 1 to 9999, not {text!r}"
         ) from None
 
 
@@ -213,7 +213,7 @@ def _run_job(name: str, job: Job, arguments: Sequence[str] | None) -> int:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silences PySpark's logs of errors that it also raises: the whole trace, as JSON."""
+    """Silences PySpark's logs of errors that it also raises, and warnings about pandas."""
     names = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
     loggers = [logging.getLogger("py4j"), *map(PySparkLogger.getLogger, names)]
     before = [logger.disabled for logger in loggers]
