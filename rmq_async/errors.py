@@ -81,7 +81,7 @@ class ConfigError(RocketMQError, ValueError):
 
 
 class SubscriptionConflictError(ConfigError):
-    """Members of one consumer group differ in subscriptions, message model or mode: they miss messages or get them twice."""
+    """Members of one consumer group differ in subscriptions, message model or mode: they may miss messages or get them twice."""
 
 
 class InvalidGroupError(ConfigError, InvalidMessageError):
@@ -99,8 +99,8 @@ class ForbiddenError(RocketMQError):
 
 
 class ClientStateError(RocketMQError):
-    """The call is not possible in the present state, or a stop or a cancellation ended it. Such states: the client is not started
-    or runs already, the group has members, the topic is paused as a whole, the delivery is over. The message says which."""
+    """The call is not possible in the present state, or a stop or a cancellation ended it. The message gives the state, for
+    example: the client is not started or runs already, the group has members, the delivery is over."""
 
 
 class ForkedError(RocketMQError):
@@ -205,7 +205,7 @@ class BrokerSystemError(BrokerError):
 
 
 class SystemBusyError(BrokerError):
-    """The broker refused before storing (2): its send queue or page cache was too busy."""
+    """The broker was too busy for the request (2), for example its send queue or page cache; it stored no message."""
 
     response_code = ResponseCode.SYSTEM_BUSY
     retriable = True
@@ -219,13 +219,13 @@ class RequestCodeNotSupportedError(BrokerError):
 
 
 class MessageIllegalError(BrokerError):
-    """The broker found the message too large or malformed."""
+    """The broker refused a message (13), for example because it is too large, or an acknowledgement of a wrong queue or offset."""
 
     response_code = ResponseCode.MESSAGE_ILLEGAL
 
 
 class ServiceNotAvailableError(BrokerError):
-    """The broker cannot store now: it is a replica, shuts down, or its disk is full (14)."""
+    """The broker cannot store now (14), for example because it is a replica, shuts down, or its disk is full."""
 
     response_code = ResponseCode.SERVICE_NOT_AVAILABLE
     retriable = True
@@ -259,7 +259,7 @@ class PermissionDeniedError(NoPermissionError):
 
 
 class TopicNotExistError(BrokerError, TopicNotFoundError):
-    """The broker does not have the topic and may not create it (17)."""
+    """The broker does not have the topic, and does not create it for this request (17)."""
 
     response_code = ResponseCode.TOPIC_NOT_EXIST
     retriable = True
@@ -272,7 +272,7 @@ class QueryNotFoundError(BrokerError):
 
 
 class SubscriptionGroupNotExistError(BrokerError):
-    """The broker does not have the consumer group and may not create it (26)."""
+    """The broker does not have the consumer group, and does not create it for this request (26)."""
 
     response_code = ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST
 
@@ -284,10 +284,10 @@ class InvalidParameterError(BrokerError):
 
 
 class QueueNotExistError(InvalidParameterError):
-    """The topic has no queue of that number on the broker, or no longer has it; no message was stored.
+    """The topic has no queue of that number on the broker (29, or 1 from brokers of 4.x); no message was stored.
 
-    ``queue_id``: the requested number; ``queues``: the number of queues. Both are None if the broker does not report them (29,
-    or 1 from brokers of 4.x; recognized by the remark).
+    ``queue_id``: the requested number; ``queues``: the number of read queues or of write queues, the larger one. Both are None
+    if the remark, by which the error is recognized, does not report them.
     """
 
     retriable = True
@@ -330,7 +330,7 @@ class GroupNotOnlineError(BrokerError):
 
 
 class FlowControlError(BrokerError):
-    """The broker limits this client (215)."""
+    """The broker limits the rate of requests (215)."""
 
     response_code = ResponseCode.FLOW_CONTROL
     backs_off = True
@@ -343,7 +343,7 @@ class NotLeaderForQueueError(BrokerError):
 
 
 class IllegalOperationError(BrokerError):
-    """The broker refuses the operation for this message, as for a recall or the end of a transaction that comes too late (604)."""
+    """The broker refuses the operation (604), for example a recall or the end of a transaction that comes too late."""
 
     response_code = ResponseCode.ILLEGAL_OPERATION
 
@@ -382,7 +382,7 @@ class TransactionError(RocketMQError):
 
     ``result``: the TransactionSendResult, with ``local_status``. ``maybe_ended``: True if the broker may have ended the
     transaction nevertheless. ``code`` and ``remark``: those of the refusal, None and "" without one. ``maybe_stored``: True if
-    the outcome was COMMIT: consumers see the message now, or after ``check`` has returned COMMIT.
+    the outcome was COMMIT: consumers may see the message now, or after ``check`` has returned COMMIT.
     """
 
     def __init__(
@@ -414,7 +414,7 @@ class HandlerTimeoutError(RocketMQError, TimeoutError):
 
 
 class QueueLostError(RocketMQError):
-    """The consumer does not read the queue, or lost it to another member in the call; its queues are in ``consumer.assignment``."""
+    """The consumer does not read the queue, or gave it up or lost it during the call; ``consumer.assignment`` has its queues."""
 
 
 class Attempt(NamedTuple):
@@ -428,7 +428,7 @@ class Attempt(NamedTuple):
 
 
 class SendError(RocketMQError):
-    """Two or more attempts were made and none succeeded; ``__cause__`` is the newest one's error.
+    """No attempt of a send succeeded, of two or more, or of one whose error is no RocketMQError. ``__cause__``: the newest error.
 
     ``attempts``: the first eight and the newest eight attempts, or all if there are at most 16; ``made``: the number of all
     attempts, including those left out. ``maybe_stored``: True if at least one attempt may have been stored.

@@ -1,8 +1,7 @@
 """Hooks of users in producers and group consumers, and the context object of a send.
 
-Only the methods that a hook defines are called, so a hook for sends adds no cost to requests. Hooks run on the loop, in the
-order of ``hooks``, and must not block. An error of ``check_forbidden`` ends the call; an error of any other method goes to the
-loop's exception handler, and the message is sent or handled all the same.
+Only the methods that a hook defines are called. They run on the loop and must not block. An error of ``check_forbidden`` ends the
+call; after an error of another method the message is sent or handled all the same.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ from .errors import ConfigError, InvalidMessageError
 __all__ = ["Inbox"]
 
 LONGEST_KEY: Final = 255
-"""Characters. With the group they fit into an index entry of PostgreSQL, which holds 2704 bytes."""
+"""Maximum number of characters of a key. With the group they fit into an index entry of PostgreSQL, which holds 2704 bytes."""
 
 Session = AsyncSession | async_scoped_session[Any] | AsyncConnection
 
@@ -61,8 +61,8 @@ class Inbox:
     ``group``: group of the consumer; groups that share a table have separate rows. ``table``: name of the table, at most 40
     bytes in UTF-8, or "schema.name". ``key(message)``: returns the identity of a message, a text of 1 to 255 characters. The
     default is the message's unique id, which all attempts of one send and all deliveries share; for a message without one, the
-    offset id of its first copy at a broker. A key of the business, such as an order number, also finds messages that were sent
-    by two calls.
+    offset id of its first copy at a broker, or with ``mode="pop"`` that of each copy. A key of the business, such as an order
+    number, also finds messages that were sent by two calls.
 
     Raises ConfigError for an invalid table name or ``key``, InvalidGroupError for an invalid group name. The methods also pass
     on the errors of the database: SQLAlchemyError, and OSError or an error of the driver if it cannot be reached.
@@ -143,7 +143,7 @@ class Inbox:
 
 
 def _id_of(message: MessageExt) -> str:
-    """Returns the id that all copies of a message share, including those that a broker makes to deliver it again."""
+    """Returns the message's unique id; without one, its ORIGIN_MESSAGE_ID or else its own offset id."""
     return message.unique_id or message.properties.get("ORIGIN_MESSAGE_ID") or message.offset_msg_id
 
 

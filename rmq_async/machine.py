@@ -1,9 +1,8 @@
 """The resources that the library takes from the machine: clocks, random sources, the process id, and the name that its clients
 share.
 
-The library takes each of them from this module when it needs it (``machine.monotonic()``), never through a copy of the function, so
-that a simulation can give another machine to each of its processes by setting these attributes. Nothing else sets them, except
-``instance_name``, which each process draws, also one that was forked.
+The library reads these attributes when it needs them (``machine.monotonic()``), so that a simulation can set them for each of its
+processes.
 """
 
 from __future__ import annotations

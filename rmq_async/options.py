@@ -13,7 +13,7 @@ from rmq_protocol.errors import shown
 __all__ = ["lists_options", "suggests_keywords", "unexpected_keyword"]
 
 LONGEST_DEFAULT: Final = 40
-"""Characters up to which a default is shown; for a longer one its type is shown."""
+"""Maximum number of characters of a default that is shown; for a longer one its type is shown."""
 
 Class = TypeVar("Class", bound=type[Any])
 
@@ -45,7 +45,7 @@ def suggests_keywords(cls: Class) -> Class:
 
 
 def lists_options(*configs: type[Any], leaving_out: Collection[str] = ("namesrv",)) -> Callable[[Class], Class]:
-    """Appends the fields of ``configs``, their types and defaults to the docstring of a class that takes them as ``**options``."""
+    """Appends the fields of ``configs`` that are not in ``leaving_out``, with types and defaults, to the docstring of a class."""
 
     def decorate(cls: Class) -> Class:
         if cls.__doc__:  # None under -OO

@@ -9,7 +9,7 @@ version 1.36; names that these do not define begin with ``rmq_async.``.
 
 Each attempt of a send is a span of its own, a child of the span that was current where the call was made: a stored message
 carries the context of the attempt that stored it, and the spans of a retried send show the time of each attempt. Each call of
-a handler is the root of a trace, with a link to the context of each of its messages: one call may have messages of many
+a handler is the root of a trace, with links to the contexts that its messages carry: one call may have messages of many
 senders.
 """
 
@@ -196,7 +196,8 @@ class OutboxGauges:
 
 
 def context_of(message: MessageExt, propagator: TextMapPropagator | None = None, context: Context | None = None) -> Context:
-    """Returns the trace context in which the message was sent, added to ``context`` (default: the current one).
+    """Returns the trace context in which the message was sent, added to ``context``; None lets the propagator choose, and the
+    default one begins with an empty context.
 
     Pass it to ``tracer.start_as_current_span(..., context=...)`` to continue the sender's trace.
     """

@@ -20,7 +20,7 @@ _KEY: Final = "rmq_async.outbox"
 
 
 class Additions:
-    """The rows that one session has added to outboxes and has not committed yet. The object lives as long as the session."""
+    """The rows that one session has added to outboxes and has not committed yet."""
 
     __slots__ = ("_added",)
 

@@ -19,7 +19,7 @@ __all__ = ["KeyOrder", "KeyOrders", "batches"]
 Key = tuple[str, str]
 
 _OVERHEAD: Final = 512
-"""Upper bound of the bytes that a message takes in a batch beside body and texts."""
+"""Number of bytes that a message counts in a batch beside body and texts."""
 
 
 class KeyOrder:
@@ -44,8 +44,8 @@ class KeyOrders:
         self._orders: dict[Key, KeyOrder] = {}
 
     def in_hand(self, keys: Iterable[Key] | None = None) -> list[int]:
-        """Returns the ids of the rows of these keys (None: of all) that are sent before any row that is added now. Rows
-        of broken orders are left out, because they go back to the table."""
+        """Returns the ids of the rows in hand of these keys (None: of all keys), without those of broken orders, which go back
+        to the table."""
         orders = [self._orders[key] for key in dict.fromkeys(self._orders if keys is None else keys) if key in self._orders]
         return [row for order in orders if not order.broken for row in order.in_hand]
 
@@ -78,16 +78,16 @@ class KeyOrders:
 
 
 def batches(rows: Sequence[Held], small: int, max_bytes: int, max_rows: int) -> Iterator[list[Held]]:
-    """Groups rows without a key. Rows with bodies below ``small`` bytes and without a delay form batches of one topic and one
-    ``wait_store``, of up to ``max_bytes`` bytes and ``max_rows`` rows; others are alone, and so are rows of retry topics and
-    rows that failed before, because the broker may have refused their batch."""
+    """Groups rows without a key: small ones form batches of one topic and one ``wait_store``, of up to ``max_rows`` rows and, if
+    there is more than one, up to ``max_bytes`` bytes. Alone are rows whose body is not held or has ``small`` bytes or more, rows
+    with a delay, rows of retry topics, and rows that failed before."""
     open_ones: dict[tuple[str, bool], tuple[list[Held], int]] = {}
     for row in rows:
         message = row.message
         if (
             not row.whole
             or row.size >= small
-            or row.attempts
+            or row.attempts  # the broker may have refused their batch
             or message.delay_level
             or message.deliver_at is not None
             or message.topic.startswith("%RETRY%")

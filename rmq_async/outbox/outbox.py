@@ -34,7 +34,7 @@ __all__ = ["Outbox"]
 
 
 class Outbox(Startable):
-    """Sends messages if, and only if, the transaction in which they were added is committed.
+    """Sends messages after the commit of the transaction in which they were added; none whose transaction is rolled back.
 
         outbox = Outbox(engine, producer)
         async with outbox:
@@ -48,12 +48,13 @@ class Outbox(Startable):
 
     ``table``: name of the table, at most 40 bytes in UTF-8, or "schema.name". ``lease``: seconds for which a claimed row is
     reserved for its process; after that another process may send it. One send takes at most half a lease. ``poll_interval``:
-    seconds between queries for due rows; also the pause after a row's first failure, which doubles with each further one, up to
-    15 s. ``batch_size``: rows read at a time, 1 to 10,000; about four times as many are held in memory.
+    seconds between queries for due rows, more if a query is slow; also the pause after a row's first failure, which doubles
+    with each further one, up to 15 s, and is up to a fifth shorter at random. ``batch_size``: rows read at a time, 1 to 10,000;
+    about four times as many are held in memory.
 
     A message is stuck if it was added more than ``stuck_after`` seconds ago and is not sent, has failed ``stuck_attempts``
-    times, or is FAILED. ``on_stuck(message)``: called on the loop for each stuck message, once in ``stuck_period`` seconds,
-    by one of the running outboxes of the table; None: a warning is logged instead. ``on_status(status)``: called every
+    times (1 to 2^31), or is FAILED. ``on_stuck(message)``: called on the loop for each stuck message, once in ``stuck_period``
+    seconds, by one of the running outboxes of the table; None: a warning is logged instead. ``on_status(status)``: called every
     ``status_interval`` seconds, for metrics; None: no calls. Numbers of seconds are above 0 and below 10^9.
 
     Raises ConfigError for invalid settings, and for another database than PostgreSQL or a SQLite file. The methods also pass on
@@ -214,7 +215,8 @@ class Outbox(Startable):
 
     @property
     def sent_here(self) -> int:
-        """Number of messages that brokers have stored for this outbox object, without those of other relays of the table."""
+        """Number of messages that brokers have stored, with status SEND_OK, for this outbox object, without those of other relays
+        of the table."""
         relay = self._relay
         return self._sent_before + (0 if relay is None else relay.sending.sent)
 
@@ -233,8 +235,7 @@ class Outbox(Startable):
         return sent
 
     async def status(self) -> OutboxStatus:
-        """Returns the numbers of rows by state, including sent rows that are not purged yet. It took 37 ms for 200,000 rows on
-        PostgreSQL."""
+        """Returns the numbers of rows by state, including sent rows that are not purged yet."""
         return await self._store.status()
 
     async def retry(self, ids: Iterable[int] | None = None) -> int:

@@ -18,16 +18,14 @@ LONGEST_PAUSE: Final = 15.0
 LONGEST_PROBE_PAUSE: Final = 5.0
 """Seconds between two trials of a topic that failed, at most."""
 FORGOTTEN_AFTER: Final = 300.0
-"""Seconds without a failure after which a failed topic is forgotten: its rows were purged, or other relays have sent them. As
-long as it has rows, trials fail several times a minute."""
+"""Seconds without a failure after which a failed topic is forgotten: it has no rows any more whose trials could fail."""
 _LONGEST_ERROR: Final = 1000
 _TOPICS: Final = 10_000
 """Topics whose last success is remembered, at most."""
 
 
 def given_up(error: BaseException) -> bool:
-    """Returns whether no later attempt can succeed, because the message itself is refused. All other causes may be repaired by
-    an operator."""
+    """Returns whether the message itself was refused, so that later attempts would fail too."""
     last = error.__cause__ if isinstance(error, SendError) and error.__cause__ is not None else error
     return isinstance(last, InvalidMessageError | MessageIllegalError) or (
         getattr(last, "code", None) == ResponseCode.MESSAGE_ILLEGAL
@@ -61,9 +59,8 @@ class FailedTopics:
         return list(self._troubles)
 
     def failed(self, topic: str, began: float, now: float) -> None:
-        """Records a failed send that began at ``began``, unless a send to the topic has succeeded since: then the
-        cause is one broker of several, or one message. A failure lengthens the pause before the next trial only if its send began
-        after the last trial and after the last failure that lengthened the pause: sends that fail together count once."""
+        """Records a failed send that began at ``began``, unless a send to the topic has succeeded since."""
+        # after a success the cause is one broker of several, or one message. Sends that fail together lengthen the pause once
         if self._succeeded.get(topic, -1.0) >= began:
             return
         trouble = self._troubles.setdefault(topic, _Trouble())

@@ -1,9 +1,8 @@
 """The loops of a running outbox. They send committed rows and due rows, write outcomes, and report stuck messages and the
 status.
 
-Each loop survives errors: while the database is away it waits. Together they hold at most about ``window`` rows in memory,
-however long the table is. One batch of rows is read while another one is sent and the outcomes of a third one are written.
-Queries for due rows that find less than ``batch_size`` take at most a tenth of the time, trials of failed topics aside.
+Each loop survives errors: while the database is away it waits. Together they hold about ``window`` rows in memory, however long
+the table is.
 """
 
 from __future__ import annotations
@@ -34,14 +33,14 @@ __all__ = ["Relay", "is_owned", "relay_once"]
 logger = logging.getLogger("rmq_async.outbox")
 
 _PROBES: Final = 8
-"""Rows of a failed topic that one trial sends."""
+"""Maximum number of rows of a failed topic that one trial sends."""
 _LONGEST_PAUSE: Final = 10.0
 _LONGEST_STATUS: Final = 60.0
 _STUCK_AT_ONCE: Final = 100
 _LAST_WRITE: Final = 1.0
 """Seconds to write the last outcomes after a stop whose time the sends have used up."""
 _SHARE: Final = 10
-"""The shortest pause after a query that found less than ``batch_size`` rows, as a multiple of the query's time."""
+"""The shortest pause after queries that found less than ``batch_size`` rows, as a multiple of their time, unless a trial is due."""
 
 Step = Callable[[], Coroutine[Any, Any, bool]]
 
@@ -164,7 +163,7 @@ class Relay:
         )
 
     def hand_over(self, rows: list[Held]) -> None:
-        """Takes the rows of a committed transaction."""
+        """Takes the rows of a committed transaction; releases them after the beginning of a stop."""
         if self._open:
             self._handed.extend(rows)
             self._something_handed.set()
@@ -246,7 +245,7 @@ class Relay:
         return True
 
     async def _write(self, outcomes: Outcomes) -> None:
-        """Writes outcomes, and repeats that until it succeeds: they are kept nowhere else."""
+        """Writes outcomes, and repeats that while the database is away: they are kept nowhere else."""
         failures = 0
         while True:
             try:
@@ -340,8 +339,7 @@ async def send_due(store: Store, sending: Sending, limit: int, topics: list[str]
 
 
 async def send_owned(store: Store, sending: Sending, rows: list[Held]) -> None:
-    """Begins to send committed rows of this process's own transactions, in the order of their ids: ``rows`` are in the order of
-    the commits."""
+    """Begins to send committed rows of this process's own transactions, in the order of their ids."""
     rows = sorted(rows, key=lambda row: row.id)
     breaks = sending.orders.breaks
     try:
@@ -390,7 +388,7 @@ async def _within(seconds: float, event: asyncio.Event) -> None:
 
 
 async def _ended(tasks: list[asyncio.Task[None]], timeout: float) -> None:
-    """Waits ``timeout`` seconds for the tasks, then cancels them."""
+    """Waits up to ``timeout`` seconds for the tasks, then cancels the others and waits for their end."""
     if tasks and timeout:
         await asyncio.wait(tasks, timeout=timeout)
     left = [task for task in tasks if not task.done()]

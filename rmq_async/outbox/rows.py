@@ -19,7 +19,7 @@ __all__ = ["LONGEST_ID", "SMALL_BODY", "Held", "StuckMessage", "as_added", "mess
 
 LONGEST_ID: Final = 255
 SMALL_BODY: Final = 64 * 1024
-"""Bytes. A larger body is not held with its row but read when it is sent: bodies of 1024 rows in hand take 64 MiB at most."""
+"""Maximum number of bytes of a body that is held with its row; a larger one is read when it is sent."""
 _LONGEST_KEY: Final = 2000
 """Bytes of the largest sharding key: with the topic it must fit into an index entry of PostgreSQL, which holds 2704."""
 _LATEST: Final = datetime(9999, 12, 31, tzinfo=UTC).timestamp()

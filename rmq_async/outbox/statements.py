@@ -1,4 +1,4 @@
-"""SQL statements, built once for each outbox with bound parameters, so that none is compiled twice.
+"""SQL statements, built once for each outbox with bound parameters.
 
 PostgreSQL: rows are claimed with FOR UPDATE SKIP LOCKED. Lists of rows are arrays, so the text of a statement, and with it the
 server's prepared plan, is the same for any number of rows. SQLite: it has one writer at a time, so an UPDATE with a condition
@@ -6,9 +6,8 @@ on the state that it changes is a compare-and-set. Many rows are written by ``ex
 JSON texts.
 
 A row is *due* when ``next_attempt`` has passed: it is PENDING, or its sender's lease has expired. A row with a sharding key
-waits for all earlier rows of that key and topic that are neither SENT nor due: a claim takes the rows of a key from the first
-unsent one on or not at all. Of two concurrent claims one may skip the first row of a key, which the other has locked, and get
-the second row: so ``blocked`` checks again after a claim.
+waits for all earlier rows of that key and topic that are neither SENT nor due. Of two concurrent claims one may skip the first
+row of a key, which the other has locked, and get the second row: so ``blocked`` checks again after a claim.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The queries of an outbox. Each method has transactions of its own.
 
-Errors of the database (``DATABASE_ERRORS``) are passed on unchanged, but ``probe`` raises ConfigError for a missing table. Queries
-of a relay's loops raise TimeoutError after ``patience`` seconds; queries of users have no time limit.
+Errors of the database (``DATABASE_ERRORS``) are passed on, but ``probe`` raises ConfigError for a missing table or column. Methods
+that use ``_transaction`` or ``_reading`` raise TimeoutError after ``patience`` seconds.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class OutboxStatus(msgspec.Struct, frozen=True):
 
     ``pending``: number of messages that are not sent yet, those in flight included; ``oldest_age``: seconds since the oldest of
     them was added, 0.0 without one. ``sent``: number of sent messages whose rows are not purged yet. ``failed``: number of
-    messages that are FAILED, because they were refused: they are sent only after ``retry``.
+    messages that are FAILED: they are sent only after ``retry``.
     """
 
     pending: int
@@ -78,7 +78,7 @@ class Sent(msgspec.Struct, frozen=True, gc=False):
 
 
 class Failure(msgspec.Struct, frozen=True, gc=False):
-    """A row whose message could not be sent: due again in ``delay`` seconds, or never (``given_up``)."""
+    """A row whose message could not be sent: due again in ``delay`` seconds, or FAILED (``given_up``)."""
 
     row: int
     delay: float
@@ -103,7 +103,7 @@ class Store:
         self.me = me
         self.lease = lease
         self.patience = max(lease, _LEAST_PATIENCE)
-        """Seconds for each query of a relay's loops: a lost connection to the database may stay silent for hours."""
+        """Maximum seconds of a transaction: a lost connection to the database may stay silent for hours."""
 
     @asynccontextmanager
     async def _transaction(self) -> AsyncIterator[AsyncConnection]:
@@ -188,8 +188,7 @@ class Store:
             return found
 
     def _read(self, found: Iterable[Any], until: float) -> tuple[list[Held], list[Failure]]:
-        """Returns the rows by id, and a failure for each row without a valid message, which was changed by hand or written by
-        another program."""
+        """Returns the rows in the order of their ids, and a failure for each row without a valid message."""
         rows, unreadable = [], []
         for row in found:
             try:

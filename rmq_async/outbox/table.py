@@ -2,8 +2,7 @@
 
 All times in it except ``deliver_at`` are of the database's clock, so that leases hold between machines whose clocks differ. Two
 partial indexes cover unsent rows, so they stay small while sent rows wait for ``purge``: one by id, the order of sending, one
-by sharding key. A third one is for ``purge``. A sent row takes some 230 bytes and its body in PostgreSQL, and 30 to 60 bytes in
-indexes.
+by sharding key. A third one is for ``purge``.
 """
 
 from __future__ import annotations

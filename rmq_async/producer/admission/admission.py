@@ -2,8 +2,8 @@
 
 Calls that choose their queue keep their order by two waits. In the *line* of its topic a call waits for the calls before it
 while those wait for credits, the compression of a body, the route or a selector that is a coroutine. A call whose broker is not
-in the route waits for that broker aside, in a line of its queue. Then the call's message waits for its queue (``batching``),
-which has one request in flight at a time. A call that finds an empty line and nothing to wait for skips the line.
+in the route waits for that broker aside, in a line of its queue. Then the call's message waits for its queue (``batching``).
+A call that finds an empty line and nothing to wait for skips the line.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ class Admission:
 
 
 class Admitted(msgspec.Struct):
-    """An async context manager: enters when the call may be sent, and gives back its credits at the end.
+    """An async context manager: enters when the call may be sent, and gives back its credits at the end, unless ``transfer``
+    was called.
 
     ``turn``: the next queue of the round robin, if it has been taken already. ``prepare``: awaited before a queue is chosen.
     Valid inside: ``target``: the call's queue, one of ``topic_queues`` or chosen by the caller. ``number``: how many messages
-    it has. ``place``: its place in the topic's line, left as soon as batching keeps the order of its message; None if the call
-    skipped the line. Entering raises BackpressureError if credits or the turn in line do not come by the call's deadline,
-    RequestTimeoutError if the body is not compressed or no selector has returned by then, SelectorError, and the errors of the
-    route look-up.
+    it has. ``place``: its place in a line, left as soon as batching keeps the order of its message; None if it has none.
+    Entering raises BackpressureError if credits or the turn in line do not come by the call's deadline, and the errors of
+    compression, selectors, route look-up and ``prepare``.
     """
 
     # A Struct with few methods: each call of a Python function costs 50 to 100 ns per message.

@@ -1,8 +1,7 @@
 """Credits: the bound on messages and bytes that are accepted and not finished. Two integers; waiters only when exhausted.
 
-A free credit costs two comparisons and two subtractions (0.1 us), a sixth of a semaphore. The hot path of ``send`` inlines
-``try_take`` and ``give_back`` on the open attributes. Waiters are served first come, first served, and no call overtakes them.
-Each call gives its credits back once.
+The hot path of ``send`` inlines ``try_take`` and ``give_back`` on the open attributes. Waiters are served first come, first
+served, and no call overtakes them. Each call gives its credits back once.
 
 ``flush`` waits for the messages accepted *so far*, while new calls go on. Therefore every taken credit belongs to an epoch; a
 flush begins a new epoch and waits until the older ones are empty. The credits of an epoch are counted only once it has ended;
