@@ -26,8 +26,8 @@ SETTLE: Final = 10.0
 QUIET: Final = 1.0
 """Seconds without a change after which the count is final."""
 PROCESSES: Final = 64
-MESSAGE_OVERHEAD: Final = 64
-"""Maximum bytes that a message takes in a batch beside its body."""
+MESSAGE_OVERHEAD: Final = 98
+"""Bytes that a message takes in a batch beside its body, with an IPv6 address in its id; with an IPv4 address 74."""
 
 
 @dataclass(frozen=True, kw_only=True)
