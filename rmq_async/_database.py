@@ -41,7 +41,7 @@ def split_table_name(name: str) -> tuple[str | None, str]:
         raise ConfigError(f'table must be the name of a table, "name" or "schema.name", not {shown(name)}')
     schema, _, table = name.rpartition(".")
     if not table or len(table.encode()) > _LONGEST_NAME:
-        raise ConfigError(f"table must have 1 to {_LONGEST_NAME} bytes in UTF-8, not {shown(name)}")
+        raise ConfigError(f"table must have 1 to {_LONGEST_NAME} bytes in UTF-8 (without its schema), not {shown(name)}")
     return schema or None, table
 
 

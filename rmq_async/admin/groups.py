@@ -209,7 +209,8 @@ async def check_offline(instance: ClientInstance, group: str, why: str, deadline
     except GroupNotOnlineError:
         return
     some = printable(", ".join(each.client_id for each in found[:3]))
-    raise ClientStateError(f"group {instance.names.display_name(group)} has {len(found)} members ({some}), and {why}")
+    number = f"{len(found)} member{'' if len(found) == 1 else 's'}"
+    raise ClientStateError(f"group {instance.names.display_name(group)} has {number} ({some}), and {why}")
 
 
 async def is_online(instance: ClientInstance, group: str) -> bool:

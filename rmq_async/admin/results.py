@@ -101,7 +101,8 @@ class GroupMember(msgspec.Struct, frozen=True):
 class QueueLag(msgspec.Struct, frozen=True):
     """The progress of a group in one queue. ``committed``: the group's offset, 0 without one; ``end``: offset after the
     last message. ``inflight``: messages that were pulled and are not committed, 0 if the broker does not count them
-    (before 5.0). ``last_store_time_ms``: store time of the last committed message, epoch ms; 0 for none."""
+    (before 5.0). ``last_store_time_ms``: store time of the last committed message, epoch ms; 0 if there is none or
+    its broker cannot read it."""
 
     committed: int
     end: int

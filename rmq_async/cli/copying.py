@@ -4,7 +4,7 @@ each queue.
 A line is an object with ``body`` (text) or ``body_base64``, and any of ``tags``, ``keys``, ``flag``, ``properties``,
 ``broker`` and ``queue_id``. Other fields are ignored, so the objects of a newer version can be read. A copy has those
 properties that a sender may set, see ``Message.from_received``, and none of the system: it gets a new id, and a consumer group
-receives it at once, as a first attempt.
+receives it as a first attempt.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def _body(record: _Record) -> bytes:
     try:
         return b64decode(record.body_base64, validate=True)
     except ValueError as error:
-        raise ValueError(f"body_base64 is not Base64: {error}") from None
+        raise ValueError(f"body_base64 is not Base64: {error}; encode it as rmq pull --json does") from None
 
 
 class LeftOut:

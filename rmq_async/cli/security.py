@@ -80,7 +80,7 @@ def _keep(context: click.Context, parameter: click.Parameter, value: object) -> 
 
 def _credentials(access_key: str) -> Credentials:
     if not os.environ.get(SECRET_KEY):
-        raise click.UsageError(f"access key {access_key} needs its secret: set {SECRET_KEY}")
+        raise click.UsageError(f"access key {access_key!r} needs its secret: set {SECRET_KEY}")
     return Credentials(access_key, os.environ[SECRET_KEY], os.environ.get(SECURITY_TOKEN) or None)
 
 

@@ -106,7 +106,7 @@ class _SendOptions(ClientOptions):
         )
 
     def copy(self, received: MessageExt) -> Message:
-        """Returns the copy of a message; given options replace its fields."""
+        """Returns the copy of a message; given options replace its fields, and properties of the same name."""
         changes: dict[str, Any] = {"delay": self.delay, "delay_level": self.delay_level or 0}
         if self.tags is not None:
             changes["tags"] = self.tags

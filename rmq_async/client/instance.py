@@ -127,8 +127,8 @@ class ClientInstance:
 
         Raises ConfigError for an invalid address in ``NAMESRV_ADDR``; NameServerError when no name server is configured, or none
         answers within ``request_timeout`` and the client may not start without a cluster; RequestTimeoutError when the system's
-        certificate authorities are not read in that time; ClientStateError if the start was cancelled. After an error or a
-        cancellation no connection or task remains.
+        certificate authorities are not read in that time; ClientStateError if the start was cancelled. After an error, or the
+        cancellation of the only user, no connection or task remains.
         """
         resolved = config.resolved()
         key = (generation(), asyncio.get_running_loop(), resolved)

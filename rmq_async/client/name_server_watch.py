@@ -1,8 +1,8 @@
 """Sends requests to the name servers while they seem unreachable, so that ``health()`` soon reports that, and soon reports
 their return.
 
-Without the watch, only the polls of the routes would show that, every 30 s. It begins when a connection to a name server is
-lost, or no name server has answered a request, and ends when one has answered and its connection is open.
+Without the watch, only the polls of the routes would show that, every ``route_poll_interval``. It begins when a connection to a
+name server is lost, or no name server has answered a request, and ends when one has answered and its connection is open.
 """
 
 from __future__ import annotations

@@ -128,8 +128,8 @@ class RouteTable:
 
         ``wait``: the function that waits for the look-up; default: ``Flight.wait``. ``create_key``: the topic (TBW102) whose
         route stands in for one that does not exist, with at most ``default_queues`` queues per broker; the first send then
-        creates the topic. Raises within ``timeout`` seconds: TopicNotFoundError when a name server does not know the topic,
-        NameServerError when none answered in time, or none usably.
+        creates the topic. Raises within ``timeout`` seconds: TopicNotFoundError when a name server knows neither the
+        topic nor ``create_key``; NameServerError when none answered in time, or none usably; ClientStateError after ``close``.
         """
         self.use.mark(topic)
         route = self._routes.get(topic)

@@ -1,8 +1,9 @@
 """The queue of message traces on their way to the trace topic, for producers and consumers.
 
-A record is encoded at once, and waits in a queue bounded in number and bytes. Records are sent together, a second after the first
-of them or when a trace message is full. Records that cannot be kept or sent are dropped and counted. Traces are sent in an empty
-context (of ``contextvars``): each Task starts the next, and would keep the first caller's context alive.
+A record is encoded at once, and waits in a queue bounded in number and bytes. Records are sent together, a second after the
+first of them, when a trace message is full, or without delay after ``hurry``. Records that cannot be kept or sent are dropped
+and counted. Traces are sent in an empty context (of ``contextvars``): each Task starts the next, and would keep the first
+caller's context alive.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 I/O and reads no clock.
 
 A call takes the next message of one queue. Where calls take batches, it takes up to ``batch_size`` messages, of one queue and then
-of the next ones; in an ordered subscription they are consecutive messages of one queue.
+of the next ones; in an ordered subscription they are of one queue.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ async def test_delete_group_with_members_is_refused_and_without_them_done(server
     consumer, _ = worker(server)
     async with consumer:
         await consumer.wait_settled(1)
-        with pytest.raises(ClientStateError, match=r"group billing has 1 members .*: stop them first"):
+        with pytest.raises(ClientStateError, match=r"group billing has 1 member .*: stop them first"):
             await admin.delete_group("billing")
     assert "%DLQ%billing" in await admin.topics()
     await admin.delete_group("billing")

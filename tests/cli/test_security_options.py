@@ -89,7 +89,7 @@ def test_files_imply_tls_and_are_used(files: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--access-key", "a"], "access key a needs its secret: set RMQ_SECRET_KEY"),
+        (["--access-key", "a"], "access key 'a' needs its secret: set RMQ_SECRET_KEY"),
         (["--cert-key", "{}/client.key"], "--cert-key is the key of a --cert"),
         (["--ca", "{}/ca.pem", "--insecure"], "give one of them"),
         (["--server-name", "x"], "--server-name needs --tls, --ca or --cert"),

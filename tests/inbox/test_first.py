@@ -176,7 +176,7 @@ async def test_first_with_wrong_arguments_raises(inbox: Inbox, sessions: Session
 def test_inbox_with_bad_settings_raises() -> None:
     with pytest.raises(InvalidGroupError):
         Inbox(group="a group")
-    with pytest.raises(ConfigError, match="table must have 1 to 40 bytes in UTF-8, not"):
+    with pytest.raises(ConfigError, match=r"table must have 1 to 40 bytes in UTF-8 \(without its schema\), not"):
         Inbox(group="g", table="t" * 41)
     with pytest.raises(ConfigError, match="key must be a function of a message, not 'order'"):
         Inbox(group="g", key="order")  # type: ignore[arg-type]

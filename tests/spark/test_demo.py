@@ -99,7 +99,7 @@ def test_without_pyspark_or_java_one_line_says_so(tmp_path: Path) -> None:
     java.write_text("#!/bin/sh\necho this Java is too old >&2\nexit 1\n")
     java.chmod(0o755)
     code, _, err = ended({"JAVA_HOME": str(tmp_path)}, "demo", "--spark")
-    assert (code, err) == (1, "rmq: Spark does not start: this Java is too old\n")
+    assert (code, err) == (1, "rmq: Spark does not start: this Java is too old; look at JAVA_HOME and SPARK_HOME\n")
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_without_pyspark_or_java_one_line_says_so(tmp_path: Path) -> None:
         (["--keep-topic"], "--spark uses the broker in this process"),
         (
             ["--messages", "1000", "--size", "1000000"],
-            "1000 messages of 1000000 bytes twice take 1908 MiB, the limit is 192 MiB",
+            "1000 messages of 1000000 bytes twice take 1909 MiB, the limit is 192 MiB",
         ),
     ],
 )

@@ -53,5 +53,5 @@ def _above_memory(times: int, messages: int, size: int, how: str) -> str | None:
     needed = times * messages * (size + RECORD_SIZE)
     if needed <= MAX_MEMORY:
         return None
-    taken = f"{messages} messages of {size} bytes {how} take {needed >> 20} MiB"
+    taken = f"{messages} messages of {size} bytes {how} take {-(-needed >> 20)} MiB"
     return f"{taken}, the limit is {MAX_MEMORY >> 20} MiB; lower --messages or --size"

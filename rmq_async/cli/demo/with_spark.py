@@ -221,7 +221,7 @@ def _session(place: Path) -> SparkSession:
             spark = builder.getOrCreate()
     except (PySparkException, Py4JError, OSError) as error:
         why = None if said is None else _first_trouble(said.text())
-        raise click.ClickException(f"Spark does not start: {why or error}") from None
+        raise click.ClickException(f"Spark does not start: {why or error}; look at JAVA_HOME and SPARK_HOME") from None
     spark.sparkContext.setLogLevel("OFF")
     return spark
 
