@@ -1,9 +1,9 @@
-"""Messages that iterators and ``receive()`` have handed out, in place of handler calls.
+"""Messages that iterators and ``receive()`` have handed out, in place of handler calls."""
 
-A message is handed out when the user asks for it, and is "in hand" until it is settled, given back, abandoned, or put back
-into the buffer. The messages of one step have one Delivery, so that deadlines, health and drains treat them as a call. A step takes
-its messages in the same turn of the loop in which it returns them: a step that is cancelled while it waits has taken none.
-"""
+# A message is handed out when the user asks for it, and is "in hand" until it is settled, given back, abandoned, or put back
+# into the buffer. The messages of one step have one Delivery, so that deadlines, health and drains treat them as a call. A step
+# takes its messages in the same turn of the loop in which it returns them: a step that is cancelled while it waits has taken
+# none.
 
 from __future__ import annotations
 

@@ -1,11 +1,10 @@
 """The user's functions for assigned, revoked, released and lost queues: ``on_assigned``, ``on_revoked``, ``on_released`` and
-``on_lost``.
+``on_lost``."""
 
-They are called in the order of the events; the next call begins when the last one has ended or was cancelled. Consecutive
-events of one kind that wait are joined into one call. A call runs as a task of its own, in a copy of the context (of
-``contextvars``) in which the consumer was started; a call that exceeds its time is cancelled, and the handover continues, even
-if the call ignores that.
-"""
+# They are called in the order of the events; the next call begins when the last one has ended or was cancelled. Consecutive
+# events of one kind that wait are joined into one call. A call runs as a task of its own, in a copy of the context (of
+# ``contextvars``) in which the consumer was started; a call that exceeds its time is cancelled, and the handover continues,
+# even if the call ignores that.
 
 from __future__ import annotations
 

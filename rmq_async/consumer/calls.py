@@ -1,11 +1,10 @@
-"""Handler calls: a task, a deadline, and a thread for a plain function.
+"""Handler calls: a task, a deadline, and a thread for a plain function."""
 
-A call that waits has its own task. Calls that end in their first step may share a task, one after the other (``eager``), and
-their messages are settled together: no other code of the loop runs between them.
-
-A call occupies its slot until all its messages have their outcomes or it is cancelled, so that a broker that accepts no
-messages back slows the consumer down instead of filling its memory.
-"""
+# A call that waits has its own task. Calls that end in their first step may share a task, one after the other (``eager``), and
+# their messages are settled together: no other code of the loop runs between them.
+#
+# A call occupies its slot until all its messages have their outcomes or it is cancelled, so that a broker that accepts no
+# messages back slows the consumer down instead of filling its memory.
 
 from __future__ import annotations
 

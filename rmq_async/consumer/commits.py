@@ -1,10 +1,9 @@
-"""Commits: the watermark of each held queue goes to its broker, which keeps it as the group's offset.
+"""Commits: the watermark of each held queue goes to its broker, which keeps it as the group's offset."""
 
-Each ``commit_interval`` the queues whose watermark has moved are committed; brokers answer each commit, and each queue has one
-in flight at most. All held queues are committed once per ``rebalance_interval``: brokers accept offsets from any client, and
-otherwise a stale offset of a former owner would stay. A commit without a response may reach its broker after a later one, over
-a connection that was blocked: for a minute its queue is committed in each round.
-"""
+# Each ``commit_interval`` the queues whose watermark has moved are committed; brokers answer each commit, and each queue has
+# one in flight at most. All held queues are committed once per ``rebalance_interval``: brokers accept offsets from any client,
+# and otherwise a stale offset of a former owner would stay. A commit without a response may reach its broker after a later one,
+# over a connection that was blocked: for a minute its queue is committed in each round.
 
 from __future__ import annotations
 

@@ -129,9 +129,9 @@ class ConsumerConfig:
 
     ``on_assigned``, ``on_revoked``, ``on_released``, ``on_lost``: plain or coroutine functions of a frozenset of queues, called
     on the loop, one at a time and in the order of the events; a call of a coroutine function is cancelled after
-    ``handover_timeout``. ``on_assigned`` is called before the first pulls; ``on_revoked`` when queues are given up, before the
-    wait for their handlers; ``on_released`` after their last commit and their unlock; ``on_lost`` when another member has, or
-    may have, their locks. Errors are logged, and the handover continues.
+    ``handover_timeout`` at the latest. ``on_assigned`` is called before the first pulls; ``on_revoked`` when queues are given
+    up, before the wait for their handlers; ``on_released`` after that, when they were committed and unlocked as far as
+    possible; ``on_lost`` when another member has, or may have, their locks. Errors are logged, and the handover continues.
 
     ``broadcast``: True, or an object with ``load`` and ``save`` (Positions): this member handles all messages of its topics,
     shares nothing with the others, and keeps its positions in memory for this run, or in the object. It requires handlers.
@@ -231,7 +231,10 @@ class ConsumerConfig:
                 "leave one out"
             )
         if self.allocate is not allocate_evenly:
-            raise ConfigError("broadcast and allocate exclude each other, because each member reads all queues; leave one out")
+            raise ConfigError(
+                f"broadcast and allocate={shown(self.allocate)} exclude each other, because each member reads all queues; leave "
+                "one out"
+            )
 
     def _check_mode(self) -> None:
         """Raises ConfigError for settings that the mode does not use, and for values outside of its limits."""

@@ -87,7 +87,10 @@ class Consumer(Reader):
         for subscription in subscriptions_of(topics):
             self._add(subscription)
         if self._subscriptions and self.config.trace:
-            raise ConfigError("trace records the calls of handlers, and topics= has none; leave out trace or topics=")
+            trace = shown(self.config.trace)
+            raise ConfigError(
+                f"trace={trace} records calls of handlers, and topics= are read by hand; leave out trace or topics="
+            )
         if self._subscriptions and self.config.broadcast is not False:
             raise ConfigError("broadcast needs handlers, and topics= are read by hand; leave out broadcast or topics=")
         if self._subscriptions and self.config.mode == "pop":

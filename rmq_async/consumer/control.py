@@ -230,7 +230,7 @@ class Control(LifeCycle):
         that pops, and as ``_running_session``."""
         session = self._running_session()
         if isinstance(session, PopSession):
-            raise ConfigError(f"{what} needs mode='pull': members of a group that pops hold no queues")
+            raise ConfigError(f"{what} needs mode='pull': members that pop hold no queues; leave out mode='pop', or this call")
         return session
 
     def _popped_topics(self, given: Sequence[str | MessageQueue]) -> list[str]:

@@ -1,10 +1,10 @@
-"""The choice of the next message to handle: slots for handler calls are shared fairly between subscriptions and their queues.
+"""The choice of the next message to handle: slots for handler calls are shared fairly between subscriptions and their
+queues."""
 
-A subscription's turn takes the next message of one of its queues, or a batch. Inside a queue without order the calls begin in
-the order of the offsets; they may end in any order. For an ordered queue the lines decide (``lines``): one call at a time for
-a key, or for the whole queue, and a message that is to be handled again holds its line until it is due. One timer wakes all
-subscriptions that wait for full batches or for their rate, another one all lines.
-"""
+# A subscription's turn takes the next message of one of its queues, or a batch. Inside a queue without order the calls begin in
+# the order of the offsets; they may end in any order. For an ordered queue the lines decide (``lines``): one call at a time for
+# a key, or for the whole queue, and a message that is to be handled again holds its line until it is due. One timer wakes all
+# subscriptions that wait for full batches or for their rate, another one all lines.
 
 from __future__ import annotations
 

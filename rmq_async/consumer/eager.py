@@ -1,9 +1,8 @@
-"""The first step of a handler's coroutine, made without a task of its own, and the steps after it.
+"""The first step of a handler's coroutine, made without a task of its own, and the steps after it."""
 
-A call whose handler never waits needs no task of its own: the task makes the next call afterwards. A call that waits keeps the
-task. Each call has its own context (``contextvars``), in which each of its steps runs; the task is the current one in all of
-them, so ``asyncio.timeout``, cancellation and child tasks work as in any task.
-"""
+# A call whose handler never waits needs no task of its own: the task makes the next call afterwards. A call that waits keeps
+# the task. Each call has its own context (``contextvars``), in which each of its steps runs; the task is the current one in all
+# of them, so ``asyncio.timeout``, cancellation and child tasks work as in any task.
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""Iterators over a member's messages, one by one or in batches.
+"""Iterators over a member's messages, one by one or in batches."""
 
-A message in hand belongs to its iterator: asking for the next one settles it, unless it has a mark; when the iterator is closed
-or collected, it goes back into the buffer, without a task. So these are not generator functions: the loop would close a
-collected generator later, and a step that is cancelled would end it.
-"""
+# A message in hand belongs to its iterator: asking for the next one settles it, unless it has a mark; when the iterator is
+# closed or collected, it goes back into the buffer, without a task. So these are not generator functions: the loop would close
+# a collected generator later, and a step that is cancelled would end it.
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
 """Decides which messages of one queue may begin a call of one handler; messages with the same key form a line. The module does
-no I/O and reads no clock.
+no I/O and reads no clock."""
 
-The first message of a line begins when no other one of its line is in a call. A message that is to be handled again blocks its
-line until it is due. A message without a line begins in its turn. ``add``, ``take`` and ``wake`` take constant time.
-"""
+# The first message of a line begins when no other one of its line is in a call. A message that is to be handled again blocks
+# its line until it is due. A message without a line begins in its turn. ``add``, ``take`` and ``wake`` take constant time.
 
 from __future__ import annotations
 

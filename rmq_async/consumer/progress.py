@@ -1,9 +1,8 @@
-"""The record of settled offsets of one queue.
+"""The record of settled offsets of one queue."""
 
-Offsets are entered in rising order, and settled in any order. Withdrawn offsets are entered again. The watermark is the lowest
-offset that is not settled, which is what a group's committed offset means: a member that starts there repeats no settled
-message below it and skips none. No I/O, no clock.
-"""
+# Offsets are entered in rising order, and settled in any order. Withdrawn offsets are entered again. The watermark is the
+# lowest offset that is not settled, which is what a group's committed offset means: a member that starts there repeats no
+# settled message below it and skips none. No I/O, no clock.
 
 from __future__ import annotations
 

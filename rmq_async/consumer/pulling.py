@@ -1,13 +1,12 @@
-"""One pull: the request, its response, and the result that follows from both.
+"""One pull: the request, its response, and the result that follows from both."""
 
-PULL_MESSAGE (11) carries the subscription in the request, as ``DefaultMQPullConsumerImpl`` sends it: the broker needs no
-earlier registration of the group, and every version serves it. Where the broker's connection is open and no hook, signature or
-binary header needs the command, a template writes the request and a response with messages is decoded into one Struct
-(``PullReply``); everything else takes the general path of all requests. Each response is compared with its request. Nearly all
-of them hold a message for each offset from the requested one to ``nextBeginOffset``; only others are examined closely
-(``_compared``). Bodies below 64 KiB are decoded on the loop (half a millisecond), others in a thread, where CRC and
-decompression release the interpreter's lock.
-"""
+# PULL_MESSAGE (11) carries the subscription in the request, as ``DefaultMQPullConsumerImpl`` sends it: the broker needs no
+# earlier registration of the group, and every version serves it. Where the broker's connection is open and no hook, signature
+# or binary header needs the command, a template writes the request and a response with messages is decoded into one Struct
+# (``PullReply``); everything else takes the general path of all requests. Each response is compared with its request. Nearly
+# all of them hold a message for each offset from the requested one to ``nextBeginOffset``; only others are examined closely
+# (``_compared``). Bodies below 64 KiB are decoded on the loop (half a millisecond), others in a thread, where CRC and
+# decompression release the interpreter's lock.
 
 from __future__ import annotations
 

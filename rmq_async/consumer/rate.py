@@ -1,9 +1,10 @@
-"""Rates of subscriptions: a token bucket for each. Pure, without a clock.
+"""Rates of subscriptions: a token bucket for each."""
 
-A bucket fills with ``rate`` tokens a second, and holds those of BURST seconds, one at least; each message of a call takes one.
-A call may begin when there is one token, even if it takes more; the next call then waits longer. A subscription that finds no
-token waits for those of PACE seconds, one at least, so that a high rate does not need a timer for each message.
-"""
+# Pure, without a clock.
+#
+# A bucket fills with ``rate`` tokens a second, and holds those of BURST seconds, one at least; each message of a call takes
+# one. A call may begin when there is one token, even if it takes more; the next call then waits longer. A subscription that
+# finds no token waits for those of PACE seconds, one at least, so that a high rate does not need a timer for each message.
 
 from __future__ import annotations
 

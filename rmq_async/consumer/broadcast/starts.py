@@ -1,11 +1,10 @@
-"""The offsets at which a broadcast member begins to read queues.
+"""The offsets at which a broadcast member begins to read queues."""
 
-A stored position, or the one that this member had when the queue left the route, is used if there is one. A topic without any
-stored position begins at ``start_from``. Queues that are added later, and queues without a position in a topic where others
-have one, are new: they begin at their first message. A broker that the route did not name at the start may be new, or it was
-unreachable and has old messages. Its queues begin with the first message stored after the member's start (less CLOCKS_DIFFER)
-for "latest", and at the time of ``start_from`` if that is a datetime.
-"""
+# A stored position, or the one that this member had when the queue left the route, is used if there is one. A topic without any
+# stored position begins at ``start_from``. Queues that are added later, and queues without a position in a topic where others
+# have one, are new: they begin at their first message. A broker that the route did not name at the start may be new, or it was
+# unreachable and has old messages. Its queues begin with the first message stored after the member's start (less CLOCKS_DIFFER)
+# for "latest", and at the time of ``start_from`` if that is a datetime.
 
 from __future__ import annotations
 

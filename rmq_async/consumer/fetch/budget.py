@@ -1,10 +1,9 @@
-"""The limit of pulled messages, in messages and bytes, for all queues of a consumer.
+"""The limit of pulled messages, in messages and bytes, for all queues of a consumer."""
 
-A queue reserves room before a pull and ends the reservation after the answer; each message of the answer takes room until it is
-settled or dropped. Queues that wait get room in the order of their requests. A pull of a queue that is read to its end reserves
-nothing: it asks for one message, so that messages of other queues which fill the buffer do not delay it. When room is short, a
-pull asks for about its queue's share: a larger pull might never fit while handlers are blocked.
-"""
+# A queue reserves room before a pull and ends the reservation after the answer; each message of the answer takes room until it
+# is settled or dropped. Queues that wait get room in the order of their requests. A pull of a queue that is read to its end
+# reserves nothing: it asks for one message, so that messages of other queues which fill the buffer do not delay it. When room
+# is short, a pull asks for about its queue's share: a larger pull might never fit while handlers are blocked.
 
 from __future__ import annotations
 

@@ -1,11 +1,10 @@
-"""The next offset of a queue whose broker does not hold the offset of a pull (PULL_OFFSET_MOVED, 21).
+"""The next offset of a queue whose broker does not hold the offset of a pull (PULL_OFFSET_MOVED, 21)."""
 
-There are four causes. An operator has reset the group's offset: the pulled offset exists, and the answer names another one to
-continue at. The message is deleted: the offset is below the minimum, and the option ``out_of_range`` applies. The queue ends
-below the offset: a new master lacks messages, or is not the master yet; the end is looked up three times before the member goes
-back to it. The topic was deleted and created again (``ReadMarks``): the queue is read from its first message on. If the broker
-holds the offset by now, the member goes on with it.
-"""
+# There are four causes. An operator has reset the group's offset: the pulled offset exists, and the answer names another one to
+# continue at. The message is deleted: the offset is below the minimum, and the option ``out_of_range`` applies. The queue ends
+# below the offset: a new master lacks messages, or is not the master yet; the end is looked up three times before the member
+# goes back to it. The topic was deleted and created again (``ReadMarks``): the queue is read from its first message on. If the
+# broker holds the offset by now, the member goes on with it.
 
 from __future__ import annotations
 

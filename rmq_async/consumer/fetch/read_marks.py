@@ -1,11 +1,10 @@
-"""The highest offsets that this member has read, to detect a queue whose topic was deleted and created again.
+"""The highest offsets that this member has read, to detect a queue whose topic was deleted and created again."""
 
-Brokers do not report that: offsets begin at 0 again, and a member that continues at its old offset would leave messages out.
-But the messages of a queue are stored in the order of their offsets. So a queue was created again if its first message was
-stored after a message that was read at the same offset or a higher one. If a broker did not know the topic only for a moment,
-the first message is still the old one. A mark is void once another member has read the queue, because that member may have
-begun at offset 0 of the new queue.
-"""
+# Brokers do not report that: offsets begin at 0 again, and a member that continues at its old offset would leave messages out.
+# But the messages of a queue are stored in the order of their offsets. So a queue was created again if its first message was
+# stored after a message that was read at the same offset or a higher one. If a broker did not know the topic only for a moment,
+# the first message is still the old one. A mark is void once another member has read the queue, because that member may have
+# begun at offset 0 of the new queue.
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""Computes this member's share of the queues of a topic from the lists of members that brokers return. It does no I/O.
+"""Computes this member's share of the queues of a topic from the lists of members that brokers return. It does no I/O."""
 
-Each member computes its share alone. The lists of two brokers differ for as long as one of them has not seen a heartbeat or the
-end of a connection; a client with two connections is listed twice. While members disagree, ``handover`` decides which of them
-reads a queue.
-"""
+# Each member computes its share alone. The lists of two brokers differ for as long as one of them has not seen a heartbeat or
+# the end of a connection; a client with two connections is listed twice. While members disagree, ``handover`` decides which of
+# them reads a queue.
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""Checks whether the brokers of a topic can filter by an SQL92 condition (CHECK_CLIENT_CONFIG, 46).
+"""Checks whether the brokers of a topic can filter by an SQL92 condition (CHECK_CLIENT_CONFIG, 46)."""
 
-No other request shows that before the first pull: a broker accepts a heartbeat with a condition that it cannot read, and
-delivers every message to a pull with such a condition (observed on 5.5.0); a broker that does not filter refuses each pull.
-"""
+# No other request shows that before the first pull: a broker accepts a heartbeat with a condition that it cannot read, and
+# delivers every message to a pull with such a condition (observed on 5.5.0); a broker that does not filter refuses each pull.
 
 from __future__ import annotations
 

@@ -1,16 +1,15 @@
-"""Takes queues over from other members, so that the next owner of a queue starts where the last one has stopped.
+"""Takes queues over from other members, by locks at the brokers and the committed offsets."""
 
-Members compute their shares alone, and nothing on the wire says when a former owner has finished. So each held queue is locked
-at its broker (LOCK_BATCH_MQ, 41) under a name that only handovers use (``handover_group``), a queue of an ordered topic under
-the group's own name. A member that gives a queue up drains it, commits, and unlocks it; the next owner asks for the lock every
-100 ms (after 2 s every 500 ms), then reads the committed offset, and pulls. The lock of a member that has crashed stays for 60
-s: members that have seen the crashed one in the list free its locks after ``handover_timeout`` and 2 s, and a queue whose lock
-is not granted 2 s later is taken without it. No queue is taken without its lock while another member says that it holds the
-queue: that member does not know the new share yet. A lock that is granted only after 2 s does not prove that the queue is free:
-the lock of a crashed member may just have expired, while another member, which took the queue without its lock, still drains
-it. So the other members are asked in this case, too. To keep the order, a queue of an ordered topic is never taken without its
-lock, even if that takes 60 s after a crash.
-"""
+# Members compute their shares alone, and nothing on the wire says when a former owner has finished. So each held queue is
+# locked at its broker (LOCK_BATCH_MQ, 41) under a name that only handovers use (``handover_group``), a queue of an ordered
+# topic under the group's own name. A member that gives a queue up drains it, commits, and unlocks it; the next owner asks for
+# the lock every 100 ms (after 2 s every 500 ms), then reads the committed offset, and pulls. The lock of a member that has
+# crashed stays for 60 s: members that have seen the crashed one in the list free its locks after ``handover_timeout`` and 2 s,
+# and a queue whose lock is not granted 2 s later is taken without it. No queue is taken without its lock while another member
+# says that it holds the queue: that member does not know the new share yet. A lock that is granted only after 2 s does not
+# prove that the queue is free: the lock of a crashed member may just have expired, while another member, which took the queue
+# without its lock, still drains it. So the other members are asked in this case, too. To keep the order, a queue of an ordered
+# topic is never taken without its lock, even if that takes 60 s after a crash.
 
 from __future__ import annotations
 

@@ -1,11 +1,10 @@
-"""Asks the other members which queues they hold (GET_CONSUMER_RUNNING_INFO, 307, which a broker relays).
+"""Asks the other members which queues they hold (GET_CONSUMER_RUNNING_INFO, 307, which a broker relays)."""
 
-A member may not know yet that a queue belongs to another one: the broker's notice was lost, or notices are switched off for the
-group, and the member reads the list of members only after its ``rebalance_interval``. Until then it renews its locks, and the
-lock of a crashed member stays for a minute too, so the two look the same. So the members are asked before a lock is seized or a
-queue is read without its lock, and when a lock was granted late. They are not asked at other times, because the relay blocks a
-thread of the broker.
-"""
+# A member may not know yet that a queue belongs to another one: the broker's notice was lost, or notices are switched off for
+# the group, and the member reads the list of members only after its ``rebalance_interval``. Until then it renews its locks, and
+# the lock of a crashed member stays for a minute too, so the two look the same. So the members are asked before a lock is
+# seized or a queue is read without its lock, and when a lock was granted late. They are not asked at other times, because the
+# relay blocks a thread of the broker.
 
 from __future__ import annotations
 

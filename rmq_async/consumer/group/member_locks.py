@@ -1,8 +1,7 @@
-"""The locks of one member: queues of ordered topics under the group's own name, all others under ``handover_group``.
+"""The locks of one member: queues of ordered topics under the group's own name, all others under ``handover_group``."""
 
-Orderly members of Java's client lock under the group's name, so an ordered queue has one owner at a time in a group of both
-clients. Such a queue is never read without its lock: a member that has crashed keeps it for up to 60 s.
-"""
+# Orderly members of Java's client lock under the group's name, so an ordered queue has one owner at a time in a group of both
+# clients. Such a queue is never read without its lock: a member that has crashed keeps it for up to 60 s.
 
 from __future__ import annotations
 

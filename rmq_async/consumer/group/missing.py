@@ -1,9 +1,8 @@
-"""Finds queues that have left the routes of their topics, and may hold messages that no member reads.
+"""Finds queues that have left the routes of their topics, and may hold messages that no member reads."""
 
-The routes look the same when name servers have forgotten a broker, when the broker is down, and when an operator has taken
-queues away. So brokers that can be reached are asked for the number of unread messages, and a queue is reported for NAMED_FOR
-seconds at most.
-"""
+# The routes look the same when name servers have forgotten a broker, when the broker is down, and when an operator has taken
+# queues away. So brokers that can be reached are asked for the number of unread messages, and a queue is reported for NAMED_FOR
+# seconds at most.
 
 from __future__ import annotations
 

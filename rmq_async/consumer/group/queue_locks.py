@@ -1,12 +1,11 @@
 """Locks queues at their brokers (LOCK_BATCH_MQ 41, UNLOCK_BATCH_MQ 42): at most one client of a group has the lock of a
-queue.
+queue."""
 
-A broker keeps locks by the group string of the request, in memory, for 60 s from the last request of their client, and checks
-neither members nor group configs (observed on 5.5.0 and 4.9.7). Java's orderly consumers lock under their group. A handover
-locks under ``%RETRY%<group>`` instead, for two reasons. While the group has any lock under its plain name, a broker of 5.x
-turns every send to ``%RETRY%<group>`` into a dead letter. And the ACL of 5.x removes this prefix before it checks the right to
-subscribe with the group, which each member has; a name with a suffix would need another right.
-"""
+# A broker keeps locks by the group string of the request, in memory, for 60 s from the last request of their client, and checks
+# neither members nor group configs (observed on 5.5.0 and 4.9.7). Java's orderly consumers lock under their group. A handover
+# locks under ``%RETRY%<group>`` instead, for two reasons. While the group has any lock under its plain name, a broker of 5.x
+# turns every send to ``%RETRY%<group>`` into a dead letter. And the ACL of 5.x removes this prefix before it checks the right
+# to subscribe with the group, which each member has; a name with a suffix would need another right.
 
 from __future__ import annotations
 

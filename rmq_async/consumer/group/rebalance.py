@@ -1,10 +1,9 @@
-"""Rounds in which a member looks at the group and computes its share.
+"""Rounds in which a member looks at the group and computes its share."""
 
-A round begins after ``rebalance_interval``, at a notice of a broker, at a change of a route, and 1 s after an incomplete round;
-at most one begins per second. It asks each broker of the topics for its list of members once. A member keeps its queues of a
-topic whose brokers do not answer. It keeps them for 120 s if the brokers answer and do not list it: a broker that has restarted
-lists it again after its next heartbeat.
-"""
+# A round begins after ``rebalance_interval``, at a notice of a broker, at a change of a route, and 1 s after an incomplete
+# round; at most one begins per second. It asks each broker of the topics for its list of members once. A member keeps its
+# queues of a topic whose brokers do not answer. It keeps them for 120 s if the brokers answer and do not list it: a broker that
+# has restarted lists it again after its next heartbeat.
 
 from __future__ import annotations
 

@@ -1,15 +1,16 @@
-"""The offset at which a group starts in a queue.
+"""The offset at which a group starts in a queue: the committed one; ``start_from`` for a group without any committed offset for
+the topic; the first message of a queue that is new to the group."""
 
-A queue with a committed offset starts there. A group without any committed offset for a topic starts at ``start_from``, which
-is looked up before the first heartbeat and stored at once, so that messages sent after ``start()`` has returned are delivered.
-In a topic for which the group has offsets, a queue without one is new and starts at its first message; so does the retry topic.
-
-A start that fails half-way leaves some positions stored, and the next start must not take the other queues for new ones, or it
-would replay all of their messages. So the first queue of each broker is stored last: a broker has its queue 0 from the
-beginning, so if only other queues of a topic are stored, the start was not finished. This does not work for a topic with one
-queue on each broker, nor for a broker before 5.0 that answers 0 for a queue without an offset: there requests that fail are
-repeated, and if that does not help, such queues start at their first message.
-"""
+# A queue with a committed offset starts there. A group without any committed offset for a topic starts at ``start_from``, which
+# is looked up before the first heartbeat and stored at once, so that messages sent after ``start()`` has returned are
+# delivered. In a topic for which the group has offsets, a queue without one is new and starts at its first message; so does the
+# retry topic.
+#
+# A start that fails half-way leaves some positions stored, and the next start must not take the other queues for new ones, or
+# it would replay all of their messages. So the first queue of each broker is stored last: a broker has its queue 0 from the
+# beginning, so if only other queues of a topic are stored, the start was not finished. This does not work for a topic with one
+# queue on each broker, nor for a broker before 5.0 that answers 0 for a queue without an offset: there requests that fail are
+# repeated, and if that does not help, such queues start at their first message.
 
 from __future__ import annotations
 

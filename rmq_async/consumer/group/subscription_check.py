@@ -1,10 +1,9 @@
-"""Checks whether all members of a group have the same subscriptions, as RocketMQ demands.
+"""Checks whether all members of a group have the same subscriptions, as RocketMQ demands."""
 
-A broker keeps one table of subscriptions for each group. The newest version of a topic's subscription filters for all members,
-and each heartbeat removes topics that it does not contain. So different subscriptions of another member appear in the table
-that GET_CONSUMER_CONNECTION_LIST (203) returns. A topic to which only one of two members subscribes is in the table, or missing,
-only until the other one's next heartbeat, so the check is repeated.
-"""
+# A broker keeps one table of subscriptions for each group. The newest version of a topic's subscription filters for all
+# members, and each heartbeat removes topics that it does not contain. So different subscriptions of another member appear in
+# the table that GET_CONSUMER_CONNECTION_LIST (203) returns. A topic to which only one of two members subscribes is in the
+# table, or missing, only until the other one's next heartbeat, so the check is repeated.
 
 from __future__ import annotations
 

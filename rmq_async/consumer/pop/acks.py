@@ -1,10 +1,9 @@
 """Gathers acknowledgements by broker: each broker has at most one request in flight, and messages that are handled meanwhile go
-into the next one.
+into the next one."""
 
-A broker keeps one record for each pop and queue in a request, and not one for each message. A late acknowledgement still
-counts until the broker has delivered the message again, some 2 s after the lease, so the first attempt is always made. An
-acknowledgement without an answer is sent again until these 2 s are over; repetition is harmless.
-"""
+# A broker keeps one record for each pop and queue in a request, and not one for each message. A late acknowledgement still
+# counts until the broker has delivered the message again, some 2 s after the lease, so the first attempt is always made. An
+# acknowledgement without an answer is sent again until these 2 s are over; repetition is harmless.
 
 from __future__ import annotations
 

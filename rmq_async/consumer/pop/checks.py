@@ -1,8 +1,7 @@
-"""Checks, before a member pops, whether the brokers can be popped, and which mode operators have set for the group.
+"""Checks, before a member pops, whether the brokers can be popped, and which mode operators have set for the group."""
 
-A broker before 5.3.2 loses and repeats popped messages in some cases, and a broker before 5.0 does not support pops. The
-member does not pull them instead: the positions of a group that pulls and of one that pops mean different things.
-"""
+# A broker before 5.3.2 loses and repeats popped messages in some cases, and a broker before 5.0 does not support pops. The
+# member does not pull them instead: the positions of a group that pulls and of one that pops mean different things.
 
 from __future__ import annotations
 

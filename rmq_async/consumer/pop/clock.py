@@ -1,10 +1,9 @@
-"""Derives a broker's clock from its answers. It does no I/O and reads no clock.
+"""Derives a broker's clock from its answers. It does no I/O and reads no clock."""
 
-A broker holds a pop until the time of birth in the request plus the poll time, by its own clock, and ends a lease by it too. A
-client whose clock differs would be held too long, or answered at once again and again, and would take messages for expired. So
-nothing here compares a time of a broker with one of this machine: each answer to a pop names the broker's time at which it
-popped, which lies between the request and the answer by the monotonic clock of this process.
-"""
+# A broker holds a pop until the time of birth in the request plus the poll time, by its own clock, and ends a lease by it too.
+# A client whose clock differs would be held too long, or answered at once again and again, and would take messages for expired.
+# So nothing here compares a time of a broker with one of this machine: each answer to a pop names the broker's time at which it
+# popped, which lies between the request and the answer by the monotonic clock of this process.
 
 from __future__ import annotations
 

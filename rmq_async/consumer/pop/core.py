@@ -1,8 +1,7 @@
-"""Receives, acknowledges, gives back and extends popped messages: the handles and times, without handlers.
+"""Receives, acknowledges, gives back and extends popped messages: the handles and times, without handlers."""
 
-The broker's time in its answers dates the next pop (``clock``). A lease that is held is extended at about two thirds of its
-time, again and again, until it is over or would exceed ``max_lease`` since its pop.
-"""
+# The broker's time in its answers dates the next pop (``clock``). A lease that is held is extended at about two thirds of its
+# time, again and again, until it is over or would exceed ``max_lease`` since its pop.
 
 from __future__ import annotations
 

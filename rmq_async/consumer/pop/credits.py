@@ -1,10 +1,9 @@
 """Limits the messages that a subscription may hold at a time to those in calls and those that its handlers begin soon. It does
-no I/O.
+no I/O."""
 
-No other member gets a popped message while it waits here. So a subscription holds at most as many messages as it has slots, and
-those that its handlers begin within AHEAD seconds at their recent rate. Sizes are known only after the arrival of messages: if
-large messages follow small ones, the answers to the pops in flight may exceed the limit of bytes.
-"""
+# No other member gets a popped message while it waits here. So a subscription holds at most as many messages as it has slots,
+# and those that its handlers begin within AHEAD seconds at their recent rate. Sizes are known only after the arrival of
+# messages: if large messages follow small ones, the answers to the pops in flight may exceed the limit of bytes.
 
 from __future__ import annotations
 

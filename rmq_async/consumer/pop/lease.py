@@ -1,9 +1,8 @@
-"""The lease of a popped message: its handle, and the time for which this member holds the message.
+"""The lease of a popped message: its handle, and the time for which this member holds the message."""
 
-A handle has one owner, its lease. An acknowledgement after a change of the same handle is ignored by the broker, a second
-change makes a second delivery, and a change after an acknowledgement brings the message back. So a lease has a state, and makes
-one request at a time.
-"""
+# A handle has one owner, its lease. An acknowledgement after a change of the same handle is ignored by the broker, a second
+# change makes a second delivery, and a change after an acknowledgement brings the message back. So a lease has a state, and
+# makes one request at a time.
 
 from __future__ import annotations
 

@@ -1,10 +1,9 @@
-"""Pops one topic at one broker: with one pop that the broker may hold, and further ones while they return messages.
+"""Pops one topic at one broker: with one pop that the broker may hold, and further ones while they return messages."""
 
-A pop of a broker that has no message left reserves no credits: it asks for the broker's part of the free credits, and for at
-least one message. So messages of such a broker arrive even if those of other brokers use all slots, and a held pop keeps no
-credits from the other brokers. Brokers with messages left are popped for as many messages as there are credits, which they get
-in the order of their requests.
-"""
+# A pop of a broker that has no message left reserves no credits: it asks for the broker's part of the free credits, and for at
+# least one message. So messages of such a broker arrive even if those of other brokers use all slots, and a held pop keeps no
+# credits from the other brokers. Brokers with messages left are popped for as many messages as there are credits, which they
+# get in the order of their requests.
 
 from __future__ import annotations
 

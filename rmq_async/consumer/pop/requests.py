@@ -1,10 +1,9 @@
 """Makes the requests of a member that pops: POP_MESSAGE, BATCH_ACK_MESSAGE, ACK_MESSAGE, CHANGE_MESSAGE_INVISIBLETIME. They go
-to masters only.
+to masters only."""
 
-Pops use separate connections, which a stop closes: while the connection of a held pop exists, a broker sends messages to a
-client that has stopped. The codes of acknowledgements and changes do not fit the binary header of
-``serialize_type="rocketmq"``; with that setting these requests have separate connections too, with JSON headers.
-"""
+# Pops use separate connections, which a stop closes: while the connection of a held pop exists, a broker sends messages to a
+# client that has stopped. The codes of acknowledgements and changes do not fit the binary header of
+# ``serialize_type="rocketmq"``; with that setting these requests have separate connections too, with JSON headers.
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""A consumer that pops, between its start and its stop: its sources, its tasks, and its messages.
+"""A consumer that pops, between its start and its stop: its sources, its tasks, and its messages."""
 
-A popped message becomes a lease, waits for a slot as a pulled message does, and is acknowledged or given back when its call has
-ended. The member keeps no offsets and shares no queues. A stop begins by giving back the messages that wait for a call, and
-ends the pops that brokers hold.
-"""
+# A popped message becomes a lease, waits for a slot as a pulled message does, and is acknowledged or given back when its call
+# has ended. The member keeps no offsets and shares no queues. A stop begins by giving back the messages that wait for a call,
+# and ends the pops that brokers hold.
 
 from __future__ import annotations
 

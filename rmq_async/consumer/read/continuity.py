@@ -1,13 +1,12 @@
-"""Checks whether the messages at offsets that a filter skipped were still stored when it skipped them.
+"""Checks whether the messages at offsets that a filter skipped were still stored when it skipped them."""
 
-The response to a pull with tags does not say why it skips an offset: the message has other tags, or it was deleted, because a
-broker treats deleted messages as if they did not match. So a pull without tags asks for the first skipped offset afterwards: a
-message that is stored now was stored when it was skipped, and a queue loses its oldest messages first. That usually takes one
-small pull a second for each queue, and one at its end.
-
-(The minimum offset that a broker reports is no substitute: it is corrected seconds late, and while files are deleted a search
-by time returns 0, or gets no response; both observed on 5.5.0 and 4.9.7.)
-"""
+# The response to a pull with tags does not say why it skips an offset: the message has other tags, or it was deleted, because a
+# broker treats deleted messages as if they did not match. So a pull without tags asks for the first skipped offset afterwards:
+# a message that is stored now was stored when it was skipped, and a queue loses its oldest messages first. That usually takes
+# one small pull a second for each queue, and one at its end.
+#
+# (The minimum offset that a broker reports is no substitute: it is corrected seconds late, and while files are deleted a search
+# by time returns 0, or gets no response; both observed on 5.5.0 and 4.9.7.)
 
 from __future__ import annotations
 

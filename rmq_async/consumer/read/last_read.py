@@ -1,13 +1,12 @@
-"""Checks that a queue still holds the message that was read last.
+"""Checks that a queue still holds the message that was read last."""
 
-A broker that loses power, or a replica that is behind and becomes the master, gives offsets out again. Once new messages have
-filled the queue past the position of a reading, the next pull looks like any other, and new messages below the position would
-never be read. So after a new connection, an error, or an offset above the end of the queue, one small pull asks for the last
-message that was read.
-
-With tags a reading may be past offsets behind the last message that it received; it does not notice if these offsets are given
-out again.
-"""
+# A broker that loses power, or a replica that is behind and becomes the master, gives offsets out again. Once new messages have
+# filled the queue past the position of a reading, the next pull looks like any other, and new messages below the position would
+# never be read. So after a new connection, an error, or an offset above the end of the queue, one small pull asks for the last
+# message that was read.
+#
+# With tags a reading may be past offsets behind the last message that it received; it does not notice if these offsets are
+# given out again.
 
 from __future__ import annotations
 

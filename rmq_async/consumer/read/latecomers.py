@@ -1,12 +1,11 @@
-"""Determines the offsets at which a reading without an end begins in queues that its topic did not have at the start.
+"""Determines the offsets at which a reading without an end begins in queues that its topic did not have at the start."""
 
-A queue that is new on a broker which the route named at the start is read from its first message, because all its messages are
-newer, or for ``start="committed"`` from the group's offset, if it has one. A broker that the route did not name may be new, or
-it was unreachable and has old messages. Its queues begin as the reading did: with the first message there is
-(``start="earliest"``), at the group's offset as above (``start="committed"``), or with the first message stored at the datetime
-``start`` or later; for any other ``start``, with the first message stored after the start of the reading. That time is of the
-client's clock and is compared with times of the broker's, so CLOCKS_DIFFER is subtracted.
-"""
+# A queue that is new on a broker which the route named at the start is read from its first message, because all its messages
+# are newer, or for ``start="committed"`` from the group's offset, if it has one. A broker that the route did not name may be
+# new, or it was unreachable and has old messages. Its queues begin as the reading did: with the first message there is
+# (``start="earliest"``), at the group's offset as above (``start="committed"``), or with the first message stored at the
+# datetime ``start`` or later; for any other ``start``, with the first message stored after the start of the reading. That time
+# is of the client's clock and is compared with times of the broker's, so CLOCKS_DIFFER is subtracted.
 
 from __future__ import annotations
 

@@ -321,8 +321,8 @@ async def _all_readable(instance: ClientInstance, broker_name: str, topic: str) 
     ``request_timeout``."""
     if not await until_readable(instance, broker_name, topic, any_replica=False):
         raise RequestTimeoutError(
-            f"broker {broker_name} has acknowledged messages that cannot be read yet: its queues have been behind its commit log "
-            f"for more than {instance.config.request_timeout:g} s; try again later",
+            f"broker {printable(broker_name)} has acknowledged messages that cannot be read yet: its queues have been behind its "
+            f"commit log for more than {instance.config.request_timeout:g} s; try again later",
             broker=broker_name,
         )
 

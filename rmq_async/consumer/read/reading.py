@@ -1,15 +1,15 @@
-"""Reads queues from one offset to another, as one stream of messages.
+"""Reads queues from one offset to another, as one stream of messages."""
 
-Each queue has at most one pull in flight and one response waiting, so messages of a queue keep their order and memory is
-bounded: while the caller works on one response the next one of that queue is fetched. A read with an end has at most eight
-pulls in flight for any number of queues; a read without an end has a long poll on every queue. Pulls belong to the reader and
-end with it: with the last message, an error, ``aclose``, a ``break`` (when the iterator is collected) or the consumer's stop.
-
-A pull is a future: its response is decoded when the caller comes to it, after the next pull of the queue was sent. Only a pull
-that needs more steps (no messages yet, an error, a large body, a connection) gets a task, which continues from that response.
-
-Temporary errors (a broker restarts) are retried: without a limit in a read without an end, else for 10 seconds.
-"""
+# Each queue has at most one pull in flight and one response waiting, so messages of a queue keep their order and memory is
+# bounded: while the caller works on one response the next one of that queue is fetched. A read with an end has at most eight
+# pulls in flight for any number of queues; a read without an end has a long poll on every queue. Pulls belong to the reader and
+# end with it: with the last message, an error, ``aclose``, a ``break`` (when the iterator is collected) or the consumer's stop.
+#
+# A pull is a future: its response is decoded when the caller comes to it, after the next pull of the queue was sent. Only a
+# pull that needs more steps (no messages yet, an error, a large body, a connection) gets a task, which continues from that
+# response.
+#
+# Temporary errors (a broker restarts) are retried: without a limit in a read without an end, else for 10 seconds.
 
 from __future__ import annotations
 
