@@ -166,7 +166,7 @@ def _read(path: str) -> Credentials:
     names = {"accessKey", "secretKey", "securityToken"}
     if not isinstance(data, dict) or not {"accessKey", "secretKey"} <= data.keys() <= names:
         raise ConfigError(
-            f"option credentialsFile: {path} must be an object of accessKey, secretKey and, if any, securityToken"
+            f"option credentialsFile: {path} must hold one JSON object of accessKey, secretKey and, if any, securityToken"
         )
     return _made("credentialsFile", lambda: Credentials(data["accessKey"], data["secretKey"], data.get("securityToken")))
 

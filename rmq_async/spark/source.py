@@ -42,9 +42,10 @@ class RocketMQDataSource(DataSource):
     """The Spark data source ``rocketmq``, which reads and writes topics as DataFrames. docs/spark.md lists its options.
 
     Spark makes it and calls its methods. They raise ConfigError for an invalid option; for a schema that has no column, a column
-    twice, one that the source or the sink does not have in this type, or others than the option ``columns``; for a write without
-    a body, a topic or half of a queue; for an overwrite; and for a pyspark before 4.2. They raise the errors of requests to the
-    cluster. ``streamReader`` raises none of these errors: the reader that it returns does, when it is to plan or to read.
+    twice, one that the source or the sink does not have in this type, or others than the option ``columns``; for a write that has
+    no body, no topic, not the column of ``idColumn``, or only one of brokerName and queueId; for an overwrite; and for a pyspark
+    before 4.2. They raise the errors of requests to the cluster. ``streamReader`` raises none of these errors: the reader that it
+    returns does, when it is to plan or to read.
     """
 
     @short_errors
@@ -114,7 +115,7 @@ def _narrowed(options: ReadOptions, schema: StructType, given: Mapping[str, str]
         if field.dataType.simpleString() != wanted:
             given_type = field.dataType.simpleString()
             hint = "; write timestamp_ltz (spark.sql.timestampType)" if given_type == "timestamp_ntz" else ""
-            raise ConfigError(f"schema: column {field.name} is {wanted}, not {given_type}{hint}")
+            raise ConfigError(f"schema: column {field.name} must be {wanted}, not {given_type}{hint}")
     columns = tuple(field.name for field in schema.fields)
     if not columns:
         raise ConfigError(f"schema: it has no column; name some of {', '.join(SOURCE_COLUMNS)}")

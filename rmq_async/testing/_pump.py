@@ -187,7 +187,7 @@ class Pump:
         assert isinstance(head.content, memoryview)
         due = self._due(loop.time()) or 0.0
         if self._sink.transport.is_closing():  # uvloop's transports raise RuntimeError then
-            raise ConnectionResetError(f"{size} bytes cannot be forwarded: the receiving connection is closed")
+            raise ConnectionResetError(f"{size} bytes cannot be forwarded: the receiving connection is closed; both are reset")
         self._sink.write(data)
         self._left_at = loop.time()
         self._written, self._written_at = size, max(due, self._left_at - _LATE)

@@ -150,8 +150,8 @@ class RealCluster(Startable):
     ) -> None:
         if brokers < 0 or nameservers < 1 or replicas < 0:
             raise ClusterError(
-                f"nameservers={nameservers}, brokers={brokers}, replicas={replicas}: "
-                "give one name server or more, and no negative number"
+                "nameservers must be at least 1, brokers and replicas at least 0, not "
+                f"nameservers={nameservers}, brokers={brokers}, replicas={replicas}"
             )
         if isinstance(profile, str) and profile not in PROFILES:
             raise ClusterError(f"profile {profile!r} is unknown; choose one of {', '.join(PROFILES)}")

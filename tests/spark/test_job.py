@@ -205,7 +205,7 @@ def server() -> Iterator[ThreadedRocketMQ]:
         (
             publish,
             ["--topic", "gone", "--table", "t", "--secret-option", "a=NO_SUCH"],
-            "there is no environment variable NO_SUCH",
+            "there is no environment variable 'NO_SUCH'",
         ),
         (dlq_replay, ["gone"], "group gone has no dead letters: there is no topic %DLQ%gone; check the name"),
         (
@@ -217,7 +217,7 @@ def server() -> Iterator[ThreadedRocketMQ]:
         (reconcile, ["--topic", "gone", "--sent", "p"], "gone"),
         (reconcile, ["--topic", "gone", "--by", "name"], "by must be id, key, spark-id or property:NAME, not 'name'"),
         (load, ["--topic", "gone", "--results", "p"], "gone"),
-        (load, ["--topic", "gone"], "--topic needs --results: where to put the result files"),
+        (load, ["--topic", "gone"], "--topic needs --results; give the directory for the result files"),
     ],
     ids=lambda value: value.__name__.rpartition(".")[2] if isinstance(value, ModuleType) else None,
 )
@@ -381,9 +381,9 @@ def test_a_rate_is_shared_and_never_exceeded(rate: int, tasks: int, shared: tupl
 def test_mistakes_that_need_no_session() -> None:
     here: Any = None
     options = {"nameserver": "127.0.0.1:9"}
-    with pytest.raises(ConfigError, match="say where to: give a topic"):
+    with pytest.raises(ConfigError, match="a replay needs one target: give a topic"):
         replay.replay(here, "p")
-    with pytest.raises(ConfigError, match=r"say where to: give a topic, or to_original=True \(--to-original\)"):
+    with pytest.raises(ConfigError, match=r"a replay needs one target: give a topic, or to_original=True \(--to-original\)"):
         replay.replay(here, "p", topic="t", to_original=True)
     with pytest.raises(ConfigError, match="the window is empty"):
         replay.replay(here, "p", topic="t", start=NOON, end=NOON.astimezone(timezone(timedelta(hours=3))), options=options)
@@ -391,7 +391,7 @@ def test_mistakes_that_need_no_session() -> None:
         archive.archive(here, (), "p")
     with pytest.raises(ConfigError, match="option columns: an archive holds all columns"):
         archive.archive(here, "t", "p", options={"columns": "body"})
-    with pytest.raises(ConfigError, match="give a table of the catalogue, or a format and its path, not both"):
+    with pytest.raises(ConfigError, match="are both given; give a table of the catalogue, or a format"):
         publish.read_table(here, table="t", format="csv")
     with pytest.raises(ConfigError, match="nothing says what to publish"):
         publish.read_table(here)

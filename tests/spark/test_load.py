@@ -227,7 +227,7 @@ def test_a_picture_needs_matplotlib(spark: SparkSession, monkeypatch: pytest.Mon
     [
         ({"rate": -1.0}, "rate must be above 0"),
         ({"modes": ("sync", "fast")}, "there is no mode 'fast', only sync, async, oneway, batch"),
-        ({"modes": ("sync", "sync")}, "one is named twice"),
+        ({"modes": ("sync", "sync")}, "one is named more than once"),
         ({"size": 0}, "size must be from 1 to 4194304, not 0"),
         ({"seconds": 0}, "seconds must be above 0"),
         (

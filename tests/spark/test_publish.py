@@ -79,8 +79,8 @@ MISTAKES = [
     (["--format", "csv", "--path", "/nowhere/x.csv"], 1, "Path does not exist: file:/nowhere/x.csv"),
     (["--format", "nonsense", "--path", "x"], 1, "Failed to find the data source: nonsense"),
     (["--table", "nothing"], 1, "The table or view `nothing` cannot be found"),
-    (["--format", "json", "--path", "{file}", "--key", "nmae"], 2, "there is no column nmae for the key, only id, name"),
-    (["--format", "json", "--path", "{file}", "--property", "KEYS"], 2, "there is no column KEYS for the property"),
+    (["--format", "json", "--path", "{file}", "--key", "nmae"], 2, "there is no column 'nmae' for the key, only id, name"),
+    (["--format", "json", "--path", "{file}", "--property", "KEYS"], 2, "there is no column 'KEYS' for the property"),
     (["--format", "json", "--path", "{file}", "--where", "x = 1"], 1, "`x` cannot be resolved"),
     (["--format", "json", "--path", "{file}", "--select", "id KEYS", "--property", "KEYS"], 2, "reserved for the system"),
     (["--format", "json", "--path", "{file}", "--order-by", "id"], 2, "an order needs a sharding key"),
@@ -89,7 +89,7 @@ MISTAKES = [
         2,
         "option requireStatus must be SEND_OK or stored",
     ),
-    (["--format", "jdbc", "--secret-option", "password=RMQ_NO_SUCH"], 2, "no environment variable RMQ_NO_SUCH"),
+    (["--format", "jdbc", "--secret-option", "password=RMQ_NO_SUCH"], 2, "no environment variable 'RMQ_NO_SUCH'"),
     (["--format", "json", "--path", "{file}", "--body", "name"], 1, "has no body: column body is NULL"),
 ]
 

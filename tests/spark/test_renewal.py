@@ -125,9 +125,9 @@ def test_function_that_does_not_return_is_waited_for_once(
     ("text", "expected"),
     [
         ("hush", "holds no JSON"),
-        ("[]", "must be an object of accessKey, secretKey and, if any, securityToken"),
-        ('{"accessKey": "a"}', "must be an object of"),
-        ('{"accessKey": "a", "secretKey": "hush", "password": "hush"}', "must be an object of"),
+        ("[]", "must hold one JSON object of accessKey, secretKey and, if any, securityToken"),
+        ('{"accessKey": "a"}', "must hold one JSON object of"),
+        ('{"accessKey": "a", "secretKey": "hush", "password": "hush"}', "must hold one JSON object of"),
         ('{"accessKey": "a", "secretKey": ""}', "option credentialsFile: secret_key must be a non-empty text"),
         ('{"accessKey": 5, "secretKey": "hush"}', "option credentialsFile: access_key must be a non-empty text"),
     ],

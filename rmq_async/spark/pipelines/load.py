@@ -186,7 +186,7 @@ def _check(modes: Sequence[str], rate: float | None, size: int, seconds: float, 
         if mode not in MODES:
             raise ConfigError(f"there is no mode {mode!r}, only {', '.join(MODES)}")
     if len(set(modes)) < len(modes):
-        raise ConfigError(f"modes {', '.join(modes)}: one is named twice; name each once")
+        raise ConfigError(f"modes {', '.join(modes)}: one is named more than once; name each once")
     if rate is not None and not 0 < rate <= 1e9:
         raise ConfigError(f"rate must be above 0 and at most 1e9 messages a second, not {rate:g}")
     if not 0 < seconds <= 86_400:
@@ -323,7 +323,7 @@ time."""
         if given.report:
             return
         if given.results is None:
-            raise ConfigError("--topic needs --results: where to put the result files")
+            raise ConfigError("--topic needs --results; give the directory for the result files")
         options = connection_options(given)
         access_for(options | {"topic": given.topic})
         if given.create is None:
@@ -343,7 +343,7 @@ time."""
 
     def _load(self, spark: SparkSession, given: argparse.Namespace, progress: Progress) -> RunReport:
         if given.results is None:
-            raise ConfigError("--topic needs --results: where to put the result files")
+            raise ConfigError("--topic needs --results; give the directory for the result files")
         options = connection_options(given)
         if given.create is not None:
             _create(options, given.topic, given.create)

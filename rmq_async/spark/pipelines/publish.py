@@ -129,7 +129,7 @@ class MessageColumns:
         named += [("key", name) for name in self.keys] + [("property", name) for name in self.properties]
         for what, name in named:
             if name not in frame.columns:
-                raise ConfigError(f"there is no column {name} for the {what}, only {', '.join(frame.columns)}")
+                raise ConfigError(f"there is no column {name!r} for the {what}, only {', '.join(frame.columns)}")
         reserved = [name for name in self.properties if name in RESERVED_NAMES]
         if reserved:
             raise ConfigError(
@@ -177,7 +177,8 @@ def read_table(
 def _check_table(format: str | None, path: Sequence[str], table: str | None) -> None:
     if table is not None and (path or format is not None):
         raise ConfigError(
-            "give a table of the catalogue, or a format and its path, not both; format jdbc has an option dbtable"
+            f"table {table!r} and a format or path are both given; give a table of the catalogue, or a format and its path; format "
+            "jdbc has an option dbtable"
         )
     if table is None and format is None:
         raise ConfigError("nothing says what to publish: give a table, or a format and a path")
@@ -292,7 +293,7 @@ def _read_options(given: argparse.Namespace) -> dict[str, str]:
     for name, variable in named_values("--secret-option", given.secret_option).items():
         value = os.environ.get(variable)
         if value is None:
-            raise ConfigError(f"--secret-option {name}: there is no environment variable {variable}; set it")
+            raise ConfigError(f"--secret-option {name}: there is no environment variable {variable!r}; set it")
         found[name] = value
     return found
 

@@ -168,7 +168,7 @@ def _check(topic: str | None, to_original: bool, start: datetime | None, end: da
     """Raises ConfigError for no target or two, and for an empty window."""
     if (topic is not None) == to_original:
         raise ConfigError(
-            "say where to: give a topic, or to_original=True (--to-original) for the topics of the archive, not both"
+            "a replay needs one target: give a topic, or to_original=True (--to-original) for the topics of the archive, not both"
         )
     if start is not None and end is not None and _utc(start) >= _utc(end):
         raise ConfigError(
@@ -191,7 +191,7 @@ def read_archive(spark: SparkSession, path: str) -> DataFrame:
     missing = [name for name in NEEDED if name not in columns]
     if missing:
         raise ConfigError(
-            f"{path} is no archive of topics: it has no column {missing[0]}; an archive is read from its own directory"
+            f"{path} is no archive of topics: it has no column {missing[0]}; give the directory that rmq spark archive has written"
         )
     return spark.read.schema(ARCHIVE_DDL).parquet(path)
 

@@ -61,7 +61,7 @@ class Faults:
     def __post_init__(self) -> None:
         given: object = self.kinds
         if isinstance(given, str):
-            raise SimulationError(f"kinds of faults are a set of names, not {given!r}; give {{{given!r}}}")
+            raise SimulationError(f"kinds of faults must be a set of names, not {given!r}; give {{{given!r}}}")
         object.__setattr__(self, "kinds", frozenset(self.kinds))
         unknown = sorted(set(self.kinds) - {*KINDS, *POP_KINDS})
         if unknown:

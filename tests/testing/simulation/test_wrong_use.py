@@ -33,7 +33,7 @@ def quiet(seed: int = 1, **options: Any) -> Simulation:
         (lambda: quiet().link("main", "broker-a"), "there is no machine 'main'"),
         (lambda: run_seed("none", 1), "there is no scenario 'none'"),
         (lambda: Simulation(1, faults="swarm"), "faults must be an object such as Faults.swarm\\(\\), or None, not 'swarm'"),  # type: ignore[arg-type]
-        (lambda: Faults("broker-crash"), "kinds of faults are a set of names, not 'broker-crash'"),  # type: ignore[arg-type]
+        (lambda: Faults("broker-crash"), "kinds of faults must be a set of names, not 'broker-crash'"),  # type: ignore[arg-type]
         (lambda: quiet().run(asyncio.sleep(1)), "not a coroutine: leave out its parentheses"),  # type: ignore[arg-type]
         (lambda: quiet().run(lambda simulation: None), "not a function that returns None; define it by async def"),  # type: ignore[arg-type, return-value]
     ],
