@@ -79,9 +79,9 @@ def encode_batch_message(body: bytes, flag: int, properties: bytes) -> bytes:
 def encode_batch(messages: Sequence[Message], unique_ids: list[str], max_body: int) -> bytes:
     """Returns the uncompressed body of a batch. The UNIQ_KEY of each message is the one at its place in ``unique_ids``.
 
-    A message's own ``unique_id`` is written into the caller's list at that place. Messages that have only a topic and a body
-    are encoded all at once (0.4 us each), others one by one in one loop (0.9 us; 1.4 us by ``check_batch``, ``check_message``
-    and ``encode_batch_message`` one after the other). ``max_body``: maximum bytes of one message's body.
+    A message's own ``unique_id`` is written into the caller's list at that place. Messages of one topic that have nothing but a
+    body can be encoded all at once (0.4 us each), others are encoded one by one in one loop (0.9 us; 1.4 us by ``check_batch``,
+    ``check_message`` and ``encode_batch_message`` one after the other). ``max_body``: maximum bytes of one message's body.
 
     Raises ``InvalidMessageError`` for an empty batch, for a topic or body that ``check_message`` refuses, for messages that
     ``check_batch`` refuses, and for properties above 32767 bytes; TypeError for an object that is not a Message; ValueError

@@ -1,8 +1,8 @@
 """Body compression: zlib (always), lz4 and zstd where the extra ``compression`` is installed, which also has isal, a faster zlib.
 
-Decompression is bounded for any input (see ``decompress``). Output is read in steps of 1 MiB; one is
-enough for nearly every body. A larger body is read twice: the first time its size is counted and no output kept; the second
-time, only if it fits, it is read into one buffer of that size. So a bomb costs 2 MiB and 7-11 ms (zlib, limit 16 MiB); if the
+Decompression is bounded for any input (see ``decompress``). Output is read in steps of 1 MiB; one is enough for nearly every body.
+A larger body is read twice: the first time its size is counted and no output kept; the second time, only if it fits, it is read
+into one buffer of that size. So a bomb costs 2 MiB and 7-11 ms (zlib, limit 16 MiB); if the
 output were kept, it would cost 32 MiB and 33 ms. Sizes declared in a frame are not used.
 """
 
@@ -300,7 +300,7 @@ _RESERVED_BLOCK: Final = 3
 
 
 def _check_zstd_frames(data: bytes) -> None:
-    """Walks frame headers and block headers (RFC 8878, 3.1.1); raises ``_Truncated`` unless a frame ends where the data end."""
+    """Walks frame headers and block headers (RFC 8878, 3.1.1); raises ``_Truncated`` unless the data are whole frames."""
     position, end = 0, len(data)
     while True:
         magic = data[position : position + 4]

@@ -11,7 +11,7 @@ from enum import IntEnum, IntFlag, StrEnum
 from typing import Final
 
 VERSION: Final = 513
-"""Ordinal of ``MQVersion.V5_5_0``, the version that every request of this library names."""
+"""Ordinal of ``MQVersion.V5_5_0``, the version that requests of this library name."""
 
 MAX_FRAME_SIZE: Final = 16 * 1024 * 1024
 """Maximum bytes of a whole frame, its 4-byte length prefix included (``NettyDecoder``); the largest prefix is 16777212."""

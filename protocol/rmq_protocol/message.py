@@ -150,8 +150,7 @@ class Message(_Addressed, frozen=True, gc=False, kw_only=True):
         ``topic``: None for the topic that ``message`` was first sent to, also if it was read as a retry, as a dead letter or
         before the end of its delay. ``changes``: fields with other values; ``properties`` replaces all properties. Values that a
         Message may not hold are left out: properties of the system, blank texts, texts with the control characters 0 to 2 or
-        without a UTF-8 form.
-        Delays are not copied, and each send makes a new id. Raises InvalidMessageError for ``changes`` that
+        without a UTF-8 form. Delays are not copied, and each send makes a new id. Raises InvalidMessageError for ``changes`` that
         the constructor refuses, and TypeError for names of fields that do not exist.
         """
         fields: MessageChanges = {

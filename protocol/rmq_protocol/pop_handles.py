@@ -1,10 +1,9 @@
 """Handles of popped messages: found in a pop's response, renewed by a change of the invisible time, gathered into acks.
 
 A handle is the ``ExtraInfo`` of one message, with its queue offset. It is sent to the broker of the pop; a change of the invisible
-time replaces it. A broker that has replaced the topic of a retry by the original topic puts the
-handle into property POP_CK: topic and queue of the message then are not those of the pop, and the infos of the response must
-not be used for it. The numbers of the peer are checked: a message with an invalid handle gets none, and is delivered again
-after its invisible time.
+time replaces it. A broker that has replaced the topic of a retry by the original topic puts the handle into property POP_CK: topic
+and queue of the message then are not those of the pop, and the infos of the response must not be used for it. The numbers of the
+peer are checked: a message with an invalid handle gets none, and is delivered again after its invisible time.
 """
 
 from __future__ import annotations

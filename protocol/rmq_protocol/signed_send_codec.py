@@ -86,7 +86,7 @@ class SignedSendTemplate(SendTemplate):
         return head if joined else [head, body]
 
     def _with_key(self, fixed: dict[str, str]) -> dict[str, str]:
-        """Returns ``fixed`` with the fields of the credentials, and hashes the values that all frames have in common."""
+        """Returns ``fixed`` with the fields of the credentials, and prepares the signatures of the frames."""
         credentials = self._credentials
         del self._credentials
         fields = fixed | {ACCESS_KEY: credentials.access_key}

@@ -33,7 +33,8 @@ _UNIQUE_ID: Final = b"UNIQ_KEY\x01"
 class DecodedMessages(NamedTuple):
     """The messages of a block of stored records. ``corrupt``: the errors of records that cannot be read.
 
-    ``resume_at``: queue offset of the first record that did not fit (see ``decode_messages``); None unless there was one.
+    ``resume_at``: queue offset of the record at which decoding stopped because it did not fit (see ``decode_messages``); None if it
+    did not stop.
     """
 
     messages: tuple[MessageExt, ...]
@@ -187,8 +188,8 @@ class MessageBlock(RecordBlock):
         return position
 
     def _properties(self, text: bytes, id_at: int, id_end: int) -> dict[str, str]:
-        """Returns the properties in ``text``. Texts that differ only in the unique id, from ``id_at`` to ``id_end``, are decoded
-        once."""
+        """Returns the properties in ``text``. ``id_at``, ``id_end``: the place of the unique id; texts that differ only there can
+        share one decoding."""
         shape, start = text[:id_at] + text[id_end:], id_at - len(_UNIQUE_ID)
         if not 0 <= start < id_end - len(_UNIQUE_ID):
             return decode_properties(text)

@@ -74,7 +74,7 @@ async def first_of(
 
     ``drop`` is called with the results of other addresses. ``time``: the caller's timeout in seconds, from which the head start is
     derived. If no address connects, raises OSError with the different texts of their errors. Any other exception of ``connect`` is
-    raised immediately.
+    raised as it is.
     """
     if len(addresses) == 1:
         return await connect(addresses[0])

@@ -16,14 +16,14 @@ from .pending import request_name
 __all__ = ["MAX_UNREAD", "send_control"]
 
 MAX_UNREAD: Final = 1024 * 1024
-"""Bytes that the kernel has not taken, because the peer does not read, above which control requests are dropped."""
+"""Bytes that wait to be written, above which control requests are dropped."""
 
 
 def send_control(connection: Connection, command: RemotingCommand) -> bool:
     """Sends ``command`` one-way, through all hooks and signed like any request, and returns True.
 
-    Returns False, with nothing sent, if the connection takes no requests, more than MAX_UNREAD bytes wait because the peer does not
-    read, or the command cannot be written; the error of the last case is reported to the loop's exception handler.
+    Returns False, with nothing sent, if the connection takes no requests, more than MAX_UNREAD bytes wait to be written, or the
+    command cannot be written; the error of the last case is reported to the loop's exception handler.
     """
     if not connection.is_open or connection.buffered_bytes > MAX_UNREAD:
         return False

@@ -116,7 +116,7 @@ class ConnectionPool:
             config.max_frame_size, config.header_type, max(MIN_DEAD_AFTER, 2 * config.request_timeout)
         )
         self.hooks = RequestHooks(config.credentials, config.namespace_v2)
-        """Hooks of every request on its connections."""
+        """Hooks of the requests on its connections."""
         self._loop = asyncio.get_running_loop()
         self._generation = generation()
         self.open: dict[str, Connection] = {}

@@ -3,8 +3,8 @@
 To be cheap, a request has one future and one table entry; no Task, no timer, no ``wait_for``. One timer per connection is set for
 the earliest deadline. This module has no socket: frames go to the write coalescer.
 
-Bounds: at most ``window`` sends are on the wire, further ones are held in their order; while the peer does not read (the
-transport's buffer is not empty) every request is held. The frame of a held request that times out or is cancelled is dropped.
+Bounds: at most ``window`` sends are on the wire, further ones are held in their order; while the transport has paused writing,
+because the peer does not read, every request is held. The frame of a held request that times out or is cancelled is dropped.
 """
 
 from __future__ import annotations

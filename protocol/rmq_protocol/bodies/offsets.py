@@ -121,8 +121,8 @@ def decode_reset_offsets(body: bytes) -> dict[MessageQueue, int]:
 
 
 class GetConsumerStatusBody(msgspec.Struct, frozen=True, rename="camel"):
-    """Offsets that a client has in memory (response of GET_CONSUMER_STATUS_FROM_CLIENT), or, by client id, the offsets of all
-    clients of a group (response of INVOKE_BROKER_TO_GET_CONSUMER_STATUS)."""
+    """Offsets that a client has in memory (response of GET_CONSUMER_STATUS_FROM_CLIENT), or, by client id, those of the clients
+    of a group that the broker has asked (response of INVOKE_BROKER_TO_GET_CONSUMER_STATUS)."""
 
     message_queue_table: dict[MessageQueue, Long] = {}
     consumer_table: dict[str, dict[MessageQueue, Long]] = {}

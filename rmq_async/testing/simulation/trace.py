@@ -38,8 +38,8 @@ class Trace:
         return len(self._streams)
 
     def add(self, stream: str, time: int, data: bytes) -> None:
-        """Adds bytes that one direction of a stream has delivered at ``time`` (nanoseconds); no bytes end it. If a frame in them is
-        malformed, the bytes themselves are digested, after the lines of the frames before it."""
+        """Adds bytes that one direction of a stream has delivered at ``time`` (nanoseconds); no bytes end it. Where the
+        decoder raises, the bytes themselves are digested."""
         if not data:
             self._end(stream)
             return
