@@ -87,11 +87,12 @@ class ConsumerHealth:
     """A snapshot of a consumer's condition.
 
     ``live``: False if only a restart helps: the event loop is blocked or has stopped, the process was forked, or a plain
-    function has run in its thread for more than twice its timeout. ``ready``: the consumer runs and does not stop, the reading
-    of its first share has begun, and the event loop is not blocked. ``problems``: all problems, including those that leave the
-    consumer ready. ``last_progress_age``: seconds since a message was settled or a queue was taken, the later of the two; None
-    without a queue; with ``mode="pop"`` since a message had its outcome, or the start. ``oldest_unfinished``: the handler call
-    that has run longest, or the step of reading by hand whose messages are in hand for longest; None without one.
+    function runs in its thread for more than twice its timeout, extensions included. ``ready``: the consumer runs and does not
+    stop, the reading of its first share has begun, and the event loop is not blocked. ``problems``: all problems, including
+    those that leave the consumer ready. ``last_progress_age``: seconds since a message was settled or a queue was taken, the
+    later of the two; None without a queue; with ``mode="pop"`` since a message had its outcome, or the start.
+    ``oldest_unfinished``: the handler call that has run longest, or the step of reading by hand whose messages are in hand for
+    longest; None without one.
     """
 
     live: bool
@@ -160,15 +161,18 @@ def stuck_problem(oldest: Delivery) -> Problem:
     subscription, first, age = oldest.subscription, oldest.messages[0].msg_id, oldest.age
     if subscription.is_by_hand:
         text = f"message {first} has been in hand for {age:.0f} s, and was neither settled nor given back"
-    else:
+    elif oldest.state == "running":
         text = f"handler {subscription.name} has been running for {age:.0f} s on message {first}"
+    else:
+        text = f"handler {subscription.name} has ended, and message {first} has no outcome {age:.0f} s after the call began"
     return Problem("handler_stuck", text)
 
 
 def hangs(delivery: Delivery) -> bool:
-    """Returns whether a plain function has run for more than twice its time, extensions included."""
+    """Returns whether a plain function has run for more than twice its time, extensions included, and runs on."""
     deadline = delivery.deadline
-    return not delivery.subscription.is_async and deadline is not None and delivery.age > 2 * (deadline - delivery.began)
+    runs_on = delivery.state == "running" and not delivery.subscription.is_async
+    return runs_on and deadline is not None and delivery.age > 2 * (deadline - delivery.began)
 
 
 def _queue_problem(session: Session, held: HeldQueue) -> Problem | None:

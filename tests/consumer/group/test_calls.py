@@ -10,6 +10,7 @@ import pytest
 from rmq_async import Consumer, HandlerTimeoutError, MessageExt, MessageQueue, Outcome, Retry, current_delivery
 from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_async.testing.simulation import Simulation
+from rmq_protocol.constants import RequestCode, ResponseCode
 
 from .support import Seen, create, member, send, until
 
@@ -255,3 +256,28 @@ async def test_thread_within_its_extended_time_is_no_reason_for_a_restart() -> N
                 release.set()
         finally:
             release.set()
+
+
+async def test_thread_that_has_ended_is_no_reason_for_a_restart_while_its_message_is_given_back() -> None:
+    """A broker that does not take the message back keeps the call unsettled for longer than twice its timeout."""
+    async with EmbeddedRocketMQ() as server:
+        await create(server.namesrv, queues=1)
+        server.fail_next(ResponseCode.SYSTEM_BUSY, 1000, request=RequestCode.CONSUMER_SEND_MSG_BACK)
+
+        def handler(message: MessageExt) -> None:
+            raise ValueError("fails")
+
+        consumer = Consumer("g", namesrv=server.namesrv, stuck_after=0.2)
+        consumer.subscribe("T", handler, timeout=0.1)
+        async with consumer:
+            await send(server.namesrv, b"x")
+            await until(lambda: server.requests[RequestCode.CONSUMER_SEND_MSG_BACK] > 0)
+            await asyncio.sleep(0.3)
+            health = consumer.health()
+            assert health.oldest_unfinished is not None
+            assert health.oldest_unfinished.state == "settling"
+            assert health.live
+            (stuck,) = [problem.text for problem in health.problems if problem.code == "handler_stuck"]
+            assert "has ended, and message" in stuck
+            server.fail_next(ResponseCode.SYSTEM_BUSY, 0, request=RequestCode.CONSUMER_SEND_MSG_BACK)
+            assert (await consumer.wait_settled(1, timeout=10.0))[0].outcome is Outcome.RETRIED
