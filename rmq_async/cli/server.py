@@ -93,9 +93,6 @@ async def _serve(options: _ServerOptions, output: Output) -> int:
             await server.start()
         except OSError as error:
             raise OSError(_refusal(options, len(server.brokers), error)) from error
-        except UnicodeError as error:
-            where = f"{options.host}:{options.port}"
-            raise OSError(f"cannot listen on {where}: {options.host!r} is no host name; give a name or an address") from error
         try:
             await _create(options.topics, server.namesrv)
             output.record({"namesrv": server.namesrv, "brokers": server.brokers})

@@ -168,6 +168,14 @@ async def test_a_taken_port_is_an_error_that_leaves_nothing() -> None:
         await server.stop()
 
 
+async def test_host_that_is_no_name_is_an_error_that_leaves_nothing() -> None:
+    server = EmbeddedRocketMQ(host="a..b")
+    with pytest.raises(OSError, match=r"host 'a\.\.b' is neither a name nor an address"):
+        await server.start()
+    assert server.connections == 0
+    await server.stop()
+
+
 async def test_stop_closes_every_connection_and_may_be_repeated(
     server: EmbeddedRocketMQ, broker: RawClient, names: RawClient
 ) -> None:
