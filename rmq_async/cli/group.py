@@ -38,7 +38,7 @@ def group(context: click.Context) -> int:
 @click.option("--system", is_flag=True, help="Those of the system too.")
 @client_options
 def list_groups(system: bool, namesrv: str | None, timeout: float, as_json: bool) -> int:
-    """Print the names of all consumer groups that the brokers have settings of."""
+    """Print the names of the consumer groups that the brokers have settings of."""
     output = Output(as_json=as_json)
 
     async def work(admin: Admin) -> None:
@@ -122,7 +122,7 @@ def lag(name: str, topic: str | None, namesrv: str | None, timeout: float, as_js
 def create(
     name: str, retries: int, cluster: str | None, broker: str | None, namesrv: str | None, timeout: float, as_json: bool
 ) -> int:
-    """Create GROUP. A group that exists gets these settings, and the defaults for all others."""
+    """Create GROUP. A group that exists gets these settings, keeps its attributes, and gets the defaults for all others."""
     output = Output(as_json=as_json)
 
     async def work(admin: Admin) -> None:

@@ -183,7 +183,7 @@ class Heartbeats:
                 logger.exception("heartbeats failed; the next round is within %s s", self._interval)
 
     def round(self) -> None:
-        """Starts a heartbeat to each master in use without a recent one; connects to those without a connection."""
+        """Starts a heartbeat to each master in use without a recent one; connects where necessary. Does nothing without groups."""
         if not self._has_groups():
             return
         recently = machine.monotonic() - self._interval / 2
@@ -199,7 +199,7 @@ class Heartbeats:
                     self._beat(connection)
 
     def reconnect(self) -> None:
-        """Starts to connect to masters in use that could not be reached, to notice when they are back."""
+        """Starts to connect to masters in use that could not be reached, to notice when they are back; not without groups."""
         if not self._has_groups():
             return
         for address in dict.fromkeys(self._masters()):

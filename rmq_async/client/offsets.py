@@ -1,4 +1,4 @@
-"""Offsets and times of one queue, each by a request to its broker."""
+"""Offsets and times of one queue, by requests to its broker."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ H = TypeVar("H", bound=Header)
 _DISTINGUISHES_NONE_FROM: Final = 413
 """``MQVersion.V5_0_0``: the first version that answers "none" instead of 0 if the request asks for that."""
 _NO_QUEUE_ID: Final = 1 << 31
-"""Queue ids are below it: they are signed 32-bit numbers."""
+"""One above the highest queue id, which is a signed 32-bit number."""
 _FIRST_PAUSE: Final = 0.001
 _MAX_PAUSE: Final = 0.1
 _FAR: Final = 1 << 53
@@ -231,7 +231,8 @@ async def commit_offset(instance: ClientInstance, group: str, queue: MessageQueu
 
 
 def epoch_ms(when: float | datetime) -> int:
-    """Returns epoch seconds or an aware datetime as milliseconds since the epoch. Raises ConfigError for anything else."""
+    """Returns epoch seconds or an aware datetime as milliseconds since the epoch. Raises ConfigError for anything else,
+    and for 2**53 seconds or more before or after the epoch."""
     if isinstance(when, datetime):
         if when.utcoffset() is None:
             raise ConfigError(

@@ -390,7 +390,7 @@ class RouteTable:
         return route
 
     def _forget_unused(self, answers: Mapping[str, bool]) -> None:
-        """Drops topics that were not used for some polls, but keeps one for each broker that no other topic names."""
+        """Drops topics that were not used for some polls, but keeps a known one for each broker that no other topic names."""
         due = self.use.count_poll(answers)
         if due:
             gone = {topic for topic in due if self.use.is_unknown(topic)}
