@@ -187,8 +187,8 @@ class Control(LifeCycle):
     # -- tests
 
     async def wait_settled(self, n: int, *, timeout: float = 5.0) -> tuple[Settled, ...]:
-        """Returns the next ``n`` messages whose handler calls have ended: since ``start()``, or after those that an earlier
-        call of this method returned.
+        """Returns the next ``n`` attempts of messages that have their outcome, abandoned ones left out: since ``start()``, or
+        after those that an earlier call of this method returned.
 
         It is meant for tests: while no call of it waits, at most 1,000 messages are kept, and no further ones once their bodies
         have 1 MiB; later ones are left out. ``timeout``: seconds.

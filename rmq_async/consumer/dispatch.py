@@ -83,11 +83,11 @@ class Dispatcher:
         return any(self._lines_of(held))
 
     def ready_of(self, held: HeldQueue) -> int:
-        """Returns the number of messages of a queue that wait, but not for others of their line."""
+        """Returns the number of waiting messages of a queue that their lines allow to begin."""
         return sum([len(lines.ready) for lines in self._lines_of(held)])
 
     def has_ready(self, held: HeldQueue) -> bool:
-        """Returns whether messages of a queue wait, but not for others of their line."""
+        """Returns whether a queue has waiting messages that their lines allow to begin."""
         return any(lines.ready for lines in self._lines_of(held))
 
     def buffered_of(self, held: HeldQueue) -> list[MessageExt]:

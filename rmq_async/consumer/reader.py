@@ -63,8 +63,9 @@ class Reader(Control):
         same time, each with an iterator of its own; each message goes to one of them. An iteration ends when the consumer
         stops.
 
-        A step raises ClientStateError unless the consumer runs, and where it has handlers; ForkedError in a forked child;
-        WrongLoopError on another event loop; RuntimeError while another task waits for a step of the same iterator.
+        The first step raises ClientStateError unless the consumer runs, and where it has handlers. Any step raises ForkedError
+        in a forked child, WrongLoopError on another event loop, and RuntimeError while another task waits for a step of the
+        same iterator.
         """
         return MessageIterator(self._room)
 

@@ -58,8 +58,8 @@ class PullLimits:
     """The limits of pulls.
 
     ``size``: maximum messages of one pull. ``span``: maximum offsets from a queue's watermark to its next pull. ``queues``:
-    returns the number of queues that share the room. ``ready``: returns the number of a queue's messages that wait, but not for
-    others of their line. A queue with ``ahead`` or more such messages is not pulled.
+    returns the number of queues that share the room. ``ready``: returns the number of a queue's waiting messages that their
+    lines allow to begin. A queue with ``ahead`` or more such messages is not pulled.
     """
 
     # More messages than ``ahead`` would not be handled sooner, and would no longer be in the processor's caches.

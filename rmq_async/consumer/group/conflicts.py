@@ -43,8 +43,8 @@ class Conflicts:
             raise SubscriptionConflictError(f"group {self._ours.group_name}: {next(iter(self._seen))}")
 
     async def look(self, *, joined: bool = True) -> None:
-        """Compares with the other members. If no broker has received this member's heartbeat, the known conflicts stay.
-        ``joined``: as for ``group_view``."""
+        """Compares with the other members. If ``listed_by`` of the view is empty, the known conflicts stay. ``joined``: as for
+        ``group_view``."""
         view = await group_view(self._instance, self._ours, self._instance.config.request_timeout, joined=joined)
         if not view.listed_by:
             return

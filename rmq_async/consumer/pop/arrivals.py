@@ -29,7 +29,7 @@ __all__ = ["Arrivals"]
 logger = logging.getLogger(__name__)
 
 BACK_WITHIN: Final = 0.5
-"""Longest delay, in seconds, of a message that goes back without a call of its handler; the delay is random."""
+"""Largest random ``delay`` for ``PopCore.nack``, in seconds, of a message that goes back without a call of its handler."""
 
 
 class Arrivals:
@@ -113,8 +113,7 @@ class Arrivals:
             self._core.ack(lease)
 
     def give_back(self, leases: Collection[Lease], delay: float = BACK_WITHIN, *, suspend: bool = True) -> None:
-        """Gives messages back for another member, each after a different time of up to ``delay`` seconds. ``suspend``: True
-        counts no attempt."""
+        """Gives messages back for another member, as ``PopCore.nack_all`` does. ``suspend``: True counts no attempt."""
         if leases:
             self._return(f"{len(leases)} messages back", self._core.nack_all(leases, delay, suspend=suspend))
 

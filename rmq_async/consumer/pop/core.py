@@ -193,7 +193,7 @@ class PopCore:
         return False
 
     async def nack_all(self, leases: Iterable[Lease], delay: float, *, suspend: bool) -> None:
-        """Gives messages back, each after a different time of up to ``delay`` seconds."""
+        """Gives messages back as ``nack`` does, each with a random delay of up to ``delay`` seconds."""
 
         async def give_back(lease: Lease) -> None:
             await self.nack(lease, delay * machine.random.random(), suspend=suspend)

@@ -88,10 +88,11 @@ class PullConsumer(ClientUser):
         return self._name
 
     async def queues(self, topic: str) -> tuple[MessageQueue, ...]:
-        """Returns the readable queues of ``topic``, sorted by broker name and id, as a name server reports them now.
+        """Returns the readable queues of ``topic``, sorted by broker name and id, as a name server reports them now; without a
+        usable answer, those that this client knows.
 
-        Raises TopicNotFoundError if the name servers do not know the topic, NameServerError if none answers and the topic was
-        not known before.
+        Raises TopicNotFoundError if the name servers do not know the topic, NameServerError if none answers; neither of them if
+        this client knows a route of the topic.
         """
         return self._names.shown_queues(await self._queues(self._wire(topic)))
 
