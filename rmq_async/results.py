@@ -105,7 +105,7 @@ class BatchSendResult(msgspec.Struct, frozen=True):
 
 class PullStatus(Enum):
     """The outcome of one pull. FOUND: there are messages; NO_NEW: there is none from the offset on yet; NO_MATCH: the broker has
-    passed over offsets, and found no message with one of the tags so far; OFFSET_ILLEGAL: the offset is outside the queue."""
+    passed over offsets, and found no message that the filter accepts so far; OFFSET_ILLEGAL: the offset is outside the queue."""
 
     FOUND = "FOUND"
     NO_NEW = "NO_NEW"
@@ -117,8 +117,9 @@ class PullResult(msgspec.Struct, frozen=True):
     """The result of one pull. ``next_offset``: the offset for the next pull, with any status; ``min_offset`` and ``max_offset``:
     the limits of the queue, the latter exclusive; ``corrupt``: errors of the records that were left out.
 
-    ``lost``: offsets from the one asked for up to ``next_offset`` that a pull without tags did not return, because their
-    messages were deleted. With tags it is empty, because the broker does not report the messages that it passed over.
+    ``lost``: offsets from the one asked for up to ``next_offset`` whose messages were deleted; if the settings of the topic
+    cannot be read, all without a message. It is empty with a filter, because the broker does not report the messages that it
+    passed over, and for compacted and lite topics.
     """
 
     status: PullStatus

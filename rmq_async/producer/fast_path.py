@@ -1,9 +1,9 @@
 """The hot path of the library: ``send``, ``send_async`` and ``send_oneway`` for messages that need nothing special.
 
-While nothing fails, a send takes a credit, picks the next queue of a cached route, fills a header template, enters one future
-into the connection's table and reads the response from it: no Task and no timer. Functions of other modules are inlined here,
-because each call costs 50 to 100 ns. Calls with options, without a connection or with a failed first attempt leave this path
-for the general one; so do calls of ``send_async`` and ``send_oneway`` that have to wait.
+While nothing fails, a send without batching takes a credit, picks the next queue of a cached route, fills a header template,
+enters one future into the connection's table and reads the response from it: no Task and no timer. Functions of other modules
+are inlined here, because each call costs 50 to 100 ns. Calls with options, without a connection or with a failed first attempt
+leave this path for the general one; so do calls of ``send_async`` and ``send_oneway`` that have to wait.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class SendMethods(ProducerLife):
         key: Any = None,
         timeout: float | None = None,
     ) -> SendResult:
-        """Sends one message and returns when a broker has stored it; retries on other brokers within ``timeout`` seconds.
+        """Sends one message and returns when a broker has stored it; retries within ``timeout`` seconds, first on other brokers.
 
         ``timeout`` (default: the producer's) is the budget of the whole call. ``queue`` is the queue to send to; without it,
         ``selector(queues, message, key)`` chooses one; without both, the producer's ``queue_selector`` or the hash of ``key``

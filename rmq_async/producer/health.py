@@ -41,9 +41,9 @@ class ProducerHealth:
     is reachable, or there is none in them. ``problems``: all problems, including those that leave the producer ready.
 
     ``last_success_age``: seconds since a broker confirmed a stored message to any producer that shares the client's
-    connections; None if none has, before the start and after the stop. Each read from a connection updates it by the last
-    response in that read only, so it may lag by some reads while stored and refused messages alternate. One-way messages do not
-    count, except those that are sent as ordinary requests (``oneway_window``).
+    connections; None if none has, before the start, after the stop and after a fork. Each read from a connection updates it by
+    the last response in that read only, so it may lag by some reads while stored and refused messages alternate. One-way
+    messages do not count, except those that are sent as ordinary requests (``oneway_window``).
 
     ``unanswered``: number of messages accepted and not finished, including those that wait for a route or a connection.
     ``brokers``: the masters of the routes in use by the client, by broker name.

@@ -67,10 +67,11 @@ class ProducerLife(LifeCycle):
 
     async def start(self) -> None:
         """Joins the shared client instance and registers the group; fetches the routes of ``topics`` and sends their brokers
-        heartbeats.
+        heartbeats (with ``start_without_cluster``, once there is a cluster).
 
         Logs a warning for a topic of ``topics`` without a route and for a broker that does not answer. A call on a running
-        producer has no effect; one during another ``start`` waits for its end and raises its error.
+        producer has no effect; one during another ``start`` waits for its end and raises its error, or starts if that was
+        cancelled.
 
         Raises NameServerError when no name server is configured, or none answers within ``request_timeout`` and
         ``start_without_cluster`` is False; ConfigError when the group is already registered with the same client settings, or

@@ -42,7 +42,7 @@ class Producer(SendMethods):
     WrongLoopError on another loop, ForkedError in a forked child process, and TypeError or ValueError for a ``timeout`` that is
     not a number of seconds above 0.
 
-    Producers, consumers and admins with equal client settings share connections, routes and heartbeats.
+    Producers, consumers and admins with equal client settings on one event loop share connections, routes and heartbeats.
     """
 
     def __init__(

@@ -1,9 +1,8 @@
 """Request and reply: a request message, and the reply message that a broker pushes to the client that sent the request.
 
 A broker finds the requesting client by its id, which it knows from heartbeats, among its own connections only. So a request
-first waits a moment until every broker that may push the reply has answered a heartbeat: the brokers of the cluster's reply
-topic, not only those of the message's topic. A request holds its credit and its entry in the reply table until its
-call ends.
+first waits a moment for the answers of the brokers that may push the reply to a heartbeat: the brokers of the cluster's reply
+topic, not only those of the message's topic. A request holds its credit and its entry in the reply table until its call ends.
 """
 
 from __future__ import annotations
@@ -116,7 +115,7 @@ async def reply(
 
 
 async def _introduce(sender: ProducerCore, deadline: float, topic_queues: TopicQueues) -> None:
-    """Waits until the brokers that may push the reply have answered a heartbeat; see ``INTRODUCTION`` for the limit."""
+    """Waits for the answers to heartbeats of the brokers that may push the reply; see ``INTRODUCTION`` for the limit."""
     now = machine.monotonic()
     until = now + min(INTRODUCTION, (deadline - now) / 3)
     routes = sender.instance.routes
