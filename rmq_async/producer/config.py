@@ -114,10 +114,10 @@ class ProducerConfig:
 
     ``retry_another_broker_when_not_store_ok``: if True, and a broker stores a message without confirming its flush or
     replication, the message is also sent to another broker, within ``retries``, and is then stored twice. ``topics``: topics
-    whose routes ``start()`` fetches. ``latency_fault``: "failures" (Java: False) avoids a broker after an attempt that could not
-    connect, timed out or lost its connection, for 1 s, doubled by each failed trial up to 30 s, until a send to it is stored;
-    True also avoids slow brokers, for the times of ``fault_table``; False avoids none. ``detector``: True sends probe requests
-    to brokers that did not respond; it needs ``latency_fault=True``.
+    whose routes ``start()`` fetches. ``latency_fault``: "failures" (Java: False) avoids a broker after an attempt that could
+    not connect, timed out (after 0.05 s or more) or lost its connection, for 1 s, doubled by each failed trial up to 30 s,
+    until a send to it is stored; True also avoids slow brokers, for the times of ``fault_table``; False avoids none.
+    ``detector``: True sends probe requests to brokers that did not respond; it needs ``latency_fault=True``.
 
     ``batching``: gathers single messages into batches while requests are in flight, see Batching; True for its defaults.
     ``queue_selector``: chooses the queue of each attempt if the call has neither queue nor selector, and once for a call with a

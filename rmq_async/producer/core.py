@@ -175,7 +175,7 @@ class ProducerCore:
 
     @property
     def asks(self) -> bool:
-        """Whether the user's ``queue_selector`` chooses the queue of each attempt."""
+        """Whether ``queue_selector`` is another function than ``select_best``."""
         return self.router.asks
 
     @property

@@ -63,13 +63,13 @@ class SendMethods(ProducerLife):
 
         Before anything is sent, raises TypeError for an object that is not a Message; InvalidMessageError for an invalid
         message; ConfigError for a ``queue`` that is not a MessageQueue; SelectorError for a queue of another topic, an invalid
-        key or a selector that fails; BackpressureError if ``async_limit``, ``pending_bytes_limit`` or ``max_pending_bytes``
-        leaves no room within ``timeout``, or earlier sends to the topic that choose a queue still wait then; ForbiddenError if
-        a hook refuses the message; TopicNotFoundError, NameServerError or BrokerNotFoundError if no route has a queue to send to;
-        RequestTimeoutError if the time ends during this. Then raises the error of the only attempt (such as BrokerError,
-        RequestTimeoutError, ConnectError, ConnectionLostError), SendError after several, ClientStateError when the producer
-        stops. The error's ``maybe_stored`` is True if the message may be stored all the same; after a cancellation it may be
-        stored, too.
+        key or a selector that fails other than by a RocketMQError, which is raised as it is; BackpressureError if
+        ``async_limit``, ``pending_bytes_limit`` or ``max_pending_bytes`` leaves no room within ``timeout``, or earlier sends to
+        the topic that choose a queue still wait then; ForbiddenError if a hook refuses the message; TopicNotFoundError,
+        NameServerError or BrokerNotFoundError if no route has a queue to send to; RequestTimeoutError if the time ends during
+        this. Then raises the error of the only attempt (such as BrokerError, RequestTimeoutError, ConnectError,
+        ConnectionLostError), SendError after several, ClientStateError when the producer stops. The error's ``maybe_stored`` is
+        True if the message may be stored all the same; after a cancellation it may be stored, too.
         """
         # What ``general_send`` does, in one piece, for messages without delay, compression, hooks and choice of a queue; those
         # with a sharding key go to ``place_sharded``.
@@ -299,7 +299,7 @@ class SendMethods(ProducerLife):
 
         The arguments are those of ``send``. There is one attempt. The message counts towards ``oneway_limit`` until the last
         byte of its frame is in the kernel. On each connection, at least one of ``oneway_window`` messages is sent as an
-        ordinary request, which counts until it is answered, and whose error is at most logged. While two of these are unanswered,
+        ordinary request, which counts until it has ended, and whose error is at most logged. While two of these are unanswered,
         a call that would send a third one waits up to ``timeout`` seconds.
 
         Raises the errors that ``send`` raises before anything is sent; BackpressureError also after that wait; ConnectError or

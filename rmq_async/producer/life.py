@@ -162,7 +162,7 @@ _started: weakref.WeakSet[ProducerLife] = weakref.WeakSet()
 
 
 def _after_fork_in_child() -> None:
-    """Makes started producers refuse all calls: a child process must not use the sockets of its parent."""
+    """Makes started producers refuse to send: a child process must not use the sockets of its parent."""
     for producer in list(_started):
         producer._loop_runs = _never
 

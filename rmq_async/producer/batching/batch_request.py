@@ -95,7 +95,7 @@ class BatchRequest(FirstAttempt["BatchSendResult | SendResult"]):
         self.entry = entry
 
     def _context(self) -> Context | None:
-        """Returns the context of the first caller for a selector of the user; None without a selector or without a context."""
+        """Returns the context of the first caller for the ``queue_selector``; None with ``select_best`` or without a context."""
         context: Context | None = getattr(self.entry.members[0][0], "context", None)
         return context if self._dispatch.router.asks else None
 
@@ -278,7 +278,8 @@ class BatchRequest(FirstAttempt["BatchSendResult | SendResult"]):
 
     def _dropped(self) -> None:
         error = ClientStateError(
-            "the task that sent the batch was cancelled; the message may have been stored; cancel only your own tasks"
+            f"the task that sent messages of topic {self._target.queue.topic} was cancelled; they may have been stored; "
+            "cancel only your own tasks"
         )
         error.maybe_stored = True
         self._fail(error)

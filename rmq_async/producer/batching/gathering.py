@@ -56,7 +56,7 @@ class Entry(msgspec.Struct, frozen=True):
 class Batches(Protocol):
     """The operations that gatherings need of ``batcher.Batcher``, which knows routes, time and connections.
 
-    ``queues_by_topic``: the current queues of each topic. ``linger``: seconds. ``alarm``: time of the next check of deadlines.
+    ``queues_by_topic``: current queues by topic. ``linger``: seconds. ``alarm``: time of the next check of deadlines.
     """
 
     encoder: Encoder

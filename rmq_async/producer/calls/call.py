@@ -27,8 +27,8 @@ class Call(msgspec.Struct, Generic[Result]):
     ``started``, ``deadline``: seconds of ``time.monotonic``. ``retries``: maximum number of attempts after the first
     that count (``uses_retry``).
     ``message``: the argument of selectors; admission compresses a large body only if it is set. It is None for a batch, and for
-    a message that is sent as it is encoded. ``choice``: the caller's choice of a queue. ``size``: bytes of the bodies, as
-    counted by credits. ``batchable``: the message may leave in a batch with others.
+    a message that is sent as it is encoded. ``choice``: the caller's choice of a queue. ``size``: bytes of the bodies, for
+    admission. ``batchable``: the message may leave in a batch with others.
     """
 
     outgoing: Outgoing

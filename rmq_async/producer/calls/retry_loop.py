@@ -155,7 +155,7 @@ class RetryLoop(Generic[Result]):
     # -- the loop
 
     async def run(self) -> Result:
-        """Makes attempts until a message is stored, and returns the result.
+        """Makes attempts until the message is stored, and returns the result.
 
         Raises RequestTimeoutError if no attempt could begin in time; the error of the only attempt; SendError after several;
         ClientStateError when the producer stops.

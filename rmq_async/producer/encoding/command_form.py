@@ -79,7 +79,7 @@ def reply_command(reply: SendReply) -> RemotingCommand:
 
 
 def _counters(properties: str) -> tuple[int, int | None]:
-    """Returns the reconsume count of a message to a retry topic and its limit, if any (as Java's ``sendKernelImpl``)."""
+    """Returns the reconsume count of a message to a retry topic, and its limit, if any."""
     found = decode_properties(properties)
     reconsumed = found.get(PropertyName.RECONSUME_TIME)
     most = found.get(PropertyName.MAX_RECONSUME_TIMES)

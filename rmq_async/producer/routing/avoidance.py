@@ -40,9 +40,9 @@ S = TypeVar("S", bound=Suspect)
 class Avoidance(ABC, Generic[S]):
     """The brokers that one producer avoids. ``items``: the entries, by broker name.
 
-    ``busy(broker)``: whether an attempt on the broker is in flight. ``address_of(broker)``: its master's address in the newest
-    route. ``patience``: seconds that a successful attempt may take without counting as a fault. ``version``: rises when
-    the table changes. ``on_suspect``: called with each broker that enters the table.
+    ``busy(broker)``: whether an attempt on the broker is in flight or connects. ``address_of(broker)``: its master's address in
+    the newest route. ``patience``: seconds that a successful attempt may take without counting as a fault. ``version``: rises
+    when the table changes. ``on_suspect``: called with each broker that enters the table.
     """
 
     __slots__ = ("_address_of", "_busy", "items", "measures", "on_suspect", "patience", "version")

@@ -110,8 +110,8 @@ class _Known:
 class QueueSelection:
     """The queue selection of one producer. ``selector``: the ``queue_selector``, called unless it is ``select_best``.
 
-    ``faults``: None with ``latency_fault=False``. ``custom``: the selector is the user's. ``queues_by_topic``: a live view of
-    the producer's queues by topic. ``named(broker)``: whether a known route has writable queues on the broker.
+    ``faults``: None with ``latency_fault=False``. ``custom``: the selector is not ``select_best``. ``queues_by_topic``: a live
+    view of the producer's queues by topic. ``named(broker)``: whether a known route has writable queues on the broker.
     """
 
     __slots__ = (

@@ -19,7 +19,7 @@ __all__ = ["Router"]
 class Router:
     """The routing of one producer. ``selection``: None for plain round robin.
 
-    ``asks``: a selector of the user is called for each attempt. ``unless_stopped``: awaits its argument, and raises
+    ``asks``: the producer's selector is not ``select_best``. ``unless_stopped``: awaits its argument, and raises
     ClientStateError if the producer stops first.
     """
 

@@ -57,7 +57,8 @@ class TransactionProducer(Producer):
     coroutine functions. An error that they raise means UNKNOWN; brokers receive only its type, for their logs.
 
     At most ``max_concurrent_checks`` checks run at a time; up to 2000 more wait, all together with at most 64 MiB of messages
-    (a single larger one is taken alone). Checks beyond these limits are dropped, and the broker repeats them.
+    (a single larger one is taken alone). Checks beyond these limits are dropped, and the broker repeats them
+    (``transactionCheckMax``).
 
     A broker sends checks only to producers that it knows by their heartbeats. A producer that has not sent a message yet
     names its ``topics`` so that their brokers know it.
