@@ -51,7 +51,7 @@ class Times(Positions):
 
 
 Start = Literal["earliest", "latest"] | int | Times | Positions
-"""Where to begin or to end; a number is a moment in milliseconds, for every queue."""
+"""The begin or the end of a read; a number is a moment in milliseconds since 1970, for every queue."""
 
 
 def key_of(queue: MessageQueue) -> str:

@@ -170,7 +170,7 @@ class Block:
 
 
 _NO_MESSAGE: Final = Message("t", b"b")
-"""For the selector, which reads the key only."""
+"""Message for the selector, which reads the key only."""
 
 
 def blocks_of(batches: Iterator[pa.RecordBatch], options: WriteOptions, job: str, partition: int) -> Iterator[Block]:

@@ -32,7 +32,7 @@ SOURCE_COLUMNS: Final[Mapping[str, str]] = {
     "flag": "int",
     "sysFlag": "int",
 }
-"""Name to SQL type, in order. ``keys`` is one text, keys with a blank between them; the host columns are "ip:port"."""
+"""SQL types by name, in order. ``keys`` is one text, keys with a blank between them; the host columns are "ip:port"."""
 
 SINK_COLUMNS: Final[Mapping[str, tuple[str, ...]]] = {
     "body": ("binary", "string"),
@@ -48,7 +48,7 @@ SINK_COLUMNS: Final[Mapping[str, tuple[str, ...]]] = {
     "flag": ("int", "bigint", "smallint", "tinyint"),
     "bornTimestamp": ("timestamp",),
 }
-"""Name to the SQL types it may have. ``body`` must be there; ``bornTimestamp`` is accepted and not used."""
+"""SQL types that a column may have, by name. ``body`` must be there; ``bornTimestamp`` is accepted and not used."""
 
 
 def source_ddl(columns: tuple[str, ...]) -> str:

@@ -51,7 +51,7 @@ AT_ONCE: Final = 64
 FIRST_REST: Final = 0.05
 LAST_REST: Final = 1.0
 PACES: Final = 8
-"""A request has the rows of 1/PACES of a second at most, but at least one row, and as much time may be saved up."""
+"""Parts of a second: a request has the rows of one part at most, but at least one row, and the time of one may be saved up."""
 
 
 class Sending:
@@ -72,7 +72,7 @@ class Sending:
         self._topic_known = topic_known
         self._most = 1 << 30 if options.rate is None else max(1, int(options.rate / PACES))
         self._due = monotonic()
-        """When the rate allows the next rows."""
+        """Time from which on the rate allows the next rows."""
         self._handed = 0
         self._pending = 0
         self._running: set[asyncio.Task[None]] = set()

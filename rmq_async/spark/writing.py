@@ -1,7 +1,7 @@
 """Writers of batch writes and streaming writes. A task succeeds when the brokers have acknowledged every one of its rows.
 
 Rows without a queue or a sharding key are sent in batches, each to the queue that the producer chooses. Rows for a queue
-(``brokerName`` and ``queueId``, or a sharding key) keep their order: one request for a queue is in flight at a time. Rows that
+(``brokerName`` and ``queueId``, or a sharding key) keep their order in a task: it has one request for a queue in flight. Rows that
 cannot be in a batch (delays, retry topics) are sent as single messages. RocketMQ cannot undo a send: the next attempt of a failed
 task sends its rows again with the same ``RMQ_SPARK_ID``, and ``abort`` only logs what stays.
 """

@@ -20,7 +20,7 @@ from ._errors import ClusterError
 __all__ = ["BROKER_OFFSETS", "find_ports", "listens"]
 
 BROKER_OFFSETS: Final = (0, -2, 1)
-"""A broker on port p also takes p - 2 (VIP channel) and p + 1 (HA, on all interfaces for every bindAddress)."""
+"""Offsets of a broker's ports: with port p it takes p - 2 (VIP channel) and p + 1 (HA, on all interfaces for every bindAddress)."""
 
 _random = random.SystemRandom()  # forked or equally seeded processes must not draw the same ports
 

@@ -1,7 +1,7 @@
 """One direction of a proxied connection: reads into a bounded queue and writes from it as its Direction permits.
 
-Reading continues while earlier bytes are queued, up to ``limit`` bytes, so that latency delays a stream without throttling it.
-The end of the stream is queued behind the last bytes and is subject to the same faults.
+Reading continues while earlier bytes are queued, up to about ``limit`` bytes. The end of the stream is queued behind the last
+bytes, and latency and stalls delay it too.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ Rewrite = Callable[[bytes], Awaitable[bytes]]
 
 _READ: Final = 64 * 1024
 _LATE: Final = 0.05
-"""When a busy loop delays a write, a bandwidth limit makes up for at most so many seconds of the delay."""
+"""Seconds, at most, of the delay of a write by a busy loop for which a bandwidth limit makes up."""
 
 
 class End(Enum):
-    """How a direction has ended: at the source's EOF, or so that both connections must be closed or reset."""
+    """The ends of a direction: at the source's EOF, or so that both connections must be closed or reset."""
 
     EOF = "eof"
     CLOSE = "close"

@@ -38,7 +38,8 @@ class Server:
 
     A server of an external cluster (NAMESRV_ADDR) has only a name, an address and a port: ``running`` and ``paused`` are False, and
     the other attributes and the controls raise ClusterError. ``pid``, ``rss_bytes``, ``cpu_seconds``, ``pause`` and ``resume`` also
-    raise it while the server does not run. ``start``, ``stop`` and ``kill`` are coroutines, the other methods here plain calls.
+    raise it while the server does not run. ``start``, ``stop`` and ``kill`` are coroutines; ``cpu_seconds``, ``pause`` and
+    ``resume`` are plain calls.
     """
 
     def __init__(self, name: str, address: str, launch: Launch | None = None) -> None:

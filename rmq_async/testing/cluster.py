@@ -103,7 +103,7 @@ class ExternalCluster:
         self.nameservers = [Server(f"namesrv-{number}", address) for number, address in enumerate(addresses)]
         self.brokers: list[Server] = []
         self.replicas: list[Server] = []
-        """Always empty, because replicas are used only through their controls."""
+        """No replicas, because they are used only through their controls."""
 
     async def start(self) -> None:
         """Reads the brokers from the first name server that lists any. Raises ClusterError when none does, ValueError for an

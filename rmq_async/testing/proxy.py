@@ -90,7 +90,7 @@ class FaultProxy(Startable):
 
     @property
     def injected(self) -> Counter[str]:
-        """How often each fault took effect: the sum of both directions, and the connections that ``reset`` ("reset") and ``close``
+        """Numbers of effects by fault: the sum of both directions, and the connections that ``reset`` ("reset") and ``close``
         ("close") have ended."""
         return self.to_server.injected + self.to_client.injected + self._resets
 
@@ -187,7 +187,7 @@ class _Link:
 
     def __init__(self, proxy: FaultProxy, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.end = End.RESET
-        """How both connections are closed when this task ends or is cancelled."""
+        """The way in which both connections are closed when this task ends or is cancelled."""
         self._proxy = proxy
         self._reader = reader
         self._writers = [writer]

@@ -77,9 +77,9 @@ class ScriptedPeer(Startable):
     """A server on a free port of 127.0.0.1 that plays ``steps`` once.
 
     ``aside``: answers by request code, for any number of requests outside the transcript; by default heartbeats and
-    unregistrations succeed. ``patience``: seconds that the end of the ``async with`` block waits for remaining steps; after them it
-    raises TranscriptError. ``requests``: those that ``Expect`` steps have taken. ``answered_aside``: the number of requests for
-    which ``aside`` has an answer, by code.
+    unregistrations succeed. ``patience``: seconds for which the end of an ``async with`` block without an error waits for remaining
+    steps; after them it raises TranscriptError. ``requests``: those that ``Expect`` steps have taken. ``answered_aside``: the
+    number of requests for which ``aside`` has an answer, by code.
     """
 
     def __init__(self, *steps: Step, aside: Mapping[int, Answer] = HEARTBEATS, patience: float = 1.0) -> None:

@@ -124,8 +124,8 @@ def unfinished(calls: Iterable[Call], ends: Mapping[str, Sequence[float]], over:
 
 
 def disorder(calls: Iterable[Call], stored: Sequence[Stored]) -> list[str]:
-    """Returns messages of one producer for one queue, key or sharding key that are stored in another order than their calls
-    began.
+    """Returns messages of ``send`` and ``send_async`` of one producer for one queue, key or sharding key that are stored in another
+    order than their calls began.
 
     The order is promised up to the first call of the key whose error is ``maybe_stored``. Messages that a power loss removed are
     not compared, because their offsets were assigned again. Delayed messages are not compared either, because they enter the queue

@@ -53,10 +53,10 @@ class Delivery:
 
 class Backlog(NamedTuple):
     """The backlog of a group: by queue, the first offset that the group has not committed, and the offset behind its last message.
-    ``resting``: no fault is active, and none begins for as long as a member needs to continue. ``ghosts``: a broker lists a member
-    that has left, or one twice: its connection fell silent, and the broker keeps it for 120 s. ``taken_away``: queues that were
-    removed from their topic, with messages that the group has not committed. ``locked``: queues of ordered topics that a client
-    which has left still locks, for up to 60 s. ``unlisted``: brokers that a name server does not list.
+    ``resting``: no fault is active, and none begins for as long as a member needs to continue. ``ghosts``: a broker lists a client
+    that is no running member, or one twice, as for 120 s after its connection fell silent. ``taken_away``: queues that were removed
+    from their topic, with messages that the group has not committed. ``locked``: queues of ordered topics that a client locks which
+    is no running member, as for up to 60 s after its end. ``unlisted``: brokers that a name server does not list.
     """
 
     time: float

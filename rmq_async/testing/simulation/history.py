@@ -64,7 +64,7 @@ class Call:
     ordered_by: str | None = None
     """The key, sharding key or queue that the call gave."""
     clock: float = 0.0
-    """What the monotonic clock of its machine showed at the beginning."""
+    """Time of the monotonic clock of its machine at the beginning, in seconds."""
     ended: float | None = None
     took: float | None = None
     """Seconds from the beginning to the end, by that clock."""
@@ -110,7 +110,7 @@ class History:
         """Number of checks of transactions that clients took, by the unique id of the message, without those whose COMMIT no
         broker confirmed in time."""
         self.open = True
-        """False while the coroutines of a dead process end: calls in their last steps are not recorded."""
+        """Whether calls are recorded; not while the coroutines of a dead process end."""
         self._now = now
         self._clock = clock
         self._current = current

@@ -24,7 +24,7 @@ class Leaks:
         self._now = now
         self._found: dict[str, None] = {}
         self._producers: dict[Producer, tuple[str, float, float]] = {}
-        """Producer -> its machine, its first call and the last look at it."""
+        """Machine, time of the first call and time of the last look, by producer."""
         self._ended: dict[Producer, set[tuple[int, int]]] = {}
         """Entries of requests that had ended at the last look: id of the table and opaque."""
 

@@ -103,8 +103,8 @@ class Link:
         self.resets = 0
         """Number of streams that ``drop`` has reset."""
         self.unconnected = 0
-        """How often a fault of this link has lost or refused a request for a connection, lost its answer, or closed a new
-        connection."""
+        """Number of times that a fault of this link has lost or refused a request for a connection, lost its answer, or closed a
+        new connection."""
         self.ends: dict[int, Carried] = {}
         """The ends of the streams over this link, by number."""
         self._ways = {
@@ -137,7 +137,7 @@ class Link:
         """Loses all segments from now on. ``one_way``: the name of the machine whose segments are lost; those to it still
         arrive.
 
-        Kernels send lost segments again, until ``heal``; after about 924 s without an answer they give a stream up
+        Kernels repeat lost segments, which arrive after ``heal``; after about 924 s without an answer they give a stream up
         (ETIMEDOUT). Connects give up after 127 s. Raises SimulationError for a machine that is not at this link.
         """
         for way in self._ways.values() if one_way is None else (self.way(one_way),):

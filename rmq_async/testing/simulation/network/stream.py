@@ -72,9 +72,9 @@ class End:
     )  # fmt: skip
 
     out: Flow
-    """What this end sends."""
+    """The bytes that this end sends."""
     incoming: Flow
-    """What the other end sends."""
+    """The bytes that the other end sends."""
     peer: End
 
     def __init__(self, number: int, local: Place, remote: Place, wakes: Wakes, *tables: MutableMapping[int, Any]) -> None:
@@ -83,7 +83,7 @@ class End:
         self.remote = remote
         self.owner: Owner | None = None
         self.accepted: Callable[[End], None] | None = None
-        """On the side of the listener: called when the handshake is complete. None afterwards."""
+        """Function that is called when the handshake is complete, on the side of the listener; None on the other and afterwards."""
         self.observed: Callable[[bytes], None] | None = None
         self.attached = True
         """Whether the machine is on, and has the address of this end."""
@@ -110,7 +110,7 @@ class End:
 
     @property
     def ready(self) -> bool:
-        """Whether a read returns at once: bytes, the end of the stream, or an error."""
+        """Whether there are bytes, the end of the stream, or an error to read."""
         return self.unread > 0 or self.eof or self.error is not None
 
     def read(self, most: int) -> bytes:

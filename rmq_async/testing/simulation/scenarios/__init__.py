@@ -24,7 +24,7 @@ PATIENCE: Final = 120.0
 
 
 SERVICES: Final = MappingProxyType({**WORKLOADS, **HARDSHIPS, **GROUPS, **ARRANGED_GROUPS, **BROADCASTS, **POPPING_GROUPS})
-"""By name, which is also that of the machine."""
+"""The services by name, which is also that of the machine."""
 HARMLESS: Final = frozenset({"broker-disorder", "broker-slices", "clock-jump", "clock-rate"})
 """Kinds of faults by which no call fails."""
 

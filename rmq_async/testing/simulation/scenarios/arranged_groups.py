@@ -141,4 +141,4 @@ async def _read(log: GroupLog, chance: Random, life: int, consumer: Consumer) ->
 
 
 ARRANGED_GROUPS: Final[Mapping[str, Workload]] = MappingProxyType({"arranged": arranged})  # type: ignore[dict-item]
-"""By name, which is also that of the machine of the operator and sender."""
+"""The services by name, which is also that of the machine of the operator and sender."""

@@ -129,4 +129,4 @@ async def broadcast(cluster: Listening, until: float) -> None:
 
 
 BROADCASTS: Final[Mapping[str, Workload]] = MappingProxyType({"broadcast": broadcast})  # type: ignore[dict-item]
-"""By name, which is also that of the machine that starts the members."""
+"""The services by name, which is also that of the machine that starts the members."""

@@ -40,7 +40,7 @@ LONGEST_CALL: Final = 40.0
 """Seconds of a handler call at most: after 60 s it counts as stuck."""
 FAILURE: Final = "the seed has drawn that this call fails; the library must handle it"
 FAREWELL: Final = 6.0
-"""Seconds from the last look at the members' health to their stop."""
+"""Seconds for which the members go on after the wait for the rest of the messages, before they stop."""
 
 
 class Staffed(Cluster, Protocol):
@@ -301,4 +301,4 @@ def decide(log: GroupLog, chance: Random, delivery: Any) -> None:
 
 
 GROUPS: Final[Mapping[str, Workload]] = MappingProxyType({"groups": groups})  # type: ignore[dict-item]
-"""By name, which is also that of the machine of the operator and sender."""
+"""The services by name, which is also that of the machine of the operator and sender."""

@@ -1,5 +1,5 @@
 """Services that make it hard for the library: they cancel calls, stop clients during calls, delete messages that are being read,
-and cause faults of brokers themselves, so that they know exactly which calls may fail."""
+and cause faults of brokers, so that they know which calls may fail."""
 
 from __future__ import annotations
 
@@ -303,4 +303,4 @@ class Disturbed(Cluster, Protocol):
 HARDSHIPS: Final[Mapping[str, Workload]] = MappingProxyType(
     {"cancelled": cancelled, "stopping": stopping, "beside": beside, "closing": closing, "cold": cold, "deleting": deleting}  # type: ignore[dict-item]
 )
-"""By name, which is also that of the machine."""
+"""The services by name, which is also that of the machine."""

@@ -87,4 +87,4 @@ async def _handle(log: GroupLog, chance: Random, life: int, message: MessageExt)
 
 
 POPPING_GROUPS: Final[Mapping[str, Workload]] = MappingProxyType({"pop": pop})  # type: ignore[dict-item]
-"""By name, which is also that of the machine of the operator and sender."""
+"""The services by name, which is also that of the machine of the operator and sender."""
