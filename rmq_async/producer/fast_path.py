@@ -62,14 +62,14 @@ class SendMethods(ProducerLife):
         one queue are stored in call order, unless one of their calls ends with ``maybe_stored``.
 
         Before anything is sent, raises TypeError for an object that is not a Message; InvalidMessageError for an invalid
-        message; ConfigError for a ``queue`` that is not a MessageQueue; SelectorError for a queue of another topic, an invalid
-        key or a selector that fails other than by a RocketMQError, which is raised as it is; BackpressureError if
-        ``async_limit``, ``pending_bytes_limit`` or ``max_pending_bytes`` leaves no room within ``timeout``, or earlier sends to
-        the topic that choose a queue still wait then; ForbiddenError if a hook refuses the message; TopicNotFoundError,
-        NameServerError or BrokerNotFoundError if no route has a queue to send to; RequestTimeoutError if the time ends during
-        this. Then raises the error of the only attempt (such as BrokerError, RequestTimeoutError, ConnectError,
-        ConnectionLostError), SendError after several, ClientStateError when the producer stops. The error's ``maybe_stored`` is
-        True if the message may be stored all the same; after a cancellation it may be stored, too.
+        message; ConfigError for an invalid ``queue``; SelectorError for a queue of another topic, an invalid key or a selector
+        that fails other than by a RocketMQError, which is raised as it is; BackpressureError if ``async_limit``,
+        ``pending_bytes_limit`` or ``max_pending_bytes`` leaves no room within ``timeout``, or earlier sends to the topic that
+        choose a queue still wait then; ForbiddenError if a hook refuses the message; TopicNotFoundError, NameServerError or
+        BrokerNotFoundError if no route has a queue to send to; RequestTimeoutError if the time ends during this. Then raises
+        the error of the only attempt (such as BrokerError, RequestTimeoutError, ConnectError, ConnectionLostError), SendError
+        after several, ClientStateError when the producer stops. The error's ``maybe_stored`` is True if the message may be
+        stored all the same; after a cancellation it may be stored, too.
         """
         # What ``general_send`` does, in one piece, for messages without delay, compression, hooks and choice of a queue; those
         # with a sharding key go to ``place_sharded``.

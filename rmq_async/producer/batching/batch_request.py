@@ -28,7 +28,7 @@ from .gathering import Entry, Gathering
 __all__ = ["BatchRequest"]
 
 ILLEGAL: Final = frozenset({int(ResponseCode.MESSAGE_ILLEGAL), int(ResponseCode.INVALID_PARAMETER)})
-"""Response codes for a batch that holds an invalid message or is too large for the broker; none of its messages is stored."""
+"""Response codes that one message, or the size, of a batch may cause; the broker stores none of its messages."""
 SAME_END: Final = 0.02
 """Seconds. A caller whose deadline is at most this much earlier than the request's gets the request's own outcome."""
 

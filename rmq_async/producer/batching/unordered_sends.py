@@ -1,7 +1,4 @@
-"""Unordered sends of a producer with batching: from the call to the gathering of its topic.
-
-Calls that need nothing special and need not wait take the fast path instead.
-"""
+"""Unordered sends of a producer with batching that do not take the fast path: from the call to the gathering of the topic."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Latency fault tolerance (``latency_fault=True``; Java: ``MQFaultStrategy``, ``LatencyFaultToleranceImpl``).
 
 The latency of an attempt, ``isolation`` for one that failed because of its broker, decides for how long the broker is avoided.
-Both states of a broker, "avoided" and "unreachable", expire by themselves. A broker is also avoided while an attempt has been
-in flight for longer than ``FaultTable.patience``.
+Both states of a broker, "avoided" and "unreachable", expire by themselves. A broker that is in neither is also avoided while
+an attempt has been in flight for longer than ``FaultTable.patience``.
 """
 
 from __future__ import annotations

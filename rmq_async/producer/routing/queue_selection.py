@@ -203,7 +203,7 @@ class QueueSelection:
         return faults.best(brokers, now)
 
     def sweep(self, now: float) -> None:
-        """Removes brokers that have left the routes from the fault table, if routes have changed and the last sweep is long ago."""
+        """Removes brokers that have left the routes from the fault table, if a route has changed; see ``SWEEP_COST``."""
         if self._stale and self.faults is not None and now >= self._sweep_from:
             self._stale, self._sweep_from = False, now + len(self._queues_by_topic) * SWEEP_COST
             self.faults.keep(self._named)

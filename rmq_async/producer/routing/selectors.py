@@ -76,7 +76,7 @@ def checked_choice(
 ) -> QueueChoice:
     """Returns the caller's choice. ``namespace``: topics are accepted with and without its prefix.
 
-    Raises ConfigError if ``queue`` is not a MessageQueue, SelectorError for a queue of a topic other than ``topic``.
+    Raises ConfigError for a ``queue`` that ``check_queue`` refuses, SelectorError for a queue of a topic other than ``topic``.
     """
     if queue is not None:
         queue = check_queue(queue)

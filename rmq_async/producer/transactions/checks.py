@@ -209,8 +209,8 @@ class Checks:
     def ending(self, address: str, end: End, chosen: tuple[bytes, int] | None) -> Iterator[None]:
         """Returns a context manager that marks a transaction as running.
 
-        A check that matches no other one updates ``end`` and does not call ``check``. ``address``: broker address from which its
-        checks come. ``chosen``: see ``_Running``.
+        A check of it that matches no other one updates ``end`` and does not call ``check``. ``address``: broker address from
+        which its checks come. ``chosen``: see ``_Running``.
         """
         key, running = (address, end.msg_id), _Running(end, chosen)
         self._under_way.setdefault(key, []).append(running)

@@ -2,9 +2,9 @@
 
 No state is kept between runs. A replayed message has an id that names its dead letter (``RMQ_SPARK_ID``), so a run finds the
 messages of earlier runs, killed ones included, in the target topics, and does not send them again (except with ``--again``): it
-reads the ids from the time of the oldest dead letter on. Copies are younger than their dead letters, so retention deletes them
-later. A stored position would not be enough: dead letters that a filter, the guard or a missing target left behind would be
-skipped for ever.
+reads the ids from a little before the oldest dead letter on. Copies are younger than their dead letters, so retention deletes
+them later. A stored position would not be enough: dead letters that a filter, the guard or a missing target left behind would
+be skipped for ever.
 
 The guard against loops: a replayed message has the number of its replays in ``RMQ_DLQ_REPLAYS``; brokers keep it when the message
 becomes a dead letter again.
