@@ -310,8 +310,8 @@ class Session:
             await self.instance.unregister_consumer(self.group, max(timeout, 0.0))
 
     async def _abandon(self, end: float) -> None:
-        """Ends everything that is left, by ``end`` (monotonic). A stop that is cancelled once more ends the wait of one step, and
-        all others are made: a handler that ran on would not be noticed."""
+        """Ends everything that is left, by ``end`` (monotonic). If the stop is cancelled meanwhile, the other steps are made
+        all the same."""
         self.attached.hear_no_more()
         async with AsyncExitStack() as steps:  # from the last one to the first
             steps.callback(self.attached.end, self.subscriptions.values())

@@ -88,8 +88,8 @@ class QueueLocks:
 
     @property
     def errors(self) -> Mapping[str, RocketMQError]:
-        """Broker name -> the error of the last failed request to it, until a lock or unlock for this client succeeds there; the
-        newest MAX_ERRORS brokers."""
+        """Broker name -> the error of the last failed request to it, until a lock or unlock for this client succeeds there; of
+        at most MAX_ERRORS brokers."""
         return MappingProxyType(self._errors)
 
     @property

@@ -30,11 +30,11 @@ logger = logging.getLogger(__name__)
 SPACING: Final = 1.0
 """Seconds from the beginning of one round to that of the next, at least."""
 LOOK_UP_EVERY: Final = 2.0
-"""Seconds between two requests for the route of a topic that no name server knows, or from whose route queues have left lately.
-
-A member that starts while a name server has lost its routes must not wait for the next poll, because the other members do not
-read its share any more. When a broker is back, all queues are distributed again, and a queue that one member gives up is not
-read until the next owner knows the route, too."""
+"""Seconds between two requests for the route of a topic that no name server knows, or from whose route queues have left
+lately."""
+# A member that starts while a name server has lost its routes must not wait for the next poll, because the other members do not
+# read its share any more. When a broker is back, all queues are distributed again, and a queue that one member gives up is not
+# read until the next owner knows the route, too.
 AT_ONCE: Final = 16
 MOST_DEPARTED: Final = 64
 UNLISTED_LIMIT: Final = 120.0

@@ -1,5 +1,4 @@
-"""Gathers acknowledgements by broker: each broker has at most one request in flight, and messages that are handled meanwhile go
-into the next one."""
+"""Gathers acknowledgements by broker; each broker has at most one request in flight."""
 
 # A broker keeps one record for each pop and queue in a request, and not one for each message. A late acknowledgement still
 # counts until the broker has delivered the message again, some 2 s after the lease, so the first attempt is always made. An
@@ -179,7 +178,7 @@ class _Line:
     async def _send(self) -> float:
         """Sends the acknowledgements of ``_sending``: one request for all that can be gathered, and one for each of the others.
         Returns 0, or the seconds until the next attempt if a request has failed. Afterwards ``_sending`` has those to send
-        again."""
+        again. Raises errors that are no RocketMQError."""
         acks = self._acks
         try:
             together = [lease for lease in self._sending if can_be_gathered(lease.handle)]

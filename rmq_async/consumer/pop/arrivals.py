@@ -103,8 +103,8 @@ class Arrivals:
         return found
 
     def _end_unread(self, source: Source, popped: Popped) -> None:
-        """Acknowledges corrupt records, which would be delivered for ever. Gives them back, with the messages that were left
-        out, if the answer is partial."""
+        """Acknowledges corrupt records, which would be delivered for ever. Gives them back instead, with the messages that were
+        left out, if the answer is partial."""
         unread = self._core.unread(source.held, source.topic, popped)
         if popped.is_partial:
             self.give_back(unread)

@@ -167,12 +167,8 @@ class PopCore:
         lease.state = LeaseState.OVER
 
     async def nack(self, lease: Lease, delay: float, *, suspend: bool = False) -> bool:
-        """Asks the broker to deliver a message again after ``delay`` seconds, lengthened at random by up to a tenth.
-        ``suspend``: True counts no attempt.
-
-        Returns whether the broker has confirmed that. Otherwise the message is delivered again when its lease expires, or after
-        the delay.
-        """
+        """Asks the broker to deliver a message again after ``delay`` seconds, lengthened at random by up to a tenth; returns
+        whether the broker has confirmed that. ``suspend``: True counts no attempt."""
         lease.group.pop(lease, None)
         while lease.changed is not None:
             await asyncio.wait([lease.changed])

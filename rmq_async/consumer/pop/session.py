@@ -120,7 +120,7 @@ class PopSession:
 
     async def open(self, starting: StopScope) -> None:
         """Joins the group and begins to pop. Raises as ``Attached.begin``, ``Requests.open`` and ``PopMember.join`` do; after
-        an error no task and no connection is left."""
+        an error no task and no connection of its own is left."""
         self.attached.begin(self)
         try:
             await starting.run(self._join())

@@ -69,14 +69,14 @@ async def deleted_among(
 ) -> tuple[tuple[range, ...], int]:
     """Returns the offsets of ``skipped`` that are no longer stored, and the queue's maximum offset.
 
-    ``timeout``: seconds for each request. When the call has lasted as long, no pull follows a step shorter than SHORT_STEP, and
-    the result covers the offsets that were checked: a broker whose answers always name just the next offset must not delay the
-    reading. Java brokers name an offset 800 further, or that of the first message (``DefaultMessageStore.getMessage``). Raises
+    ``timeout``: seconds for each request; when the call has lasted as long, it may return after a part of the offsets. Raises
     the errors of a pull and those of ``lost_offsets``; for an answer that names no further offset OffsetRangeError if the queue
     ends before the last offset of ``skipped`` and its broker has a master, otherwise BrokerNotFoundError.
     """
     at, stop = skipped[0].start, skipped[-1].stop
     high, static, odd, short = stop, False, False, False
+    # A broker whose answers always name just the next offset must not delay the reading. Java brokers name an offset 800 further,
+    # or that of the first message (``DefaultMessageStore.getMessage``).
     until = machine.monotonic() + timeout
     while at < stop and not (short and machine.monotonic() >= until):
         answer = await pull_body(instance, PullRequest(group, queue, at, 1, "*", 0.0, timeout), calls)
