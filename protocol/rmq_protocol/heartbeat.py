@@ -35,8 +35,8 @@ IS_SUPPORT_HEART_BEAT_V2: Final = "IS_SUPPORT_HEART_BEAT_V2"
 heartbeats while they stay the same."""
 
 IS_SUB_CHANGE: Final = "IS_SUB_CHANGE"
-"""extField of the response: "true" if the fingerprint is new to the broker, which then needs the subscriptions, or if the
-heartbeat has no fingerprint."""
+"""extField of the response: "true" if the previous heartbeat of a group in it had another fingerprint, so that the broker needs the
+subscriptions, or if the heartbeat has no fingerprint (``ClientManageProcessor``)."""
 
 
 class ConsumeType(StrEnum):

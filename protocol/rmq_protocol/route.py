@@ -230,7 +230,7 @@ def is_address(text: str) -> bool:
 
 def route_fingerprint(route: TopicRouteData) -> bytes:
     """Returns bytes that are equal for routes with the same queues and brokers in any order, and with the same other members
-    except ``filter_server_table`` (``TopicRouteData.topicRouteDataChanged``)."""
+    except ``filter_server_table``, which Java's ``topicRouteDataChanged`` compares too."""
     plain = msgspec.to_builtins(route, str_keys=True)
     del plain["filterServerTable"]
     for name in ("queueDatas", "brokerDatas"):

@@ -40,9 +40,9 @@ def build_subscription(
     """Returns the subscription of a topic. ``expression``: for TAG ``A || B``, or ``*``, "" or None for all messages; for SQL92 a
     condition over properties, sent as it is.
 
-    ``sub_version``: epoch ms; brokers refuse a pull with a higher version than that of the group's heartbeat
-    (``PullMessageProcessor``). Raises LocalProtocolError for a TAG expression of separators only, and for an empty one of another
-    type.
+    ``sub_version``: epoch ms; brokers refuse a pull without its own subscription and with a higher version than that of the
+    group's heartbeat (``PullMessageProcessor``). Raises LocalProtocolError for a TAG expression of separators only, and for an
+    empty one of another type.
     """
     if expression_type != TAG:
         if not expression:

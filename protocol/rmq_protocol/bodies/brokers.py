@@ -63,7 +63,8 @@ class ConsumeQueueData(msgspec.Struct, frozen=True, rename="camel"):
 
 class QueryConsumeQueueResponseBody(msgspec.Struct, frozen=True, rename="camel"):
     """Response of QUERY_CONSUME_QUEUE. ``max_queue_index``: offset that the next message will get. ``min_queue_index``: offset
-    of the oldest message. ``filter_data``: JSON of the group's filter, or the text that the group is not online."""
+    of the oldest message. ``filter_data``: JSON of the group's filter, or the text that the group is not online; None
+    if the request names no group."""
 
     queue_data: tuple[ConsumeQueueData, ...] = ()
     subscription_data: SubscriptionData | None = None

@@ -42,7 +42,7 @@ class GroupRetryPolicy(msgspec.Struct, frozen=True, rename="camel"):
     """The retry policy of a group.
 
     ``type``: CUSTOMIZED or EXPONENTIAL; brokers only keep the policy, proxies use it. Without a policy of that type they use
-    the default of the Java class.
+    the default of Java's ``CustomizedRetryPolicy`` (``GroupRetryPolicy.getRetryPolicy``).
     """
 
     type: str = "CUSTOMIZED"

@@ -35,7 +35,7 @@ class TopicOffset(msgspec.Struct, frozen=True, rename="camel"):
     """The offsets of a queue.
 
     ``max_offset``: offset that the next message will get. ``last_update_timestamp``: store time of the last message, epoch ms;
-    0 without one.
+    0 without one, -1 if it is not stored any more.
     """
 
     min_offset: Long = 0

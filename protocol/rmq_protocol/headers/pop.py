@@ -28,8 +28,8 @@ class PopMessageRequestHeader(TopicRequestHeader, kw_only=True):
 
     ``queueId``: -1 for any queue. ``invisibleTime``: ms for which other members do not get the messages. ``pollTime``: ms for
     which the broker may hold the request. ``bornTime``: epoch ms of the request. ``initMode``: where a new group begins: 0 at the
-    oldest message, 1 at the end of the queue. ``expType``, ``exp``: kind and text of the filter. ``attemptId``: an id that stays
-    the same when an ordered pop is repeated.
+    oldest message, 1 at the newest, or at offset 0 while the message there is in memory (``initPopOffsetByCheckMsgInMem``).
+    ``expType``, ``exp``: kind and text of the filter. ``attemptId``: an id that stays the same when an ordered pop is repeated.
     """
 
     request_code: ClassVar[int | None] = RequestCode.POP_MESSAGE
