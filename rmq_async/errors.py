@@ -1,4 +1,4 @@
-"""Every error of the client. Policy sits on the classes, so that the sender holds no lists of them.
+"""The errors of the client. Attributes of their classes decide about retries.
 
 ``retriable``: another attempt, on another broker if there is one, may succeed. ``maybe_stored``: the request may have reached
 the broker, so the message may be stored although the call failed. ``uses_retry``: the attempt is one of those that ``retries``
@@ -130,8 +130,8 @@ class TopicNotFoundError(RocketMQError):
 
 
 class BrokerNotFoundError(RocketMQError):
-    """There is no broker to ask (10003): the cluster has none of that name, its address or its master's is not known, the topic has
-    no queue there that the call may use, or only a replica is there, which may lack messages."""
+    """There is no broker to ask (10003), for example because none has the name, its address or its master's is not known, or the
+    topic has no queue there that the call may use."""
 
     code = 10003
     retriable = True
@@ -330,7 +330,7 @@ class GroupNotOnlineError(BrokerError):
 
 
 class FlowControlError(BrokerError):
-    """The broker limits the rate of requests (215)."""
+    """The server limits the requests of this client (215)."""
 
     response_code = ResponseCode.FLOW_CONTROL
     backs_off = True
@@ -362,7 +362,7 @@ class GoAwayError(BrokerError):
 class OffsetRangeError(BrokerError):
     """The offset lies outside what the queue holds (21), or the messages there were deleted, or replaced, before they were read.
 
-    ``min_offset`` and ``max_offset``: the limits of the queue, the latter exclusive; a broker that deletes corrects
+    ``min_offset`` and ``max_offset``: the limits of the queue, the latter exclusive, 0 if unknown; a broker that deletes corrects
     ``min_offset`` some seconds later. ``lost``: offsets that were deleted before they were read, where these are known.
     """
 
@@ -410,7 +410,7 @@ class ReplyTimeoutError(RocketMQError, TimeoutError):
 
 class HandlerTimeoutError(RocketMQError, TimeoutError):
     """A handler ran for longer than its subscription's ``timeout``, or messages taken by an iterator or by ``receive()`` were in
-    hand for longer. It counts as a failed attempt."""
+    hand for longer. The attempt counts as failed."""
 
 
 class QueueLostError(RocketMQError):

@@ -17,7 +17,7 @@ from __future__ import annotations
 try:
     import sqlalchemy.ext.asyncio  # noqa: F401
 except ImportError as missing:
-    raise ImportError('rmq_async.inbox needs a package: pip install "rmq-async[outbox]"') from missing
+    raise ImportError(f'rmq_async.inbox cannot import SQLAlchemy ({missing}): pip install "rmq-async[outbox]"') from missing
 
 from collections.abc import Callable
 from typing import Any, Final, cast

@@ -25,7 +25,7 @@ try:
     from opentelemetry.propagators.textmap import TextMapPropagator
     from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode
 except ImportError as missing:
-    raise ImportError('rmq_async.otel needs a package: pip install "rmq-async[otel]"') from missing
+    raise ImportError(f'rmq_async.otel cannot import opentelemetry-api ({missing}): pip install "rmq-async[otel]"') from missing
 
 from rmq_protocol.constants import ResponseCode
 from rmq_protocol.message import Message, MessageExt

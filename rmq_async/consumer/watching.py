@@ -34,7 +34,7 @@ MOST_NAMED: Final = 16
 """Maximum number of blocked keys and queues in one list of problems."""
 
 BLOCK_SHOWN: Final = 60.0
-"""Seconds for which a function that has blocked the event loop is a problem."""
+"""Seconds for which ``health()`` reports that a function has blocked the event loop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,8 @@ class Lag:
     ``messages``: number of messages of the subscribed topics; those that a filter leaves out count until a pull has passed
     them. ``retries``: number of messages of the group's retry topic, without those that wait for their delay. ``oldest_age``:
     seconds since the oldest message that is buffered or being handled was stored; None without one. ``by_queue``: the numbers
-    by queue, those of the retry topic included; None for a queue without an answer yet.
+    by queue, those of the retry topic included; None for a queue without an answer yet, which
+    ``messages`` and ``retries`` leave out.
 
     With ``mode="pop"`` members share no queues: ``messages`` counts those that this member holds and those that brokers had
     left at their last answer, an estimate; ``by_queue`` has the latter by topic and broker, with -1 for the queue; ``retries``

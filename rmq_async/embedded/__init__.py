@@ -145,7 +145,7 @@ class EmbeddedRocketMQ(PopSwitches):
         if max_memory <= 0:
             raise ValueError(f"max_memory must be a positive number of bytes, not {max_memory}")
         if not 1 <= len(delay_levels) <= MAX_DELAY_LEVELS:
-            raise ValueError(f"delay_levels must be 1 to {MAX_DELAY_LEVELS} levels, not {len(delay_levels)}")
+            raise ValueError(f"delay_levels must have 1 to {MAX_DELAY_LEVELS} levels, not {len(delay_levels)}")
         for name, seconds in (
             *((f"delay level {level}", each) for level, each in enumerate(delay_levels, 1)),
             ("transaction_timeout", transaction_timeout),
@@ -356,7 +356,7 @@ class EmbeddedRocketMQ(PopSwitches):
         """Delays each frame that the broker (None: each broker) sends by ``seconds``; 0 ends it.
 
         ``jitter``: maximum of a random delay in seconds that each frame gets in addition, so that later frames can overtake
-        earlier ones; ``seed`` makes these delays repeatable.
+        earlier ones. The same ``seed`` draws the same random numbers again.
         """
         for service in self._named(broker):
             service.delay(seconds, jitter, seed)
@@ -365,7 +365,7 @@ class EmbeddedRocketMQ(PopSwitches):
         """Makes the broker (None: all brokers) send its frames in slices of random size, a millisecond apart; ``seed`` None
         ends it.
 
-        The same ``seed`` draws the same sizes again.
+        The same ``seed`` draws the same random numbers again.
         """
         for service in self._named(broker):
             service.slice(seed)
@@ -384,7 +384,7 @@ class EmbeddedRocketMQ(PopSwitches):
         """Makes the broker (None: all brokers) serve concurrent requests of one connection in random order.
 
         Real brokers serve requests in several threads: two concurrent sends may be stored in either order, and some of the
-        concurrent first commits of a group are lost. ``seed`` makes the order repeatable; None ends it.
+        concurrent first commits of a group are lost. The same ``seed`` draws the same random numbers again; None ends it.
         """
         for listener in self._listeners(broker):
             listener.shuffle(None if seed is None else random.Random(seed))

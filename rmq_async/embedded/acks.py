@@ -165,7 +165,9 @@ class AckProcessor:
         now = max(self._clock.now_ms(), info.pop_time + 1)  # another pop time than before, which makes the old handle void
         self._state.check_points.ack(_handle(header, info), header.offset)
         if points.messages >= MAX_IN_FLIGHT:
-            remark = f"{MAX_IN_FLIGHT} popped messages of this broker have no ack, it takes no more changes; acknowledge some"
+            remark = (
+                f"this broker has {MAX_IN_FLIGHT} popped messages without an ack, it takes no changes; acknowledge some first"
+            )
             raise Refused(ResponseCode.SYSTEM_ERROR, remark)
         if self._state.groups.get(header.consumerGroup) is not None:
             new = Handle(header.consumerGroup, header.topic, header.queueId, header.offset, now, header.invisibleTime)

@@ -25,7 +25,7 @@ __all__ = ["BrokerDisk", "DiskLog", "ScheduleProgress", "TransactionProgress"]
 class ScheduleProgress(NamedTuple):
     """The progress of delayed messages, for the disk.
 
-    ``levels``: per delay level the offset of the oldest message that waits. ``timers``: timers with due times below it, epoch
+    ``levels``: per delay level the offset of the next message to deliver. ``timers``: timers with due times below it, epoch
     ms, are done. ``entered``: offset behind the last timer that was in the wheel.
     """
 

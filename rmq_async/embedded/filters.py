@@ -20,7 +20,7 @@ MIN_SCAN: Final = 800
 _LEAST_SCAN: Final = 32
 """Maximum number of records that a pull with the longest conditions looks at."""
 _PARTS_PER_PULL: Final = 40_000
-"""Parts of a condition that one pull evaluates, about: the longer the condition, the fewer records it looks at."""
+"""Approximate number of parts of a condition that one pull evaluates: with a longer condition it looks at fewer records."""
 
 
 class Filter(NamedTuple):
@@ -85,7 +85,7 @@ def check_condition(expression: str, kind: str, *, property_filter: bool) -> Non
 
 def _compiled(expression: str, kind: str) -> Condition:
     if kind != SQL92:
-        raise ConditionError(f"there are no conditions of type {kind[:60]}; use {SQL92}")
+        raise ConditionError(f"there are no conditions of type {kind[:60]!r}; use {SQL92}")
     return compile_condition(expression)
 
 

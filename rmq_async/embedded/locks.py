@@ -113,7 +113,7 @@ class LockProcessor:
 
 def _checked(body: LockBatchRequestBody) -> LockBatchRequestBody:
     if len(body.mq_set) > MAX_LOCKS_AT_ONCE:
-        remark = f"{len(body.mq_set)} queues in one request, the limit is {MAX_LOCKS_AT_ONCE}; send several requests"
+        remark = f"the request has {len(body.mq_set)} queues, the limit is {MAX_LOCKS_AT_ONCE}; send several requests"
         raise Refused(ResponseCode.SYSTEM_ERROR, remark)
     names = {body.consumer_group, body.client_id}
     for queue in body.mq_set:

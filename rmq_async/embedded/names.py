@@ -19,7 +19,7 @@ __all__ = ["group_refusal", "topic_refusal"]
 
 _LEGAL: Final = re.compile(r"[%|a-zA-Z0-9_-]+")
 _SHOWN: Final = 300
-"""Characters of the name that go into a remark."""
+"""Maximum number of characters of the name in a remark."""
 
 
 def topic_refusal(name: str) -> str | None:

@@ -38,7 +38,7 @@ __all__ = ["NAME", "NameServer"]
 NAME: Final = "namesrv"
 MAX_SETTINGS: Final = 10_000
 MAX_SETTINGS_SIZE: Final = 8 * 1024 * 1024
-"""Characters of all namespaces, keys and values."""
+"""Maximum number of characters of all namespaces, keys and values together."""
 _STANDARD_JSON_FROM: Final = 401
 """``MQVersion.V4_9_4``: clients from this version on get standard JSON without asking for it."""
 

@@ -13,7 +13,7 @@ PopStore = Literal["log", "kv"]
 LOG_DELAY: Final = 2.0
 """Seconds from the end of an invisible time to the redelivery with check points in the revive log; the minimum at a real broker."""
 KV_DELAY: Final = 0.5
-"""Seconds until then with the key-value store, which a real broker searches at this interval (``PopConsumerService``)."""
+"""Seconds from the end of an invisible time to the redelivery with the key-value store (``PopConsumerService``)."""
 MAX_DELAY: Final = 10 * 365 * 24 * 3600
 """Largest ``pop_revive_delay``, in seconds."""
 NO_POPS: Final = "4.9.7"

@@ -59,7 +59,9 @@ class RequestModeProcessor:
         if self._state.groups.find(group) is None:
             raise Refused(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, "subscription group does not exist")
         if (topic, group) not in modes and len(modes) >= MAX_MODES:
-            raise Refused(ResponseCode.SYSTEM_ERROR, f"this broker keeps {MAX_MODES} modes; set those of fewer groups")
+            raise Refused(
+                ResponseCode.SYSTEM_ERROR, f"this broker has {MAX_MODES} modes, it takes no more; set those of fewer groups"
+            )
         modes[topic, group] = (POP if request.mode == POP else PULL.mode, request.pop_share_queue_num)
         return make_response(command, ResponseCode.SUCCESS)
 

@@ -305,7 +305,7 @@ class Listener:
 
     @property
     def any_host(self) -> bool:
-        """Whether it is bound to every address of the machine."""
+        """Whether the listener is bound to every address of the machine."""
         return bool(self.host) and ipaddress.ip_address(self.host).is_unspecified
 
     def now(self) -> float:

@@ -55,7 +55,7 @@ async def numeric_host(host: str, port: int) -> str:
             infos = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
         except UnicodeError as error:  # a label that is empty or has more than 63 characters
             raise socket.gaierror(
-                socket.EAI_NONAME, f"host {host[:300]!r} is neither a name nor an address ({error})"
+                socket.EAI_NONAME, f"host must be a name or an IP address, not {host[:300]!r} ({error})"
             ) from None
         return str(min(infos, key=lambda info: info[0] != socket.AF_INET)[4][0])
 

@@ -33,7 +33,7 @@ _FIXED_SIZE: Final = 80
 _LOOK_UP_COST: Final = 16
 """Cost of finding one record of a queue in the log, as a multiple of the cost of visiting one record of the log in order."""
 _SWEEP_EVERY: Final = 256
-"""Deleted records between two sweeps of the index; until a sweep, their entries count against ``max_memory``."""
+"""Number of deleted records between two sweeps of the index; until a sweep, their entries count against ``max_memory``."""
 
 
 class Queue:

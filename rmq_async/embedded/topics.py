@@ -125,7 +125,7 @@ class TopicTable:
         self._topics: dict[str, Topic] = {}
         self._auto_create = auto_create
         self.changes = 0
-        """Number of times that a topic was made, changed or deleted."""
+        """Number of times that a topic was made or changed, or was to be deleted."""
         self.changed: Callable[[], object] = lambda: None
         """Called after each of these changes."""
         self.get = self._topics.get
@@ -205,7 +205,7 @@ class TopicTable:
         return topic
 
     def for_send(self, name: str, default_topic: str, queues: int, *, unit_mode: bool | None = False) -> Topic:
-        """Returns the topic to send to. A topic that does not exist is created with the settings of ``default_topic``, if the
+        """Returns the topic to send to. A topic that does not exist is created, with the permissions of ``default_topic``, if the
         broker creates topics and ``default_topic`` allows it; a group's retry topic always.
 
         ``queues``: of the new topic, at most those of ``default_topic``. ``unit_mode``: of the sender; topicSysFlag of the new

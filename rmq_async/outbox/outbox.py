@@ -228,7 +228,9 @@ class Outbox(Startable):
         started in the parent process.
         """
         if self._producer.state is not ProducerState.RUNNING:
-            raise ClientStateError(f"producer {self._producer.group} is {self._producer.state.value}; start it first")
+            raise ClientStateError(
+                f"relay_once() needs a running producer, {self._producer.group} is {self._producer.state.value}; start it first"
+            )
         check_here(self._producer)
         sent = await relay_once(self._store, self._producer, self._settings)
         self._sent_before += sent

@@ -18,7 +18,7 @@ LONGEST_PAUSE: Final = 15.0
 LONGEST_PROBE_PAUSE: Final = 5.0
 """Seconds between two trials of a topic that failed, at most."""
 FORGOTTEN_AFTER: Final = 300.0
-"""Seconds without a failure after which a failed topic is forgotten: it has no rows any more whose trials could fail."""
+"""Seconds without a failure after which a failed topic is forgotten."""
 _LONGEST_ERROR: Final = 1000
 _TOPICS: Final = 10_000
 """Topics whose last success is remembered, at most."""

@@ -146,7 +146,9 @@ class Store:
     async def claim(
         self, limit: int, topics: Collection[str], *, only: bool, in_hand: Collection[int]
     ) -> tuple[list[Held], list[int]]:
-        """Claims up to ``limit`` due rows; returns them by id, and the ids of those that are out of turn and must be released.
+        """Claims up to ``limit`` due rows; returns them in the order of their ids, and the ids of those that are out of turn
+        and must be
+        released.
 
         ``only``: True claims rows of ``topics``, False rows of all other topics. ``in_hand``: rows that this process is
         sending: they do not keep later rows of their keys out of turn.

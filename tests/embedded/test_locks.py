@@ -91,7 +91,7 @@ async def test_locks_are_bounded(broker: RawClient, monkeypatch: pytest.MonkeyPa
     assert await lock(broker, "c1", 0, 1) == {0, 1}
     assert (
         await refused(LockBatchRequestBody("CG", "c1", queues(0, 1, 2, 3)))
-        == "4 queues in one request, the limit is 3; send several requests"
+        == "the request has 4 queues, the limit is 3; send several requests"
     )
     assert await refused(LockBatchRequestBody("C" * 600, "c1")) == (
         f"the name '{'C' * 80}' has 600 characters, the limit is 512; shorten it"

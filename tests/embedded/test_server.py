@@ -170,7 +170,7 @@ async def test_a_taken_port_is_an_error_that_leaves_nothing() -> None:
 
 async def test_host_that_is_no_name_is_an_error_that_leaves_nothing() -> None:
     server = EmbeddedRocketMQ(host="a..b")
-    with pytest.raises(OSError, match=r"host 'a\.\.b' is neither a name nor an address"):
+    with pytest.raises(OSError, match=r"host must be a name or an IP address, not 'a\.\.b'"):
         await server.start()
     assert server.connections == 0
     await server.stop()
