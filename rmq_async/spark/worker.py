@@ -73,7 +73,7 @@ class _Kept:
 
 
 class Worker:
-    """One loop in one thread. Spark's thread calls its methods, which wait."""
+    """One loop in one thread, and the clients on it. Spark's thread calls its methods."""
 
     def __init__(self) -> None:
         self.pid = os.getpid()

@@ -387,7 +387,7 @@ def _may_be_found(queue: MessageQueue, log: GroupLog, first: float, last: float)
 
 
 def _ghosts(backlogs: Sequence[Backlog], first: float, last: float) -> bool:
-    """Returns whether a broker listed a member that had left, between two times."""
+    """Returns whether a backlog recorded between two times has ghosts."""
     at = bisect_left(backlogs, first, key=lambda backlog: backlog.time)
     while at < len(backlogs) and backlogs[at].time <= last:
         if backlogs[at].ghosts:
@@ -397,7 +397,7 @@ def _ghosts(backlogs: Sequence[Backlog], first: float, last: float) -> bool:
 
 
 def _locked(queue: MessageQueue, backlogs: Sequence[Backlog], first: float, last: float) -> bool:
-    """Returns whether a client that had left had the lock of an ordered queue between two times."""
+    """Returns whether a backlog recorded between two times has a queue as locked."""
     at = bisect_left(backlogs, first, key=lambda backlog: backlog.time)
     return any(queue in look.locked for look in takewhile(lambda look: look.time <= last, backlogs[at:]))
 

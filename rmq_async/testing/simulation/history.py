@@ -77,7 +77,7 @@ class Call:
 
     @property
     def maybe_stored(self) -> bool:
-        """Returns whether the messages may be stored although the call did not succeed."""
+        """Whether the messages may be stored although the call did not succeed."""
         if self.succeeded:
             return False
         return (
@@ -88,7 +88,7 @@ class Call:
 
     @property
     def attempts(self) -> int | None:
-        """Returns the number of attempts that the call made; None if the call does not report it."""
+        """Number of attempts that the call made; None if the call does not report it."""
         if self.results:
             return self.results[0].attempts
         if isinstance(self.error, SendError):

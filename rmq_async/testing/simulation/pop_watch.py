@@ -34,7 +34,7 @@ class PopRequest(NamedTuple):
 
     @property
     def handle(self) -> tuple[str, str, str, int, int, int, int]:
-        """Returns the fields that identify a handle."""
+        """The fields that identify a handle."""
         return (self.broker, self.group, self.topic, self.queue_id, self.start, self.pop_time, self.offset)
 
 

@@ -116,7 +116,7 @@ def _repeated_broker(attempts: Sequence[Attempt], share: float) -> int | None:
 
 
 def _refusing(call: Call) -> Sequence[Attempt]:
-    """Returns the attempts of a call all of whose attempts were refused; an empty sequence for other calls."""
+    """Returns the attempts of a call that chose no queue and all of whose attempts were refused; an empty sequence for others."""
     attempts = _attempts(call) if call.what in RETRIED and call.ordered_by is None else ()
     refused = all(
         isinstance(each.error, BrokerError) and not isinstance(each.error, GoAwayError | QueueNotExistError)
@@ -126,13 +126,14 @@ def _refusing(call: Call) -> Sequence[Attempt]:
 
 
 def _attempts(call: Call) -> Sequence[Attempt]:
-    """Returns all attempts of a call that failed after several; none if some are not listed."""
+    """Returns all attempts of a call that failed with SendError; none if some are not listed."""
     error = call.error
     return error.attempts if isinstance(error, SendError) and error.made == len(error.attempts) else ()
 
 
 def _errors(call: Call) -> list[BaseException | None]:
-    """Returns the error of each attempt of a failed call; none for calls without attempts, and for those that chose a queue."""
+    """Returns the error of each attempt of a failed call; none for methods without further attempts, for calls that chose a queue,
+    and if some attempts are not listed."""
     if call.what not in RETRIED or call.ordered_by is not None:
         return []
     if isinstance(call.error, SendError):

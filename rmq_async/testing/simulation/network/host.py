@@ -24,7 +24,7 @@ ANY: Final = "0.0.0.0"  # noqa: S104 - of a machine that does not exist
 LOCAL: Final = "127.0.0.1"
 FIRST_PORT: Final = 32768
 LAST_PORT: Final = 60999
-"""Ports that a kernel gives away: Linux's ``ip_local_port_range``."""
+"""The last port that a kernel chooses itself; the first is ``FIRST_PORT``: Linux's ``ip_local_port_range``."""
 LONGEST_LOOK_UP: Final = 0.002
 """Seconds of a look-up of a name, at most."""
 

@@ -74,7 +74,7 @@ class SimulatedServer(asyncio.AbstractServer):
 
     @property
     def sockets(self) -> tuple[SimulatedSocket, ...]:
-        """Returns its socket; none after ``close``."""
+        """The server's socket; none after ``close``."""
         return () if self._listener.closed else (self._socket,)
 
     def get_loop(self) -> asyncio.AbstractEventLoop:
