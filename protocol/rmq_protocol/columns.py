@@ -242,8 +242,8 @@ class _ColumnBlock(RecordBlock):
         return ColumnsRead(tuple(corrupt), self.stopped_at)
 
     def _cut(self, position: int) -> bool:
-        """Keeps all records from ``position`` on and returns True, or returns False unless it finds each of them ordinary and
-        wanted; the caller then drops what was kept."""
+        """Keeps all records from ``position`` on and returns True if it finds each of them ordinary and wanted. Else it returns
+        False, and the caller drops what was kept."""
         topic, queue_id, data, end = self.only_topic, self.only_queue_id, self._data, self._end
         if topic is None or queue_id is None or self.tags is not None or self.offset_delta or end - position < MIN_RECORD:
             return False

@@ -98,7 +98,7 @@ class LocalProtocolError(ProtocolError):
 
 
 class RemoteProtocolError(ProtocolError):
-    """Error of bytes or a text, sent by the peer, that cannot be decoded or have a value that the protocol does not allow."""
+    """Error of bytes or a text of the peer that cannot be decoded, or of a value in them that the protocol does not allow."""
 
 
 class InvalidMessageError(RocketMQError, ValueError):

@@ -35,7 +35,7 @@ IS_SUPPORT_HEART_BEAT_V2: Final = "IS_SUPPORT_HEART_BEAT_V2"
 heartbeats while they stay the same."""
 
 IS_SUB_CHANGE: Final = "IS_SUB_CHANGE"
-"""extField of the response: "true" if the previous heartbeat of a group in it had another fingerprint, so that the broker needs the
+"""extField of the response: "true" if the broker's previous heartbeat of a group had another fingerprint, so that it needs the
 subscriptions, or if the heartbeat has no fingerprint (``ClientManageProcessor``)."""
 
 

@@ -183,7 +183,7 @@ class Simulation:
         return self.network.link(a, b)
 
     def check(self) -> None:
-        """Raises SimulationError with the violations (at most 20) that were found during the run, and by the checkers at its end.
+        """Raises SimulationError if violations were found during the run, or by the checkers at its end; its text lists at most 20.
 
         Also raises it before the end of the run, and after a run that failed, because then nothing was checked.
         """
