@@ -70,7 +70,7 @@ class MemberRequests:
         self._calls = calls
         self._started_ms = round(machine.time() * 1000)
         self._direct = asyncio.Lock()
-        """Held while the handler runs with a message of a tool: one at a time."""
+        """A lock that is held while the handler runs with a message of a tool: one at a time."""
 
     def serve(self, command: RemotingCommand) -> RemotingCommand | Awaitable[RemotingCommand | None] | None:
         """Returns the answer to a request of a tool: an awaitable of it for CONSUME_MESSAGE_DIRECTLY (309), and None for a

@@ -75,9 +75,9 @@ class AssignmentCallbacks:
         self._name = ""
         """Kind and name of the function that runs, or has run last."""
         self._changed = asyncio.Event()
-        """Set at the end of a call, and where ``limit`` may have come closer."""
+        """An event that is set at the end of a call, and where ``limit`` may have come closer."""
         self.idle = asyncio.Event()
-        """Set while no call runs or waits."""
+        """An event that is set while no call runs or waits."""
         self.idle.set()
 
     def __contains__(self, kind: object) -> bool:

@@ -67,7 +67,7 @@ class HandlerCalls:
         self._paces: dict[Subscription, Pace | None] = {}
         self._closing = False
         self.hooks: CallHooks | None = None
-        """None where no hook defines a method for calls."""
+        """The hooks for calls; None where no hook defines a method for calls."""
         self.running: dict[Delivery, Collection[Waiting]] = {}
         """Calls that have not ended, and their messages; those with an outcome may be missing."""
         self._deadlines = CallDeadlines(self.running, self._expire)

@@ -57,7 +57,7 @@ class Commits:
         self.error: str | None = None
         """The first error of the last round; None after a round without errors."""
         self._doubted: dict[MessageQueue, float] = {}
-        """By queue, the monotonic time of its last commit without an answer; kept when the queue is given up, because this
+        """The monotonic time of the last commit without an answer, by queue; kept when the queue is given up, because this
         member may take it over again."""
 
     async def run(self, interval: float, full_interval: float, after_gap: Callable[[], Awaitable[None]]) -> None:

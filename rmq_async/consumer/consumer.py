@@ -99,7 +99,7 @@ class Consumer(Reader):
         self._stopping: asyncio.Task[None] | None = None
         """A stop that a handler, a callback or the body of an iteration has begun."""
         self._over: asyncio.Event | None = None
-        """Made by ``run``, which waits for it; ``stop`` sets it. None outside of ``run``."""
+        """The event for which ``run`` waits, and which ``stop`` sets; None outside of ``run``."""
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.group} {self._state.value}>"
@@ -219,9 +219,8 @@ class Consumer(Reader):
         """Joins the group, and waits until the queues of the first share are read, or with ``mode="pop"`` until each broker has
         answered a pop. It waits for at most 3 s, because other members may still hold queues.
 
-        A group without committed offsets for a topic starts at ``start_from``; the brokers store the position before this
-        returns, so that messages sent afterwards are delivered. A broadcast member keeps the position itself. Does nothing when
-        already running.
+        A group without committed offsets for a topic, in broadcast a member without positions, starts at ``start_from``, which
+        is determined before this returns: messages sent afterwards are delivered. Does nothing when already running.
 
         Raises ConfigError without a subscription, when the group is in use by this client already, for an ``sql`` condition
         that a broker cannot read (``code`` 23) or does not filter by (``code`` 1), and with ``mode="pop"`` for a broker that

@@ -41,7 +41,7 @@ class Control(LifeCycle):
         self._wire_group = self._names.wire(self.group)
         check_group(self._wire_group)
         self._subscriptions: dict[str, Subscription] = {}
-        """By topic on the wire."""
+        """The subscriptions by topic on the wire."""
         self._session: Session | PopSession | None = None
 
     # -- control

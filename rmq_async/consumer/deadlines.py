@@ -33,7 +33,7 @@ class CallDeadlines:
         """Monotonic time for which the timer is set; ``inf`` without one."""
         self._timer: asyncio.TimerHandle | None = None
         self.moved = self._moved
-        """For ``Delivery.moved``: called when a deadline has moved, from any thread."""
+        """The function for ``Delivery.moved``: called when a deadline has moved, from any thread."""
 
     def look_at(self, deadline: float) -> None:
         """Checks the calls at ``deadline`` at the latest."""

@@ -44,7 +44,7 @@ class Delivery(Struct, eq=False, weakref=True):
     began: float = field(default_factory=_now)
     deadline: float | None = None
     moved: Callable[[Delivery], object] | None = None
-    """Called when the deadline has moved, from any thread."""
+    """A function that is called when the deadline has moved, from any thread."""
     task: asyncio.Task[Any] | None = None
     """The task that makes the call, or gives messages of a step back; None before its first step and after its end."""
     state: Literal["running", "settling", "finished"] = "running"
@@ -59,7 +59,7 @@ class Delivery(Struct, eq=False, weakref=True):
     """Whether a cancellation of its task ends the call: its queue is given up, lost or moved, the consumer stops, or a tool has
     requested the call."""
     taken_away: Callable[[Delivery], object] | None = None
-    """Called when messages that were handed out by hand are cut off; None for a call."""
+    """A function that is called when messages that were handed out by hand are cut off; None for a call."""
 
     def __repr__(self) -> str:
         more = f" and {len(self.messages) - 1} more" if len(self.messages) > 1 else ""

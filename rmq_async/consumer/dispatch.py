@@ -67,7 +67,7 @@ class Dispatcher:
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._at = inf
-        """When the timer is due."""
+        """Monotonic time at which the timer is due; ``inf`` without one."""
 
     @property
     def buffered(self) -> int:

@@ -22,7 +22,7 @@ MOST_CALLS: Final = 64
 LONGEST_RUN: Final = 0.005
 """Seconds after which a task begins no further call, so that a slow handler lets the loop go on."""
 PROBE_EVERY: Final = 16
-"""For a handler whose calls wait, one task in this number makes the first step itself, to see whether calls still wait."""
+"""Number of tasks of a handler whose calls wait, one of which makes the first step itself to see whether calls still wait."""
 
 Started = tuple[Coroutine[Any, Any, object], Any]
 """A coroutine that has waited once, and what it waits for."""

@@ -48,7 +48,7 @@ class GroupLimits:
         self._instance = instance
         self._group = group
         self._known: dict[str, tuple[float, int | None]] = {}
-        """By broker: when it was asked last, and the last known limit."""
+        """Broker -> monotonic time at which it was asked last, and the last known limit."""
         self._asking: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def of(self, broker: str, topic: str) -> int | None:

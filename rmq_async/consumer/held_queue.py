@@ -61,7 +61,7 @@ class HeldQueue:
         self.progress = Progress(start)
         self.committed: int | None = None
         self.committing = asyncio.Lock()
-        """Held while a commit is under way."""
+        """A lock that is held while a commit is under way."""
         self.end: int | None = None
         self.mean_size: float | None = None
         self.running: dict[Waiting, Delivery] = {}
@@ -70,7 +70,7 @@ class HeldQueue:
         """Offsets of messages without a handler here that are being given back."""
         self.state = QueueState.RUNNING
         self.announced = True
-        """False until ``on_assigned``, if that is set, is called with it; no other callback names it before."""
+        """Whether callbacks may name it: False until ``on_assigned``, if that is set, is called with it."""
         self.error: BaseException | None = None
         """The error of the last pull; None if it succeeded."""
         self.pulled_at = self.settled_at = machine.monotonic()
@@ -83,7 +83,7 @@ class HeldQueue:
         self.wakes_below = 0
         """The next pull waits until fewer messages than this number wait for a slot; 0 if it does not wait for that."""
         self.changed = asyncio.Event()
-        """Set when pulls or drains of the queue that wait may go on, as at the end of a call."""
+        """An event that is set when pulls or drains of the queue that wait may go on, as at the end of a call."""
 
     def __repr__(self) -> str:
         return f"<HeldQueue {self.shown} {self.state.value} at {self.progress.watermark}>"

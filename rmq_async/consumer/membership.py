@@ -57,7 +57,7 @@ class Clustering:
         self._config = config
         self._retry_topic = RETRY_TOPIC_PREFIX + group
         self._first: dict[str, dict[MessageQueue, int]] = {}
-        """By topic, the positions to store when this member has joined."""
+        """The positions to store when this member has joined, by topic."""
         self.topics = (*subscriptions, self._retry_topic)
         self.outcomes = Outcomes(instance, group)
         self.locks = MemberLocks(instance, group, [topic for topic, each in subscriptions.items() if each.order is not None])

@@ -124,12 +124,12 @@ class Session:
         self._connect_rooms(context)
         self._registered = False
         self._assigned = asyncio.Event()
-        """Set after the first round."""
+        """An event that is set after the first round."""
         self.was_assigned = False
         """Whether the reading of all queues of the first share has begun; a queue that a later rebalance waits for changes
         nothing."""
         self.orphans: dict[str, int] = {}
-        """By topic without a subscription here, the number of its messages that were to be delivered again."""
+        """Topic without a subscription here -> number of its messages that were to be delivered again."""
 
     def _connect_rooms(self, context: Context) -> None:
         """Gives the parts the collaborators that were made after them."""

@@ -59,7 +59,7 @@ class Settling:
         self._again = again
         self._all_done = all_done
         self._reported: dict[Subscription, float] = {}
-        """When the last traceback of each subscription's handler was logged."""
+        """Subscription -> monotonic time at which the last traceback of its handler was logged."""
 
     def done(self, delivery: Delivery, taken: Collection[Waiting]) -> None:
         """Settles the messages of a call that returned."""

@@ -66,7 +66,7 @@ class Subscription:
         rate: float | None = None,
     ) -> None:
         self.group = self.namespace = ""
-        """Those of the consumer: its group without the namespace, and its namespace, "" for none."""
+        """The group of the consumer without the namespace, and the namespace, "" for none."""
         self.topic = _checked_topic(topic)
         self.task_name = f"rmq_async {self.topic}"
         """Name of all tasks of its calls: making a name for each message would take as long as settling the message."""

@@ -38,7 +38,7 @@ class Starts:
         self._positions = positions
         self._start_from = start_from
         self._brokers: dict[str, frozenset[str]] = {}
-        """By topic, the brokers that its route named at the start."""
+        """The brokers that the routes of the topics named at the start, by topic."""
         self._since = datetime.fromtimestamp(machine.time(), UTC) - CLOCKS_DIFFER
 
     async def prepare(self, topic: str) -> None:

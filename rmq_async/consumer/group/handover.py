@@ -98,7 +98,7 @@ class Takeover:
         """Asks the other members which of these queues they hold. The second argument: seconds to wait for answers, at most."""
         self._wake = asyncio.Event()
         self.idle = asyncio.Event()
-        """Set while there is no queue to take over."""
+        """An event that is set while there is no queue to take over."""
         self.idle.set()
         self.errors: dict[MessageQueue, str] = {}
         """Queue -> why its offset is not known yet."""

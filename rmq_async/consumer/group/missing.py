@@ -58,7 +58,7 @@ class MissingQueues:
         self._unread: dict[MessageQueue, int] = {}
         self._wake = asyncio.Event()
         self.left: Callable[[Iterable[MessageQueue]], object] = _nothing
-        """Called with the queues, perhaps none, that have left their topic's route since the last look."""
+        """A function that is called with the queues, perhaps none, that have left their topic's route since the last look."""
 
     def look(self, topic: str, queues: Iterable[MessageQueue]) -> None:
         """Compares the queues that a topic's route names now with those of the last look."""

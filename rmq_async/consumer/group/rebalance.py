@@ -69,14 +69,14 @@ class Rebalance:
         self.missing = MissingQueues(instance, group)
         self._members: set[str] = set()
         self.left: Callable[[str, Iterable[MessageQueue]], object] = _nothing
-        """Called with the client id of a member that is no longer listed, and its former share."""
+        """A function that is called with the client id of a member that is no longer listed, and its former share."""
         self.departed: dict[str, float] = {}
         """Client id that is no longer listed -> monotonic time at which it was missing first; the newest MOST_DEPARTED ones.
         Crashed clients may still have locks."""
         self.count = 0
         """Number of rounds, including those that changed nothing."""
         self.problem: str | None = None
-        """Why a share of the last round is unknown or uncertain; None if all are certain."""
+        """The reason why a share of the last round is unknown or uncertain; None if all are certain."""
 
     @property
     def others(self) -> list[str]:

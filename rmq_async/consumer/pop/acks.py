@@ -109,7 +109,7 @@ class _Line:
         self._some = asyncio.Event()
         self._full = asyncio.Event()
         self._moved = asyncio.Event()
-        """Set when acknowledgements have ended, or a request has failed."""
+        """An event that is set when acknowledgements have ended, or a request has failed."""
         self._pauses = Backoff(FIRST_PAUSE, LONGEST_PAUSE)
 
     @property

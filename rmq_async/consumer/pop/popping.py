@@ -97,10 +97,10 @@ class Source:
         self.ends = False
         """Whether no further pop is to be made."""
         self.tried = asyncio.Event()
-        """Set after the first answer or error."""
+        """An event that is set after the first answer or error."""
         self.has_answered = False
         self.wake = asyncio.Event()
-        """Set when the source may be popped again, as after the end of a pause, or ends."""
+        """An event that is set when the source may be popped again, as after the end of a pause, or ends."""
         self.under_way = 0
         self.popped_at = -inf
         """Monotonic time of the newest pop that the broker may hold."""

@@ -107,7 +107,7 @@ class PopSession:
         """Monotonic time of the newest outcome, or of the start."""
         self._margin = config.invisible_time / 10
         self._changed = asyncio.Event()
-        """Set when a message has an outcome while the consumer is stopping."""
+        """An event that is set when a message has its outcome while the consumer is stopping, and by ``abort``."""
         self._drain_until = inf
         self.attached = Attached(instance, group, config, self.member.topics, self.blocking, self._route_changed)
         self.calls.hooks = self.attached.call_hooks

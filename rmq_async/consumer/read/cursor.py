@@ -15,7 +15,7 @@ __all__ = ["Cursor", "LastRead", "is_doubtful", "is_last", "until", "within"]
 
 
 LastRead = tuple[int, int, str | None, int]
-"""Of the message read last: queue offset, store time (epoch ms), unique id (None without one) and commit log offset. The message
+"""Queue offset, store time (epoch ms), unique id (None without one) and commit log offset of the message read last. The message
 itself may have megabytes, and each queue would keep one."""
 
 
