@@ -39,7 +39,7 @@ class SendContext(msgspec.Struct, eq=False, kw_only=True):
     ``born_host``: the client's own address; ``name_servers``: those of its settings, as "host:port"; ``unit_mode``: the client
     setting of that name.
 
-    ``properties``: properties that ``before_send`` adds for this attempt; they replace the message's own of the same name.
+    ``properties``: properties that hooks add for this attempt; they replace the message's own of the same name.
     ``state``: free for hooks, to carry values from ``before_send`` to ``after_send``.
     """
 

@@ -52,7 +52,7 @@ _JSON: Final = 0
 _FIRST_OFFSETS: Final = 2
 """Number of the first tick that saves committed offsets: a broker begins 10 s after its start (``BrokerController``)."""
 _LEVELS_EVERY: Final = 2
-"""Ticks from one save of the delay levels' progress to the next (``flushDelayOffsetInterval``)."""
+"""Number of ticks from one save of the delay levels' progress to the next (``flushDelayOffsetInterval``)."""
 _FIRST_PORT_ONLY: Final = frozenset(
     {
         RequestCode.PULL_MESSAGE,

@@ -22,7 +22,7 @@ __all__ = ["Alarm", "Clock", "ManualClock", "SystemClock", "Timer"]
 MAX_WAIT: Final = 3600.0
 """Seconds that a timer of the event loop waits at most: the machine's clock, which may be set, is read again then."""
 _TURNS: Final = 3
-"""Iterations of the event loop until a call has had its effect on peers: wake a held pull, answer it, write."""
+"""Number of iterations of the event loop until a call has had its effect on peers: wake a held pull, answer it, write."""
 
 
 class Timer(Protocol):

@@ -47,7 +47,7 @@ class ClientProcessor:
         self._property_filter = property_filter
         self._calls = calls
         self.listed: dict[str, tuple[str, ...]] = {}
-        """By group, the client ids that the answer to 38 lists instead of the members."""
+        """Client ids, by group, that the answer to 38 lists instead of the members."""
         self._changed: dict[str, None] = {}
         self._notify_handle: asyncio.Handle | None = None
         state.clients.changed = self._group_changed

@@ -105,7 +105,7 @@ class BrokerDisk:
         """Offsets from which the next pops read, with the key-value store; ``offsets`` has those of the revive log."""
         self.check_points = CheckPoints()
         self.request_modes: dict[tuple[str, str], tuple[str, int]] = {}
-        """By topic and group: PULL or POP, and how many other members' queues a member pops from."""
+        """Modes by topic and group: PULL or POP, and the number of other members whose queues a member pops from."""
         self.schedule = ScheduleProgress()
         self.transactions = TransactionProgress()
 

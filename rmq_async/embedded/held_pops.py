@@ -72,7 +72,7 @@ class HeldPops:
         """Number of waiting pops by topic and group."""
         self._count = 0
         self._by_key: dict[PopKey, dict[Pop, None]] = {}
-        """In the order of arrival."""
+        """The held pops by key, in the order of arrival."""
         self._by_connection: dict[Connection, dict[Pop, None]] = {}
         self._arrived: dict[tuple[str, int], int] = {}
         self._woken: dict[PopKey, int] = {}
@@ -89,7 +89,8 @@ class HeldPops:
         return self._count < MAX_HELD and self.number_of(key) <= MAX_HELD_PER_KEY
 
     def hold(self, pop: Pop) -> None:
-        """Holds a pop until ``EARLY_MS`` before its deadline, an hour at most; drops it if its connection is closed."""
+        """Holds a pop until ``EARLY_MS`` before its deadline at the latest, an hour at most; drops it if its connection is
+        closed."""
         if pop.connection.closed:
             return
         self._enter(pop)

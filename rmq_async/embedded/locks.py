@@ -30,7 +30,7 @@ MAX_NAME_LENGTH: Final = 512
 class QueueLocks:
     def __init__(self) -> None:
         self._groups: dict[str, dict[MessageQueue, tuple[str, float]]] = {}
-        """By group and queue: the client that holds the lock, and the time at which the lock ends (``machine.monotonic``)."""
+        """Locks by group and queue: the client that holds the lock, and the time at which it ends (``machine.monotonic``)."""
         self._count = 0
         self._next_search = 0.0
         """Time before which a full table is not searched for ended locks again (``machine.monotonic``)."""

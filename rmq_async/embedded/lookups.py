@@ -24,7 +24,7 @@ MAX_FOUND: Final = 64
 DEFAULT_FOUND: Final = 32
 """Largest number of messages for a unique id (``defaultQueryMaxNum``)."""
 MAX_BYTES: Final = 12 * 1024 * 1024
-"""Bytes of the messages in one answer, which must fit a frame; the first message may be larger."""
+"""Maximum number of bytes of the messages in one answer, which must fit a frame; the first message may be larger."""
 MAX_LOOKED_AT: Final = 10_000
 """Maximum number of index entries that one query looks at."""
 INDEX_STEP: Final = 5_000

@@ -36,7 +36,7 @@ class _Batch:
         self.offsets = offsets
         self.acked: dict[int, None] = {}
         self.visible: dict[int, int] = {}
-        """By offset: time at which the message is visible again, epoch ms, if that was changed."""
+        """Changed times, in epoch ms, at which messages are visible again, by offset."""
         self.counts: dict[int, int] = {}
         self.free_at = 0
 

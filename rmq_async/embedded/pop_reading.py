@@ -28,7 +28,7 @@ REVIVE_QUEUES: Final = 8
 ORDERED_REVIVE_QUEUE: Final = 999
 """Number in place of a revive queue in handles of ordered pops (``KeyBuilder.POP_ORDER_REVIVE_QUEUE``)."""
 RETRIES_FIRST: Final = 5
-"""One of this many pops looks for retries first, unless it is ordered or by priority (``popFromRetryProbability`` 20)."""
+"""Number of pops of which one, unless it is ordered or by priority, begins with retries (``popFromRetryProbability`` 20)."""
 
 
 class Taken:

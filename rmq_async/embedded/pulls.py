@@ -111,7 +111,7 @@ class HeldPulls:
         self.judge: Callable[[_Pull], RemotingCommand | None] = lambda pull: None
         self._count = 0
         self._by_queue: dict[Queue, dict[_Pull, None]] = {}
-        """In the order of arrival."""
+        """The held pulls by queue, in the order of arrival."""
         self._by_connection: dict[Connection, dict[_Pull, None]] = {}
         self._arrived: dict[Queue, None] = {}
         self._wake_handle: asyncio.Handle | None = None

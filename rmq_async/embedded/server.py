@@ -34,7 +34,7 @@ logger = logging.getLogger("rmq_async.embedded")
 
 MAX_CONNECTIONS: Final = 4096
 RESERVED_DESCRIPTORS: Final = 128
-"""Descriptors of the process that connections to embedded servers leave free for everything else."""
+"""Number of descriptors of the process that connections to embedded servers leave free for everything else."""
 MAX_UNFINISHED: Final = 64 * 1024 * 1024
 """Maximum number of bytes of unfinished frames of all connections together."""
 MAX_UNREAD: Final = 64 * 1024 * 1024
@@ -286,7 +286,7 @@ class Listener:
         self.service = service
         self.gate = Gate()
         self.connections: dict[Connection, None] = {}
-        """In the order of arrival, so that simulations with one seed are equal."""
+        """Connections in the order of arrival, so that simulations with one seed are equal."""
         self.congested: dict[Connection, None] = {}
         self.accepted = 0
         self.refused = 0

@@ -127,7 +127,7 @@ class TopicTable:
         self.changes = 0
         """Number of times that a topic was made or changed, or was to be deleted."""
         self.changed: Callable[[], object] = lambda: None
-        """Called after each of these changes."""
+        """Function that is called after each of these."""
         self.get = self._topics.get
         self._sendable: dict[str, Topic] = {}
         self.sendable = self._sendable.get

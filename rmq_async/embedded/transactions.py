@@ -46,7 +46,7 @@ _CHECK_TIMES: Final = "TRANSACTION_CHECK_TIMES"
 _IMMUNITY: Final = "CHECK_IMMUNITY_TIME_IN_SECONDS"
 _BATCH: Final = 64
 _BATCH_BYTES: Final = 4 * 1024 * 1024
-"""Half messages, and bytes of them, that one step of a round reads before the event loop serves others."""
+"""Numbers of half messages, and of their bytes, from which on the event loop serves requests again."""
 
 
 class CheckSettings(NamedTuple):

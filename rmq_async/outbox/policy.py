@@ -14,14 +14,14 @@ from ..errors import MessageIllegalError, SendError
 __all__ = ["FailedTopics", "error_text", "given_up", "pause_before"]
 
 LONGEST_PAUSE: Final = 15.0
-"""Seconds between two attempts of one message, at most."""
+"""Longest pause between two attempts of one message, in seconds."""
 LONGEST_PROBE_PAUSE: Final = 5.0
-"""Seconds between two trials of a topic that failed, at most."""
+"""Longest pause between two trials of a topic that failed, in seconds."""
 FORGOTTEN_AFTER: Final = 300.0
 """Seconds without a failure after which a failed topic is forgotten."""
 _LONGEST_ERROR: Final = 1000
 _TOPICS: Final = 10_000
-"""Topics whose last success is remembered, at most."""
+"""Number of topics above which their last successes are forgotten."""
 
 
 def given_up(error: BaseException) -> bool:

@@ -31,9 +31,9 @@ logger = logging.getLogger("rmq_async.outbox")
 
 _BATCH_ROWS: Final = 256
 _LARGE_AT_ONCE: Final = 4
-"""Rows with large bodies that are sent at a time: each body is read shortly before, on a database connection of its own."""
+"""Maximum number of rows with large bodies that are sent at a time: each body is read on a database connection of its own."""
 _WINDOW: Final = 4
-"""Batches of ``batch_size`` rows in hand: one that is read, one or two in flight, one whose outcome is written."""
+"""Number of batches of ``batch_size`` rows in hand: one that is read, one or two in flight, one whose outcome is written."""
 
 T = TypeVar("T")
 

@@ -44,7 +44,7 @@ DATABASE_ERRORS: Final[tuple[type[Exception], ...]] = (SQLAlchemyError, OSError,
 _LARGEST: Final = 2**63 - 1
 _LEAST_PATIENCE: Final = 10.0
 _AT_ONCE: Final = 1000
-"""Rows that one statement deletes at most, and ids in one statement."""
+"""Maximum number of rows that one statement deletes, and of ids in one statement."""
 
 
 class OutboxStatus(msgspec.Struct, frozen=True):

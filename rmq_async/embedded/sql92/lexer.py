@@ -40,7 +40,7 @@ _RESERVED: Final = frozenset(
 )
 _EXPONENT: Final = r"[eE][+-]?[0-9]+"
 _BLANK: Final = re.compile(r"[ \t\n\r\f]+|--[^\n\r]*(?:\r\n|\n|\r)|/\*(?:[^*]|\*(?!/))*\*/")
-"""A comment from ``--`` to the end of its line needs a line break; without one, ``--`` are two signs."""
+"""Blanks and comments. A comment from ``--`` to the end of its line needs a line break; without one, ``--`` are two signs."""
 _WORD: Final = re.compile(
     rf"(?P<FLOATING>[0-9]+\.[0-9]*(?:{_EXPONENT})?|\.[0-9]+(?:{_EXPONENT})?|[0-9]+{_EXPONENT})"
     r"|(?P<WHOLE>0|[1-9][0-9]*[lL]?)"
