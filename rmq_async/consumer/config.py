@@ -128,10 +128,11 @@ class ConsumerConfig:
     age from which ``health()`` reports a handler call, or a failed message that blocks its key or queue.
 
     ``on_assigned``, ``on_revoked``, ``on_released``, ``on_lost``: plain or coroutine functions of a frozenset of queues, called
-    on the loop, one at a time and in the order of the events; a call of a coroutine function is cancelled after
-    ``handover_timeout`` at the latest. ``on_assigned`` is called before the first pulls; ``on_revoked`` when queues are given
-    up, before the wait for their handlers; ``on_released`` after that, when they were committed and unlocked as far as
-    possible; ``on_lost`` when another member has, or may have, their locks. Errors are logged, and the handover continues.
+    on the loop in the order of the events, each when the call before has ended or was cancelled; a call of a coroutine function
+    is cancelled after ``handover_timeout`` at the latest. ``on_assigned`` is called before the first pulls; ``on_revoked`` when
+    queues are given up, before the wait for their handlers; ``on_released`` after that, when they were committed and unlocked
+    as far as possible; ``on_lost`` when another member has, or may have, their locks. Errors are logged, and the handover
+    continues.
 
     ``broadcast``: True, or an object with ``load`` and ``save`` (Positions): this member handles all messages of its topics,
     shares nothing with the others, and keeps its positions in memory for this run, or in the object. It requires handlers.

@@ -52,8 +52,8 @@ class Control(LifeCycle):
 
         Running calls continue. Messages that were pulled and have no call are dropped, and pulled again after ``resume()``;
         failed ones that wait for another attempt in place are kept. A topic stays paused for queues that this member takes
-        later, and for its messages that are delivered again; a queue stays paused until it moves to another member. A stop ends
-        all pauses.
+        later, and for its messages that are delivered again; a queue stays paused until it leaves this member. A stop ends all
+        pauses.
 
         With ``mode="pop"`` only topics can be paused; messages that were popped and have no call go back to their broker at
         once.

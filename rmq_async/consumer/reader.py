@@ -104,8 +104,8 @@ class Reader(Control):
     def done(self, *messages: MessageExt) -> bool:
         """Settles messages in hand: they are not delivered again, unless this member ends before the next commit.
 
-        Returns False where one of them is not this member's any more: it was settled or given back already, was in hand for too
-        long, or its queue has gone to another member; the others are settled. Returns False after a stop, too.
+        Returns False where one of them is not in hand: it was settled or given back already, was in hand for too long, or its
+        queue has gone to another member, for example; the others are settled. Returns False after a stop, too.
 
         Raises TypeError for an object that is no message; ClientStateError before a start, and for a consumer with handlers;
         ForkedError and WrongLoopError as a step of ``__aiter__`` does.

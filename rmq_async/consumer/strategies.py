@@ -60,7 +60,7 @@ def allocate_by_room(rooms: Collection[str]) -> Allocate:
     """Makes a strategy for brokers named "room@name": members share the queues of brokers in ``rooms``, as Java's
     ``AllocateMessageQueueByMachineRoom`` does. No member reads the queues of other brokers, those of the retry topic included.
 
-    Raises ConfigError unless ``rooms`` is a collection of one or more texts.
+    Raises ConfigError unless ``rooms`` is a collection of one or more texts, other than a text.
     """
     if isinstance(rooms, str) or not isinstance(rooms, Collection) or not rooms or not all(isinstance(x, str) for x in rooms):
         raise ConfigError(f"rooms must be a list, tuple or set of one or more names, not {shown(rooms)}")
