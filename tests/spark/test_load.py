@@ -84,6 +84,13 @@ def test_a_task_sends_what_is_due_and_counts_it(mode: str, embedded_topics: Topi
     assert sorted(int(message.body.split()[3]) for message in stored) == list(range(wanted))
 
 
+def test_a_task_of_few_messages_lasts_as_long_as_the_load(embedded_topics: Topics) -> None:
+    """Its rate is over that time, and the tasks beside it run at the same time."""
+    results = counted_by(plan_for(embedded_topics, "sync", rate=1.0, seconds=0.3))
+    assert totals(results)["acknowledged"] == 1
+    assert {round(result.ended - result.began, 6) for result in results} == {0.3}
+
+
 def test_a_broker_that_stands_still_is_seen_by_everything_that_was_due(
     embedded_topics: Topics, embedded: EmbeddedRocketMQ
 ) -> None:

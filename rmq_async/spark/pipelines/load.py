@@ -267,7 +267,7 @@ Sends messages from Spark's executors at a rate, counts what comes of each, comp
 offsets, and prints throughput and latencies. A latency is counted from the time that a message was due, so
 that waiting for a slow broker is part of it.
 
-Exit code 1 if a message failed, an acknowledged one is not in the topic, or the tasks did not send at the same
+Exit code 1 if a message failed, an acknowledged one is not in the topic, or the tasks did not run at the same
 time."""
 
     EXAMPLES = """

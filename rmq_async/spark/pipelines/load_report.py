@@ -54,7 +54,7 @@ class Figures:
 class ModeReport:
     """The figures of one mode. ``rate``: messages done per second, the sum over tasks, each over its own time. ``bytes``: of the
     bodies of messages done. ``stored``: growth of the topic; None if it could not be read. ``tasks_at_once``: the largest number
-    of ``tasks`` that sent at the same time; if it is smaller, the load was not the requested one."""
+    of ``tasks`` that ran at the same time; if it is smaller, the load was not the requested one."""
 
     mode: str
     total: Figures
@@ -263,5 +263,5 @@ def _figures(rows: Mapping[str, Any], times: Mapping[str, float]) -> Figures:
 
 
 def _at_once(spans: Sequence[Any]) -> int:
-    """Returns the largest number of tasks that sent at the same time, each until its last outcome."""
+    """Returns the largest number of tasks that ran at the same time."""
     return max(len([other for other in spans if other.began <= row.began < other.ended]) for row in spans)

@@ -78,7 +78,8 @@ class Result(NamedTuple):
     ``what``: "scheduled", by the second in which messages were due; "attempted", by the second in which their sends began;
     "acknowledged", "handed over" (one-way, without a confirmation), or the kind of failure, by the second in which their sends
     ended. "stored", of task -1, is the growth of the topic. ``latencies``: messages by bucket; ``longest``: the longest latency
-    in seconds. ``began``, ``ended``: of the task's sends, for "stored" of the mode, in seconds since 1970.
+    in seconds. ``began``, ``ended``: of the task, the plan's ``seconds`` or more apart, for "stored" of the mode, in seconds since
+    1970.
     """
 
     run: str
@@ -153,7 +154,8 @@ class _Run:
         finally:
             self._loop.call_soon_threadsafe(self._end)
         sending.result()
-        return list(self._counted(began, began + self._last))
+        # A task of few messages is not over at its last outcome: others run beside it, and its rate is over all its time.
+        return list(self._counted(began, began + max(self._last, self.plan.seconds)))
 
     def _keep_time(self) -> None:
         """Runs the clock on Spark's thread until the time is over."""
