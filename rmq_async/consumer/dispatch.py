@@ -79,7 +79,7 @@ class Dispatcher:
         return any(len(lines) for lines in self._lines_of(held))
 
     def is_busy(self, held: HeldQueue) -> bool:
-        """Returns whether messages of a queue wait, or a message of an ordered queue is in a call."""
+        """Returns whether messages of a queue wait, or one with a line is in a call."""
         return any(self._lines_of(held))
 
     def ready_of(self, held: HeldQueue) -> int:

@@ -81,7 +81,7 @@ class HeldQueue:
         self.squeezed = False
         """Whether messages were dropped for lack of room: the next pull waits until no message that is left waits for a slot."""
         self.wakes_below = 0
-        """The next pull waits until fewer messages than this number wait for a slot; 0 if it does not wait for that."""
+        """Number of ready messages below which ``changed`` is set, because the next pull waits for that; 0 if it does not."""
         self.changed = asyncio.Event()
         """An event that is set when pulls or drains of the queue that wait may go on, as at the end of a call."""
 

@@ -174,7 +174,7 @@ class Session:
         return self._assigned.is_set() and not self.takeover.queues and self.assignment.begun.is_set()
 
     def is_own_task(self, task: asyncio.Task[Any] | None) -> bool:
-        """Returns whether ``task`` is that of a handler call or of a callback, or is in the body of an iteration."""
+        """Returns whether ``task`` is that of a handler call or of a callback, or has messages of an iterator in hand."""
         return self.calls.is_own_task(task) or self.assignment.callbacks.is_own_task(task)
 
     def blocking(self, task: asyncio.Task[Any]) -> str | None:

@@ -48,8 +48,8 @@ REFUSED_PAUSE: Final = 30.0
 """Seconds between pulls that a broker refuses until an operator acts."""
 REPORT_EVERY: Final = 30.0
 REPORTED_TOGETHER: Final = 10.0
-"""Seconds from the first failed pull at a broker that does not answer to the last one that needs no line of its own in the log: the
-queues of the broker fail one after the other, as their pauses are random."""
+"""Seconds after a line of the log about a broker that does not answer in which its other failed pulls get none: the queues of
+the broker fail one after the other, as their pauses are random."""
 IDLE_ANSWERS: Final = 10
 """Answers in a row without progress after which the next pull waits."""
 
@@ -100,7 +100,7 @@ class Pulling:
         self._lost_route = lost_route
         self._calls: Calls = OrderedSet()
         self._reported: dict[str, float] = {}
-        """By name of the broker, when the log was last given that it does not answer; monotonic."""
+        """Broker name -> monotonic time at which the log last said that the broker does not answer."""
 
     async def run(self, held: HeldQueue) -> None:
         """Pulls until the queue is no longer in the state RUNNING, or the call is cancelled."""
@@ -137,7 +137,7 @@ class Pulling:
                 await asyncio.sleep(pause)
 
     def _report(self, held: HeldQueue, error: RocketMQError, now: float) -> None:
-        """Logs that pulls fail; one line for all queues of a broker that does not answer."""
+        """Logs that pulls fail; for a broker that does not answer, at most once in REPORTED_TOGETHER seconds."""
         what, broker = f"pulls of {held.shown}", held.shown.broker_name
         if isinstance(error, ConnectError | ConnectionLostError | RequestTimeoutError):
             last = self._reported.get(broker)

@@ -58,7 +58,7 @@ class ReadMarks:
         self.doubted.discard(queue)
 
     def given_up(self, queue: MessageQueue, committed: int | None) -> None:
-        """Notes this member's last committed offset in a queue that goes to another member."""
+        """Notes this member's last committed offset in a queue with a mark that leaves this member."""
         if queue in self._marks:
             self._left_at[queue] = committed
 

@@ -28,13 +28,13 @@ logger = logging.getLogger(__name__)
 GATHER: Final = 32
 """Number of acknowledgements from which on they are sent without waiting for more."""
 GATHER_TIME: Final = 0.01
-"""Seconds for which fewer than GATHER acknowledgements wait for others."""
+"""Maximum seconds for which fewer than GATHER acknowledgements wait for others."""
 MOST_IN_REQUEST: Final = 1024
 ANSWER_WITHIN: Final = 3.0
 FIRST_PAUSE: Final = 0.1
 LONGEST_PAUSE: Final = 2.0
 MOST_PENDING: Final = 8192
-"""Acknowledgements waiting for one broker from which on it is not popped."""
+"""Number of acknowledgements that wait for one broker from which on it is not popped."""
 AFTER_EXPIRY: Final = 2.0
 """Seconds after the end of a lease in which an acknowledgement may still count."""
 
@@ -74,7 +74,7 @@ class Acks:
 
     @property
     def pending(self) -> int:
-        """Number of acknowledgements without an answer."""
+        """Number of acknowledgements that have not ended."""
         return sum(line.pending for line in self._lines.values())
 
     async def flush(self) -> None:

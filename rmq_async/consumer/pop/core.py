@@ -33,7 +33,7 @@ __all__ = ["PopCore"]
 logger = logging.getLogger(__name__)
 
 EARLY: Final = 0.2
-"""An answer without messages counts as early if it comes more than so many seconds before the end of the poll time."""
+"""Seconds before the end of the poll time; an answer without messages that comes before them counts as early."""
 AHEAD_MS: Final = 3_600_000, 100 * 365 * 86_400_000
 """Milliseconds by which a pop is dated ahead of this machine's clock while the broker's clock is unknown: the first value, and
 the second one for a broker whose clock is even further ahead."""

@@ -48,7 +48,7 @@ BESIDE_POLL_TIME: Final = 0.2
 """Seconds for which a broker may hold one of the further pops: one that finds all queues locked by other pops waits for its
 turn."""
 MOST_BESIDE: Final = 7
-"""Pops under way beside the one that may be held."""
+"""Maximum number of pops under way beside the one that may be held."""
 GROW_AFTER: Final = 16
 """Full answers after which a pop asks for one message more, if an answer was too large before. The number is high because
 another answer that is too large costs each of its messages an attempt."""
@@ -91,7 +91,7 @@ class Source:
         self._full = 0
         """Answers with ``size`` messages since ``size`` has changed."""
         self.rest = 0
-        """Messages that the broker had left at its last answer."""
+        """Number of messages that the broker had left at its last answer."""
         self.is_caught_up = True
         """Whether the broker had no message left by its last answer; True before the first one."""
         self.ends = False

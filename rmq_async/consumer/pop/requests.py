@@ -47,7 +47,7 @@ DECODE_IN_THREAD: Final = 64 * 1024
 """Size of a body, in bytes, from which on a thread decodes it."""
 ANY_QUEUE: Final = -1
 FROM_THE_FIRST: Final = 0
-"""``initMode``: a queue without an offset begins with its first message."""
+"""Value of ``initMode``: a queue without an offset begins with its first message."""
 _NOTHING: Final = frozenset({ResponseCode.POLLING_TIMEOUT, ResponseCode.PULL_NOT_FOUND})
 
 

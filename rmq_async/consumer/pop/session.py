@@ -46,7 +46,7 @@ __all__ = ["PopSession"]
 logger = logging.getLogger(__name__)
 
 FIRST_ANSWERS: Final = 3.0
-"""Seconds for which ``start()`` waits at most until each broker has answered a pop."""
+"""Maximum seconds for which ``start()`` waits until each broker has answered a pop."""
 LAST_STEPS: Final = 1.0
 """Seconds of a stop that are kept for its steps after the drain: handlers are cancelled, and acknowledgements are answered."""
 LEAVE_TIME: Final = 1.0
@@ -98,7 +98,7 @@ class PopSession:
         share, size = max(config.buffered_limit // len(subscriptions), 1), config.buffered_bytes_limit // len(subscriptions)
         self.credits = {subscription: Credits(share, size) for subscription in subscriptions.values()}
         self.paused: set[str] = set()
-        """Topics on the wire."""
+        """The paused topics, names on the wire."""
         self._joined = False
         self.closing = False
         self._first: tuple[Source, ...] | None = None
@@ -238,7 +238,7 @@ class PopSession:
             logger.info("group %s: %s", self.group, ", ".join(f"{count} {what}" for what, count in counts.items() if count))
 
     def abort(self) -> None:
-        """Ends the wait of ``close`` for running handlers; a later ``close`` does not wait."""
+        """Ends the wait of ``close`` for running handlers; a later ``close`` does not wait for them."""
         self._drain_until = 0.0
         self._changed.set()
 

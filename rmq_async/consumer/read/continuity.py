@@ -27,7 +27,7 @@ __all__ = ["SkippedOffsets", "deleted_among"]
 CHECK_EVERY: Final = 1.0
 """Seconds between two checks of a queue, at least."""
 SHORT_STEP: Final = 100
-"""A step of fewer offsets to the next message counts as short."""
+"""Number of offsets below which a step to the next message counts as short."""
 
 
 class SkippedOffsets:
