@@ -337,7 +337,7 @@ class Reader:
         return result
 
     async def _has_left(self, cursor: Cursor, error: RocketMQError) -> bool:
-        """Returns whether the queue of a read without an end has left its route; keeps its cursor then (``_gone``)."""
+        """Returns whether the queue of a read without an end has left its route; then keeps its cursor if the topic exists."""
         if not (self._scope.follow and isinstance(error, BrokerError) and await has_left(self._instance, cursor.queue, error)):
             return False
         logger.info("queue %s is no longer in its topic's route: %s", cursor.queue, printable(error))
