@@ -91,7 +91,7 @@ class InvalidGroupError(ConfigError, InvalidMessageError):
 
 
 class SelectorError(RocketMQError):
-    """A selector raised, cannot use the key, or did not return one of the queues given to it; or ``queue`` is of another topic."""
+    """A selector failed, cannot use the key, or returned none of the queues given to it; or ``queue`` is of another topic."""
 
 
 class ForbiddenError(RocketMQError):
@@ -108,7 +108,7 @@ class ForkedError(RocketMQError):
 
 
 class WrongLoopError(RocketMQError):
-    """The client was started on another event loop than the one that runs this call."""
+    """The client, outbox or iterator belongs to another event loop than the one that runs this call."""
 
 
 class BackpressureError(RocketMQError):
@@ -403,7 +403,7 @@ class TransactionError(RocketMQError):
 
 
 class ReplyTimeoutError(RocketMQError, TimeoutError):
-    """The request was sent and no reply message came in time (10006)."""
+    """The request is stored, but its reply did not arrive, or was not decompressed, in time (10006)."""
 
     code = 10006
 

@@ -297,7 +297,7 @@ class CommitLog:
         return taken
 
     def place_of_last(self, count: int, broker_name: str) -> int:
-        """Returns the physical offset of the first of the broker's last ``count`` records; of its first one if it has fewer."""
+        """Returns the physical offset from which on ``truncate`` removes the broker's last ``count`` records."""
         place = self.end
         for at in range(len(self._offsets) - 1, self._first - 1, -1):
             queue = self._queues[at]
