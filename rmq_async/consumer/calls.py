@@ -341,7 +341,7 @@ class HandlerCalls:
         return None
 
     async def _call_in_thread(self, delivery: Delivery, given: MessageExt | Batch) -> object:
-        """Calls a plain function, and waits until it returns; other code than the consumer's cannot cancel the wait."""
+        """Calls a plain function, and waits until it returns, the consumer cancels the call, or the event loop ends."""
         handler = delivery.subscription.handler
         future = self._loop.run_in_executor(self._executor(), copy_context().run, _call_plain, handler, given)
         while not future.done():

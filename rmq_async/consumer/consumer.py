@@ -219,8 +219,8 @@ class Consumer(Reader):
         """Joins the group, and waits until the queues of the first share are read, or with ``mode="pop"`` until each broker has
         answered a pop. It waits for at most 3 s, because other members may still hold queues.
 
-        A group without committed offsets for a topic, in broadcast a member without positions, starts at ``start_from``, which
-        is determined before this returns: messages sent afterwards are delivered. Does nothing when already running.
+        A group without committed offsets for a topic, in broadcast a member without positions, starts at ``start_from``;
+        messages that are sent after this has returned are delivered. Does nothing when already running.
 
         Raises ConfigError without a subscription, when the group is in use by this client already, for an ``sql`` condition
         that a broker cannot read (``code`` 23) or does not filter by (``code`` 1), and with ``mode="pop"`` for a broker that
