@@ -153,7 +153,7 @@ def test_what_clients_and_brokers_write_into_properties_is_not_taken_over() -> N
         ({"body": [b"x", b""]}, "row 11 of partition 3 has an empty body; give at least one byte"),
         ({"topic": ["t", None]}, "row 11 of partition 3 has no topic: column topic is NULL or empty; give a name"),
         ({"topic": ["t", "a b"]}, "row 11 of partition 3 cannot be sent: topic 'a b' holds a character that is not allowed: "),
-        ({"topic": ["t", "SCHEDULE_TOPIC_XXXX"]}, "row 11 of partition 3 cannot be sent: topic SCHEDULE_TOPIC_XXXX belongs to"),
+        ({"topic": ["t", "SCHEDULE_TOPIC_XXXX"]}, "row 11 of partition 3 cannot be sent: topic 'SCHEDULE_TOPIC_XXXX' belongs to"),
         ({"tags": ["a", "b\x01c"]}, "row 11 of partition 3 holds a control character 0, 1 or 2 in column tags, 'b\\x01c'"),
         ({"keys": ["a", "b\x02c"]}, "in column keys, 'b\\x02c'"),
         ({"keys": pa.array([["a"], ["k", "b\x00"]])}, "row 11 of partition 3, keys \"['k', 'b\\\\x00']\", holds a control"),
