@@ -153,7 +153,7 @@ def defining(hooks: Iterable[Any], name: str) -> tuple[Any, ...]:
 
 
 class _RequestHook:
-    """The request methods of a user's hook. Equal for the same hook of two clients, so that it sees each request once."""
+    """The request methods of a user's hook. Equal for the same hook of two clients, so that the hook sees each request once."""
 
     __slots__ = ("_after", "_before", "_hook")
 
