@@ -188,7 +188,7 @@ def _object_key(text: str, at: int) -> tuple[Key, int]:
         name, at = _string(text, at)
         at = _colon(text, at)
         if text[at] in "{[":
-            raise _error(text, at, "object or array in an object used as a key")
+            raise _error(text, at, "expected a text, a number, true, false or null in an object used as a key")
         members[name], at = _scalar(text, at)
         at = _skip(text, at)
     return tuple(sorted(members.items(), key=_first)), at + 1

@@ -20,7 +20,7 @@ import msgspec
 
 from .command import RemotingCommand, decode_command, plain_text
 from .constants import ONEWAY_FLAG, VERSION, LanguageCode, RequestCode, SerializeType
-from .errors import LocalProtocolError, RemoteProtocolError
+from .errors import LocalProtocolError, RemoteProtocolError, shown
 from .frame import Frame
 from .properties import AFTER_ID, BEFORE_ID
 
@@ -103,7 +103,7 @@ def send_reply_of(command: RemotingCommand) -> SendReply:
                 ext = {**ext, "TRACE_ON": "false" if ext["TRACE_ON"] == "false" else "true"}
             fields = msgspec.convert(ext, SendReplyFields, strict=False)
     except msgspec.ValidationError as error:
-        raise RemoteProtocolError(f"send reply: {error}") from None
+        raise RemoteProtocolError(f"the extFields of a send reply cannot be read: {error}; they are {shown(ext)}") from None
     return SendReply(command.code, command.opaque, command.flag, command.remark, fields)
 
 

@@ -73,10 +73,10 @@ async def lag(instance: ClientInstance, group: str, topic: str | None, deadline:
                 committed = offsets.consumer_offset
                 inflight = max(offsets.pull_offset - committed, 0)
                 found[queue] = QueueLag(committed, offsets.broker_offset, inflight, offsets.last_timestamp)
-    if not found:
+    if not any(topic in (None, queue.topic) for queue in found):  # retry topics alone say nothing of a topic that is misspelled
         of_topic = "" if topic is None else f" for topic {instance.names.display_name(topic)}"
         what = f"group {instance.names.display_name(group)} has no offsets{of_topic} on {', '.join(brokers)}"
-        raise SubscriptionGroupNotExistError(f"{what}{await _why_none(instance, group, deadline)}", request=code.name)
+        raise SubscriptionGroupNotExistError(f"{what}{await _why_none(instance, group, topic, deadline)}", request=code.name)
     if not any(each.committed for each in found.values()):  # brokers answer 0 for the topics of a name that no group has, too
         await check_exists(instance, group, deadline)
     retries = {queue for queue in found if queue.topic.startswith(RETRY_TOPIC_PREFIX)}
@@ -87,7 +87,7 @@ async def lag(instance: ClientInstance, group: str, topic: str | None, deadline:
     )
 
 
-async def _why_none(instance: ClientInstance, group: str, deadline: float) -> str:
+async def _why_none(instance: ClientInstance, group: str, topic: str | None, deadline: float) -> str:
     """Returns the end of an error's text: why a group has no offsets, by what its members say, and what to do."""
     try:
         found = await consumers(instance, group, deadline)
@@ -98,6 +98,8 @@ async def _why_none(instance: ClientInstance, group: str, deadline: float) -> st
     if found.message_model == MessageModel.BROADCASTING:
         return f"{members}; they broadcast and keep their positions themselves: ask their lag() instead"
     topics = printable(", ".join(each for each in found.subscriptions if not each.startswith(RETRY_TOPIC_PREFIX)))
+    if topic is not None and topic not in found.subscriptions:
+        return f"{members}; they subscribe to {topics or 'no topic'}: name a topic of theirs"
     return (
         f"{members}, subscribed to {topics or 'no topic'}; they have committed nothing yet, and do so within seconds once their "
         "topics exist: check the topics, and try again"

@@ -212,7 +212,7 @@ class ConsumerConfig:
         for name in ("on_assigned", "on_revoked", "on_released", "on_lost"):
             function = getattr(self, name)
             if function is not None and not callable(function):
-                raise ConfigError(f"{name} must be a function of a frozenset of queues or None, not {shown(function)}")
+                raise ConfigError(f"{name} must be None or a function of a frozenset of queues, not {shown(function)}")
             if function is not None and is_generator(function):
                 raise ConfigError(
                     f"{name} must not be a generator function, whose calls run nothing; {handler_name(function)} has a yield"

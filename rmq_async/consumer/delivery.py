@@ -106,7 +106,7 @@ class Delivery(Struct, eq=False, weakref=True):
         seconds = checked_timeout(seconds, "seconds")
         if self.state != "running" or self.timed_out:
             raise ClientStateError(
-                f"the delivery of message {self.messages[0].msg_id} has ended or timed out; call extend() before its deadline"
+                f"the delivery of message {self.messages[0].msg_id} has ended or timed out; call extend() while it runs"
             )
         self.deadline = machine.monotonic() + seconds
         if self.moved is not None:

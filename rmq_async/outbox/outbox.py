@@ -221,8 +221,8 @@ class Outbox(Startable):
         return self._sent_before + (0 if relay is None else relay.sending.sent)
 
     async def relay_once(self) -> int:
-        """Sends up to ``batch_size`` due rows and returns the number of messages stored. It needs a running producer; the
-        outbox need not run.
+        """Sends up to ``batch_size`` due rows and returns the number of messages that brokers have stored with status
+        SEND_OK. It needs a running producer; the outbox need not run.
 
         Raises ClientStateError if the producer does not run, WrongLoopError if it runs on another loop, ForkedError if it was
         started in the parent process.

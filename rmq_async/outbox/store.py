@@ -50,9 +50,9 @@ _AT_ONCE: Final = 1000
 class OutboxStatus(msgspec.Struct, frozen=True):
     """The state of an outbox.
 
-    ``pending``: number of messages that are not sent yet, those in flight included; ``oldest_age``: seconds since the oldest of
-    them was added, 0.0 without one. ``sent``: number of sent messages whose rows are not purged yet. ``failed``: number of
-    messages that are FAILED: they are sent only after ``retry``.
+    ``pending``: number of messages that are neither sent nor FAILED, those in flight included; ``oldest_age``: seconds since the
+    oldest of them was added, 0.0 without one. ``sent``: number of sent messages whose rows are not purged yet. ``failed``: number
+    of messages that are FAILED: they are sent only after ``retry``.
     """
 
     pending: int

@@ -62,10 +62,12 @@ def option_of_kafka(name: str) -> str | None:
 
 
 def read_column_of_kafka(name: str) -> str | None:
-    """Returns which columns have here what the Kafka source's column ``name`` has, as a part of a sentence; None without a hint."""
+    """Returns the columns of this source that hold what the column ``name`` of Spark's Kafka source holds, as a part of a sentence;
+    None without a hint."""
     return _READ_COLUMNS.get(name.lower())
 
 
 def sink_column_of_kafka(name: str) -> str | None:
-    """Returns which columns have here what the Kafka sink's column ``name`` has, as a part of a sentence; None without a hint."""
+    """Returns the columns of this sink that mean what the column ``name`` of Spark's Kafka sink means, as a part of a sentence;
+    None without a hint."""
     return _SINK_COLUMNS.get(name.lower())

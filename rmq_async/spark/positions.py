@@ -106,7 +106,7 @@ def parse_queues(option: str, data: Any) -> dict[str, dict[str, tuple[int, ...]]
     for topic, brokers in _object(option, data).items():
         _check_topic(option, topic)
         if not isinstance(brokers, dict) or not brokers:
-            raise ConfigError(f'option {option}: {topic} must be {{"broker": [0, 1]}}, not {shown(brokers)}')
+            raise ConfigError(f'option {option}: {topic} must be an object such as {{"broker": [0, 1]}}, not {shown(brokers)}')
         for broker, numbers in brokers.items():
             if not isinstance(numbers, list) or not numbers or not all(_is_queue_id(number) for number in numbers):
                 raise ConfigError(

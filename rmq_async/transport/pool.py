@@ -438,5 +438,5 @@ class ConnectionPool:
 
 
 def _drop(connection: Connection) -> None:
-    """Closes a connection to one address of a host that is not used."""
+    """Closes a connection that is not used, because one to another address of the host is."""
     connection.close(CloseReason.LOCAL)

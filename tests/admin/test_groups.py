@@ -109,6 +109,20 @@ async def test_group_lag_counts_topics_and_retries_apart(server: EmbeddedRocketM
     assert (await admin.group_lag("shipping", "OrderTopic")).messages == 14  # never consumed: counts whole
 
 
+async def test_group_lag_of_a_topic_that_is_misspelled_is_an_error(server: EmbeddedRocketMQ, admin: Admin) -> None:
+    """The group's retry topic has queues, which must not hide that the topic has none."""
+    await send(server, b"0")
+    consumer, _ = worker(server)
+    async with consumer:
+        await consumer.wait_settled(1)
+        with pytest.raises(
+            SubscriptionGroupNotExistError, match=r"for topic OderTopic .*; they subscribe to OrderTopic: name a topic"
+        ):
+            await admin.group_lag("billing", "OderTopic")
+    with pytest.raises(SubscriptionGroupNotExistError, match=r"for topic OderTopic on broker-a, broker-b; check the names"):
+        await admin.group_lag("billing", "OderTopic")
+
+
 async def test_group_lag_without_offsets_says_what_the_members_do(server: EmbeddedRocketMQ, admin: Admin) -> None:
     nothing = "group billing has no offsets on broker-a, broker-b"
     waiting = Consumer("billing", namesrv=server.namesrv, commit_interval=600.0)

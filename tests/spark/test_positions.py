@@ -69,7 +69,7 @@ def test_both_forms_and_whole_topics() -> None:
         (parse_times, {"t/b/0": 1 << 60}, "t/b/0 must be a whole number from 0 to 253402300799999, not 1152921504606846976"),
         (parse_times, {}, "names no queue and no topic"),
         (parse_queues, {}, "names no queue"),
-        (parse_queues, {"t": [0]}, 't must be {"broker": [0, 1]}, not [0]'),
+        (parse_queues, {"t": [0]}, 't must be an object such as {"broker": [0, 1]}, not [0]'),
         (parse_queues, {"t": {"b": []}}, "t, b must be a list of queue numbers, not []"),
         (parse_queues, {"t": {"b": [-1]}}, "t, b must be a list of queue numbers, not [-1]"),
     ],

@@ -91,7 +91,7 @@ def _collected(children: dict[Connection, Any], report: Report) -> list[Part]:
             except EOFError:
                 code = _code(children[ready])
                 raise RocketMQError(
-                    f"a sending process ended with code {code} (-9: killed) and no result; bench again"
+                    f"a sending process ended with exit code {code} (-9 means killed) and without a result; run the bench again"
                 ) from None
             if isinstance(said, Part):
                 parts.append(said)

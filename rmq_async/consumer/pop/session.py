@@ -46,7 +46,7 @@ __all__ = ["PopSession"]
 logger = logging.getLogger(__name__)
 
 FIRST_ANSWERS: Final = 3.0
-"""Maximum seconds for which ``start()`` waits until each broker has answered a pop."""
+"""Maximum seconds for which ``start()`` waits for the first answer to the pops of each topic at each broker."""
 LAST_STEPS: Final = 1.0
 """Seconds of a stop that are kept for its steps after the drain: handlers are cancelled, and acknowledgements are answered."""
 LEAVE_TIME: Final = 1.0
@@ -139,7 +139,7 @@ class PopSession:
         self._find_sources()
 
     async def _first_answers(self) -> None:
-        """Waits until each broker has answered a pop or has caused an error, for FIRST_ANSWERS seconds at most."""
+        """Waits until each source has its first answer or error, for FIRST_ANSWERS seconds at most."""
         self._first = tuple(self.sources.values())
         first = [self.supervisor.once("first answer", _wait(source.tried)) for source in self._first]
         if first:

@@ -197,7 +197,8 @@ class PullConsumer(ClientUser):
             await commit_offset(instance, self._group, await known_queue(instance, queue), offset)
 
     async def min_offset(self, queue: MessageQueue) -> int:
-        """Returns the offset of the first message in the queue. Raises as ``committed`` does."""
+        """Returns the offset of the first message that is not deleted; the end of the queue if there is none. Raises as
+        ``committed`` does."""
         async with self._call() as instance:
             return await min_offset(instance, await known_queue(instance, queue))
 

@@ -226,8 +226,10 @@ def one_of(chosen: MessageQueue, queues: Sequence[MessageQueue], selector: Selec
         )
     late = machine.monotonic() - deadline
     if late >= 0:  # the loop was blocked; a message written now would reach the broker after the caller got an error
-        text = f"selector {_name(selector)} returned a queue {late:.3g} s after the call's deadline, so nothing was sent"
-        raise RequestTimeoutError(f"{text}; make it faster or use a longer timeout", maybe_stored=False)
+        text = (
+            f"selector {_name(selector)} returned a queue {late:.3g} s after the call's deadline, so this attempt was not sent"
+        )
+        raise RequestTimeoutError(f"{text}; make the selector faster or use a longer timeout", maybe_stored=False)
     return chosen
 
 

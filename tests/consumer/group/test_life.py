@@ -62,7 +62,7 @@ class Yielding:
         ({"on_conflict": "ignore"}, 'on_conflict must be "warn" or "raise"'),
         ({"mode": "push"}, 'mode must be "pull" or "pop"'),
         ({"hooks": [1]}, "1 is not a Hook object"),
-        ({"on_assigned": 3}, "on_assigned must be a function of a frozenset of queues or None, not 3"),
+        ({"on_assigned": 3}, "on_assigned must be None or a function of a frozenset of queues, not 3"),
         ({"on_lost": yields_later}, r"on_lost must not be a generator function, .*yields_later has a yield"),
         ({"commit_interval": 0}, "commit_interval must be above 0 seconds"),
         ({"retry": 3}, "retry must be a Retry object, not 3"),
