@@ -40,8 +40,12 @@ async def test_group_lag_equals_what_mqadmin_shows(cluster: RealCluster, tmp_pat
             await producer.send(Message(topic, b"%d" % number))
         async with consumer:
             await consumer.wait_settled(6)
+            with pytest.raises(SubscriptionGroupNotExistError, match=f"they subscribe to {topic}: name a topic of theirs"):
+                await admin.group_lag(group, f"{topic}s")  # misspelled; the group's retry topic has queues
         for number in range(5):
             await producer.send(Message(topic, b"later %d" % number))
+        with pytest.raises(SubscriptionGroupNotExistError, match=f"has no offsets for topic {topic}s on "):
+            await admin.group_lag(group, f"{topic}s")
         lag = await admin.group_lag(group)
         shown = await tools.run("consumerProgress", "-g", group)
         rows = {
