@@ -21,7 +21,7 @@ from ..client import ClientInstance, commit_offset
 from ..errors import ConnectionLostError, RequestTimeoutError, RocketMQError
 from .held_queue import HeldQueue
 
-__all__ = ["Commits"]
+__all__ = ["Commits", "Doubts"]
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +32,25 @@ GAP: Final = 5.0
 
 DOUBT: Final = 60.0
 """Seconds for which a commit without an answer may still reach its broker."""
+
+
+class Doubts:
+    """The queues with a commit that had no answer, for DOUBT seconds. They outlast the queue's stay with this member and the stop
+    of the consumer: this member may read the queue again, while the commit is still under way."""
+
+    __slots__ = ("_since",)
+
+    def __init__(self) -> None:
+        self._since: dict[MessageQueue, float] = {}
+
+    def __contains__(self, queue: MessageQueue) -> bool:
+        since = self._since.get(queue)
+        return since is not None and machine.monotonic() - since < DOUBT
+
+    def add(self, queue: MessageQueue) -> None:
+        now = machine.monotonic()
+        self._since = {each: since for each, since in self._since.items() if now - since < DOUBT}
+        self._since[queue] = now
 
 
 class Commits:
@@ -47,6 +66,7 @@ class Commits:
         group: str,
         held: Callable[[], Iterable[HeldQueue]],
         owns: Callable[[MessageQueue], bool],
+        doubts: Doubts,
     ) -> None:
         self._instance = instance
         self._group = group
@@ -56,9 +76,7 @@ class Commits:
         """Number of offsets that brokers have confirmed."""
         self.error: str | None = None
         """The first error of the last round; None after a round without errors."""
-        self._doubted: dict[MessageQueue, float] = {}
-        """The monotonic time of the last commit without an answer, by queue; kept when the queue is given up, because this
-        member may take it over again."""
+        self._doubts = doubts
 
     async def run(self, interval: float, full_interval: float, after_gap: Callable[[], Awaitable[None]]) -> None:
         """Commits until it is cancelled. ``interval``, ``full_interval``: seconds between rounds, and between those that commit
@@ -89,7 +107,7 @@ class Commits:
         due = [
             each
             for each in self._held()
-            if self._may(each) and (full or each.committed != each.progress.watermark or self._doubts(each))
+            if self._may(each) and (full or each.committed != each.progress.watermark or each.queue in self._doubts)
         ]
         errors: list[str] = []
 
@@ -126,27 +144,19 @@ class Commits:
             return
         async with held.committing:
             offset = held.progress.watermark
-            if wait and (not self._may(held) or (held.committed == offset and not self._doubts(held))):
+            if wait and (not self._may(held) or (held.committed == offset and held.queue not in self._doubts)):
                 return
             try:
                 await commit_offset(self._instance, self._group, held.queue, offset)
             except asyncio.CancelledError:
-                self._doubt(held.queue)
+                self._doubts.add(held.queue)
                 raise
             except (ConnectionLostError, RequestTimeoutError) as error:
                 if error.maybe_stored:
-                    self._doubt(held.queue)
+                    self._doubts.add(held.queue)
                 raise
             held.committed = offset
             self.count += 1
-
-    def _doubts(self, held: HeldQueue) -> bool:
-        return held.queue in self._doubted and machine.monotonic() - self._doubted[held.queue] < DOUBT
-
-    def _doubt(self, queue: MessageQueue) -> None:
-        now = machine.monotonic()
-        self._doubted = {each: since for each, since in self._doubted.items() if now - since < DOUBT}
-        self._doubted[queue] = now
 
     def _may(self, held: HeldQueue) -> bool:
         return held.is_owned and self._owns(held.queue)

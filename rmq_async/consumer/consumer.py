@@ -21,6 +21,7 @@ from ..options import lists_options
 from ..timeouts import stop_budget
 from ..transport import generation
 from . import pop
+from .commits import Doubts
 from .config import ConsumerConfig, ConsumerOptions, Retry, split_options
 from .pop import PopSession
 from .reader import Reader, subscriptions_of
@@ -96,6 +97,7 @@ class Consumer(Reader):
         if self._subscriptions and self.config.mode == "pop":
             raise ConfigError("mode='pop' needs handlers, and topics= are read by hand; leave out mode or topics=")
         self._last_stats = ConsumerStats()
+        self._doubts = Doubts()
         self._stopping: asyncio.Task[None] | None = None
         """A stop that a handler, a callback or the body of an iteration has begun."""
         self._over: asyncio.Event | None = None
@@ -305,8 +307,8 @@ class Consumer(Reader):
             await self.stop()
 
     async def _open(self, instance: ClientInstance) -> None:
-        kind = Session if self.config.mode == "pull" else PopSession
-        session = kind(instance, self._wire_group, dict(self._subscriptions), self.config, copy_context())
+        given = instance, self._wire_group, dict(self._subscriptions), self.config, copy_context()
+        session = Session(*given, self._doubts) if self.config.mode == "pull" else PopSession(*given)
         self._session = session  # handlers may run, and stop the consumer, before the start has ended
         try:
             await session.open(self._starting)

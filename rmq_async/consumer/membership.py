@@ -16,7 +16,7 @@ from rmq_protocol.message import MessageQueue
 from .._text import printable
 from ..client import ClientInstance, committed_offset
 from ..errors import RocketMQError, TopicNotFoundError
-from .commits import Commits
+from .commits import Commits, Doubts
 from .config import ConsumerConfig
 from .group import MemberLocks, Rebalance, Takeover, first_positions, store_positions
 from .held_queue import HeldQueue
@@ -35,7 +35,7 @@ Open = Callable[[MessageQueue, int, int | None], None]
 
 class Clustering:
     """The membership in a group that shares queues. ``group``: its name on the wire. ``subscriptions``: by topic on the wire.
-    ``owned``: returns the queues whose positions this member commits.
+    ``owned``: returns the queues whose positions this member commits. ``doubts``: the consumer's.
 
     ``topics``: names on the wire of all topics that are read. ``retries_here``: whether this member itself handles all failed
     messages again, instead of giving back those without an order.
@@ -51,6 +51,7 @@ class Clustering:
         subscriptions: Mapping[str, Subscription],
         config: ConsumerConfig,
         owned: Callable[[], Iterable[HeldQueue]],
+        doubts: Doubts,
     ) -> None:
         self._instance = instance
         self._group = group
@@ -61,7 +62,7 @@ class Clustering:
         self.topics = (*subscriptions, self._retry_topic)
         self.outcomes = Outcomes(instance, group)
         self.locks = MemberLocks(instance, group, [topic for topic, each in subscriptions.items() if each.order is not None])
-        self.commits = Commits(instance, group, owned, self.locks.owns)
+        self.commits = Commits(instance, group, owned, self.locks.owns, doubts)
 
     def rebalance(self, apply: Apply) -> Rebalance:
         """Returns the object that makes the rounds in which the share is computed."""

@@ -27,6 +27,7 @@ from .broker_requests import BrokerRequests
 from .by_hand import ByHand, HandDispatcher
 from .callbacks import AssignmentCallbacks
 from .calls import HandlerCalls
+from .commits import Doubts
 from .config import ConsumerConfig
 from .decision import Decision
 from .dispatch import Dispatcher
@@ -69,6 +70,7 @@ class Session:
     """The work of a member that pulls, from its start to its stop.
 
     ``group``: on the wire. ``subscriptions``: by topic on the wire. ``context``: handlers and callbacks run in copies of it.
+    ``doubts``: of this session and the ones before.
     """
 
     def __init__(
@@ -78,13 +80,14 @@ class Session:
         subscriptions: Mapping[str, Subscription],
         config: ConsumerConfig,
         context: Context,
+        doubts: Doubts,
     ) -> None:
         self.instance = instance
         self.group = group
         self.config = config
         self.subscriptions = subscriptions
         self.member: Clustering | Broadcasting = (
-            Clustering(instance, group, subscriptions, config, self._owned)
+            Clustering(instance, group, subscriptions, config, self._owned, doubts)
             if config.broadcast is False
             else Broadcasting(instance, group, subscriptions, config, self._owned, context)
         )

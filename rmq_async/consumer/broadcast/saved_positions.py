@@ -20,7 +20,7 @@ from ... import machine
 from ..._text import printable
 from ...client import ClientInstance
 from ...errors import ConfigError, RocketMQError
-from ..commits import Commits
+from ..commits import Commits, Doubts
 from ..config import Positions
 from ..held_queue import HeldQueue
 
@@ -45,7 +45,7 @@ class SavedPositions(Commits):
     def __init__(
         self, instance: ClientInstance, store: Positions | None, held: Callable[[], Iterable[HeldQueue]], context: Context
     ) -> None:
-        super().__init__(instance, "", held, lambda _: True)
+        super().__init__(instance, "", held, lambda _: True, Doubts())
         self._store = store
         self._context = context
         self._saving = asyncio.Lock()

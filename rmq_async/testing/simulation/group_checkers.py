@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import pairwise, takewhile
 from math import inf
+from types import MappingProxyType
 from typing import Final
 
 from rmq_protocol.constants import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX
@@ -41,6 +42,10 @@ LOOK: Final = 5.0
 """Seconds between two looks at the queues, and at the health of each member, at most."""
 HEALED: Final = 5.0
 """Seconds within which a member writes its offset again after one of its older commits has arrived late."""
+HEALED_AFTER_START: Final = 25.0
+"""The same for a commit of its process before the member was made anew: a full round comes each 20 s."""
+LATE: Final = 90.0
+"""Seconds after a start in which such a commit may arrive: a link hangs for up to 60 s."""
 SEEN: Final = 35.0
 """Seconds for which a queue must be in its topic until each member has seen it: members poll routes every 10 s, and a broker that
 a name server has lost registers within 30 s."""
@@ -82,7 +87,7 @@ def group_violations(
         *undelivered(calls, log, stored, left_out),
         *repeated(log, troubles),
         *together(log, troubles),
-        *backwards(log.commits, troubles, taken),
+        *backwards(log.commits, troubles, taken, log.starts),
         *stalled(log, troubles),
         *unnamed(log, troubles),
         *uncommitted(log, taken),
@@ -151,7 +156,12 @@ def _taken_from_hand(log: GroupLog, first: Delivery, second: Delivery) -> bool:
     return first.life != second.life and min(_end(first), second.began) - first.began >= log.in_hand
 
 
-def backwards(commits: Sequence[Commit], troubles: Troubles, taken: Collection[MessageQueue]) -> list[str]:
+def backwards(
+    commits: Sequence[Commit],
+    troubles: Troubles,
+    taken: Collection[MessageQueue],
+    starts: Mapping[str, Sequence[float]] = MappingProxyType({}),
+) -> list[str]:
     """Returns commits below the offset that the broker had.
 
     Without a fault they are violations of any member. During a fault they are violations only of the member that has the queue's
@@ -159,7 +169,8 @@ def backwards(commits: Sequence[Commit], troubles: Troubles, taken: Collection[M
     if the higher offset is not written again soon, because a commit on a blocked connection may arrive after a later one on a new
     connection.
 
-    ``taken``: queues that have lost messages; they are left out, because a group goes back to their end.
+    ``taken``: queues that have lost messages; they are left out, because a group goes back to their end. ``starts``: the times at
+    which members have joined, by client id.
     """
     found: list[str] = []
     writers: dict[MessageQueue, Commit] = {}
@@ -170,7 +181,10 @@ def backwards(commits: Sequence[Commit], troubles: Troubles, taken: Collection[M
             continue
         own = commit.holder is not None and commit.holder == commit.client_id
         if not troubles.felt(commit.time, commit.time) or (
-            own and last is not None and last.client_id == commit.client_id and not _healed(commit, commits)
+            own
+            and last is not None
+            and last.client_id == commit.client_id
+            and not _healed(commit, commits, starts.get(commit.client_id or "", ()))
         ):
             found.append(
                 f"backwards: {commit.client_id} committed {commit.offset} of {commit.queue} at {commit.time:.6f} s after "
@@ -179,10 +193,12 @@ def backwards(commits: Sequence[Commit], troubles: Troubles, taken: Collection[M
     return found
 
 
-def _healed(commit: Commit, commits: Sequence[Commit]) -> bool:
+def _healed(commit: Commit, commits: Sequence[Commit], starts: Sequence[float]) -> bool:
     """Returns whether any member has soon written again the offset that a commit has put back."""
     index = bisect_left(commits, commit.time, key=lambda each: each.time)
-    soon = takewhile(lambda each: each.time <= commit.time + HEALED, commits[index:])
+    late = any(abs(commit.time - start) < LATE for start in starts)
+    end = commit.time + (HEALED_AFTER_START if late else HEALED)
+    soon = takewhile(lambda each: each.time <= end, commits[index:])
     return any(each.queue == commit.queue and each.offset >= commit.before for each in soon)
 
 

@@ -93,11 +93,11 @@ class GroupLog:
     cluster. ``unlisted``: returns the names of those that a name server does not list.
 
     ``order``: that of all subscriptions; ``attempts``: maximum attempts of a message. ``client_ids``: ids of the running
-    members, by machine. ``commit_interval``, ``max_span``: settings of all members. ``in_hand``: seconds for which a message
-    that is read by hand delays the release of its queue; after them the next owner gets it too, because the body of an iteration
-    cannot be cancelled. ``lease``: seconds for which a popped message is invisible; None for members that pull. ``unread``:
-    what members that pop had not popped, by time. ``fine_from``: the time from which on no member may have
-    a problem. ``idle``: the backlog after the last member has stopped.
+    members, by machine. ``starts``: times at which members have joined, by client id. ``commit_interval``, ``max_span``:
+    settings of all members. ``in_hand``: seconds for which a message that is read by hand delays the release of its queue;
+    after them the next owner gets it too, because the body of an iteration cannot be cancelled. ``lease``: seconds for which a
+    popped message is invisible; None for members that pull. ``unread``: what members that pop had not popped, by time.
+    ``fine_from``: the time from which on no member may have a problem. ``idle``: the backlog after the last member has stopped.
     """
 
     now: Callable[[], float]
@@ -117,6 +117,7 @@ class GroupLog:
     backlogs: list[Backlog] = field(default_factory=list)
     samples: list[Sample] = field(default_factory=list)
     client_ids: dict[str, str] = field(default_factory=dict)
+    starts: dict[str, list[float]] = field(default_factory=dict)
     idle: Backlog | None = None
 
     def live(self, member: str) -> int:
@@ -126,7 +127,8 @@ class GroupLog:
 
     def joined(self, member: str, consumer: Consumer) -> None:
         assert consumer._instance is not None
-        self.client_ids[member] = consumer._instance.client_id
+        client_id = self.client_ids[member] = consumer._instance.client_id
+        self.starts.setdefault(client_id, []).append(self.now())
 
     def stopped(self, life: int) -> None:
         self.lives[life].ended = self.now()

@@ -8,7 +8,7 @@ import pytest
 
 from rmq_async import ClientConfig, Consumer, MessageQueue, PullConsumer, machine
 from rmq_async.client import ClientInstance
-from rmq_async.consumer.commits import Commits
+from rmq_async.consumer.commits import Commits, Doubts
 from rmq_async.embedded import EmbeddedRocketMQ
 
 from .support import Seen, create, member, send, until
@@ -34,10 +34,10 @@ async def test_commit_during_one_in_the_background_commits_what_moved_since() ->
                 assert server.progress("g")[Q0] == number * 2
 
 
-@pytest.mark.parametrize("returns", [False, True], ids=["keeps", "returns"])
-async def test_commit_without_an_answer_is_repeated_where_the_broker_gets_it_late(returns: bool) -> None:
+@pytest.mark.parametrize("between", ["nothing", "another-member", "restart"])
+async def test_commit_without_an_answer_is_repeated_where_the_broker_gets_it_late(between: str) -> None:
     """A connection that hung may deliver it after a later commit of a new connection, also of a queue that was given up and taken
-    over again meanwhile: simulated seed 70165."""
+    over again meanwhile, and after a restart: simulated seeds 70165 and 412705."""
     async with EmbeddedRocketMQ() as server:
         await create(server.namesrv, queues=1)
         options = {"commit_interval": 0.05, "rebalance_interval": 300.0, "request_timeout": 0.3}
@@ -52,10 +52,13 @@ async def test_commit_without_an_answer_is_repeated_where_the_broker_gets_it_lat
             server.delay(0)
             await consumer.wait_idle()
             await consumer.commit()
-            if returns:
+            if between == "restart":
+                await consumer.stop()
+                await consumer.start()
+            if between == "another-member":
                 async with member("g", server.namesrv, "a", Seen()) as other:
                     await until(lambda: Q0 in other.assignment)
-                await until(lambda: Q0 in consumer.assignment)
+            await until(lambda: Q0 in consumer.assignment)
             async with PullConsumer("g", namesrv=server.namesrv) as late:
                 await late.commit(Q0, 1)
             await until(lambda: server.progress("g")[Q0] == 3, 2.0)
@@ -78,6 +81,6 @@ async def test_warning_of_a_blocked_loop_leaves_out_the_commit_interval(
             patched.setattr(machine, "monotonic", lambda: times[-1])
             patched.setattr(asyncio, "sleep", sleep)
             with pytest.raises(EOFError):
-                await Commits(instance, "g", list, lambda _: True).run(60.0, 300.0, confirm)
+                await Commits(instance, "g", list, lambda _: True, Doubts()).run(60.0, 300.0, confirm)
         await instance.release()
     assert "did not run for 7.0 s" in caplog.text

@@ -97,6 +97,9 @@ def test_backwards_is_found_for_the_owner_of_the_queue() -> None:
     commits = [commit(1.0, 5, 3), commit(2.0, 4, 5)]
     assert len(backwards(commits, fault(0.0, 3.0), ())) == 1
     assert backwards(commits, fault(0.0, 3.0), [QUEUE]) == []
+    late = [*commits, commit(20.0, 6, 4)]
+    assert len(backwards(late, fault(0.0, 3.0), (), {"b": [0.5]})) == 1
+    assert backwards(late, fault(0.0, 3.0), (), {"a": [0.5]}) == []  # the commit may be one of the process before the start
     beside = [commit(1.0, 5, 3, "b"), commit(2.0, 4, 5)]
     assert backwards(beside, fault(0.0, 3.0), ()) == []
     assert len(backwards(beside, QUIET, ())) == 1
