@@ -27,6 +27,7 @@ REVIVE_QUEUES: Final = 8
 """Number of queues of the revive log, named in turn (``reviveQueueNum``)."""
 ORDERED_REVIVE_QUEUE: Final = 999
 """Number in place of a revive queue in handles of ordered pops (``KeyBuilder.POP_ORDER_REVIVE_QUEUE``)."""
+MOST_TURNS: Final = 4096
 RETRIES_FIRST: Final = 5
 """Number of pops of which one, unless it is ordered or by priority, begins with retries (``popFromRetryProbability`` 20)."""
 
@@ -76,6 +77,8 @@ class PopReader:
         self._settings = settings
         self._in_store = settings.store == "kv"
         self._number = 0
+        self._turns: dict[tuple[str, str], int] = {}
+        """The retry topic that was read last, by topic and group."""
         self._revive_queue = 0
 
     def nothing(self, pop: Pop, now: int) -> Taken:
@@ -95,14 +98,14 @@ class PopReader:
         by_priority = topic.is_by_priority and not pop.ordered
         early = not pop.ordered and not by_priority and (number % RETRIES_FIRST == (0 if self._in_store else RETRIES_FIRST - 1))
         if early:
-            self._take_retries(pop, taken, number)
+            self._take_retries(pop, taken)
         count, asked = topic.config.read_queue_nums, pop.key.queue_id
         for at in range(count) if asked < 0 else ():
             self._take_queue(pop, topic, count - 1 - at if by_priority else (number - at) % count, taken)
         if asked >= 0:
             self._take_queue(pop, topic, asked, taken)
         if not early and not pop.ordered and (asked < 0 or not self._in_store):
-            self._take_retries(pop, taken, number)
+            self._take_retries(pop, taken)
         return taken
 
     def has_messages(self, pop: Pop, topic: Topic) -> bool:
@@ -120,17 +123,24 @@ class PopReader:
                 return True
         return False
 
-    def _take_retries(self, pop: Pop, taken: Taken, number: int) -> None:
-        for name in self._retry_topics(pop.key.topic, pop.key.group, number):
+    def _take_retries(self, pop: Pop, taken: Taken) -> None:
+        for name in self._retry_topics(pop.key.topic, pop.key.group):
             topic = self._state.topics.get(name)
             if topic is not None:
                 for queue_id in range(topic.config.read_queue_nums):
                     self._take_queue(pop, topic, queue_id, taken, retries=True)
 
-    def _retry_topics(self, topic: str, group: str, number: int) -> list[str]:
+    def _retry_topics(self, topic: str, group: str) -> list[str]:
         """Returns the retry topics that a pop reads. With the revive log an answer has room for one of them; they take turns."""
         names = self._retry_names(topic, group)
-        return names if self._in_store or len(names) == 1 else [names[number % 2]]
+        if self._in_store or len(names) == 1:
+            return names
+        if len(self._turns) >= MOST_TURNS:
+            self._turns.clear()
+        turn = self._turns[topic, group] = 1 - self._turns.get(
+            (topic, group), 1
+        )  # one turn for all groups could starve one of them
+        return [names[turn]]
 
     def _retry_names(self, topic: str, group: str) -> list[str]:
         old = pop_retry_topic_v1(topic, group)

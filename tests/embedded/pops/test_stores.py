@@ -87,3 +87,16 @@ async def test_modes_outlive_a_restart_and_are_listed(broker: PopClient, server:
     async with PopClient(server.brokers["broker-a"]) as again:
         found = (await again.ask(RequestCode.GET_ALL_MESSAGE_REQUEST_MODE)).body
     assert found == b'{"messageRequestModeMap":{"T":{"G":%s}}}' % body
+
+
+async def test_retries_come_also_where_two_topics_are_popped_in_turns() -> None:
+    """Each of them has a turn of its own between the two names: simulated seed 721676."""
+    clock = ManualClock(START)
+    server = EmbeddedRocketMQ(clock=clock, pop_retry_v2=True)
+    async with server, PopClient(server.brokers["broker-a"]) as broker:
+        for topic in ("T", "U"):
+            await broker.stored("a", topic=topic)
+            await broker.popped(topic, invisibleTime=1000)
+        await clock.advance(3)
+        again = [each.body for _ in range(2) for topic in ("T", "U") for each in await broker.popped(topic)]
+        assert again == [b"a", b"a"]
