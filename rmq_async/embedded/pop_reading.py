@@ -137,9 +137,7 @@ class PopReader:
             return names
         if len(self._turns) >= MOST_TURNS:
             self._turns.clear()
-        turn = self._turns[topic, group] = 1 - self._turns.get(
-            (topic, group), 1
-        )  # one turn for all groups could starve one of them
+        turn = self._turns[topic, group] = 1 - self._turns.get((topic, group), 1)  # a turn of all topics could leave one out
         return [names[turn]]
 
     def _retry_names(self, topic: str, group: str) -> list[str]:
