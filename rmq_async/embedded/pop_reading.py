@@ -137,7 +137,8 @@ class PopReader:
             return names
         if len(self._turns) >= MOST_TURNS:
             self._turns.clear()
-        turn = self._turns[topic, group] = 1 - self._turns.get((topic, group), 1)  # a turn of all topics could leave one out
+        # one turn of all topics would leave one out
+        turn = self._turns[topic, group] = 1 - self._turns.get((topic, group), 1)
         return [names[turn]]
 
     def _retry_names(self, topic: str, group: str) -> list[str]:
