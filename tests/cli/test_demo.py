@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import pty
+import re
 import time
 
 import pytest
@@ -125,7 +126,8 @@ async def test_a_terminal_sees_bars() -> None:
     assert ended.code == 0
     for bar in (*MODES, "read back"):
         assert bar.encode() in shown
-    assert b"400/400" in shown
+    # On a busy machine a mode may have no time left for its messages.
+    assert re.search(rb"m([1-9]\d*)/\1\x1b", shown.rpartition(b"read back")[2])
 
 
 # -- the messages' own checksum

@@ -379,5 +379,5 @@ async def test_starting_and_stopping_twice_is_harmless(outbox: Outbox, sessions:
         await outbox.add(session, Message("T", b"x"))
     await asyncio.gather(outbox.start(), outbox.start())
     assert (await settled(outbox)).sent == 1
-    with pytest.raises(ConfigError, match="timeout must be 0 or above"):
+    with pytest.raises(ConfigError, match="timeout must be at least 0 seconds"):
         await outbox.stop(-1.0)

@@ -243,7 +243,9 @@ def test_settings_of_session_change_no_column(
         assert query.awaitTermination(60)
         archived = spark.read.schema(ARCHIVE_DDL).parquet(str(tmp_path / "out"))
         assert plain(archived.drop("date").collect()) == expected
-        with pytest.raises(ConfigError, match="column storeTimestamp is timestamp, not timestamp_ntz; write timestamp_ltz"):
+        with pytest.raises(
+            ConfigError, match="column storeTimestamp must be timestamp, not timestamp_ntz; write timestamp_ltz"
+        ):
             RocketMQDataSource(given).reader(StructType().add("storeTimestamp", TimestampNTZType()))
     finally:
         spark.conf.unset(setting)

@@ -192,7 +192,7 @@ async def test_marks_that_cannot_be() -> None:
 
         async def handler(batch: Batch) -> None:
             kept.append(batch)
-            with pytest.raises(ConfigError, match="delay must be 0 or above"):
+            with pytest.raises(ConfigError, match="delay must be at least 0 seconds"):
                 batch.mark_retry(batch[0], -1.0)
             stranger: Any = b"x"
             with pytest.raises(ValueError, match="is not one of the 2 messages"):

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rmq_async import MessageExt, MessageQueue, Outcome
-from rmq_async.consumer.commits import Commits
+from rmq_async.consumer.commits import Commits, Doubts
 from rmq_async.consumer.delivery import Delivery
 from rmq_async.consumer.fetch import Budget
 from rmq_async.consumer.group import Takeover, handover
@@ -63,7 +63,7 @@ async def test_commit_round_leaves_out_a_queue_given_up_meanwhile() -> None:
             queues[-1].state = QueueState.RELEASED
             await asyncio.sleep(0)
 
-    await Recorded(NO_INSTANCE, "g", lambda: queues, lambda queue: True).round()
+    await Recorded(NO_INSTANCE, "g", lambda: queues, lambda queue: True, Doubts()).round()
     assert len(asked) == 16
 
 

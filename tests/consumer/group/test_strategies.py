@@ -75,7 +75,7 @@ def test_strategy_of_a_stranger(name: str) -> None:
 
 def test_near_rooms_of_a_member_without_a_room() -> None:
     allocate = allocate_near_rooms(room_of_queue, lambda client_id: "")
-    with pytest.raises(ValueError, match="room of c1 is ''; room_of_queue and room_of_client must return a name"):
+    with pytest.raises(ValueError, match="the room of 'c1' is ''; room_of_queue and room_of_client must return a name"):
         allocate("c1", queues_of(["hz@a"], 1), ["c1"])
 
 

@@ -317,7 +317,7 @@ def test_what_leaves_the_simulation_is_refused(forbidden: Callable[[], object], 
     async def main(simulation: Simulation) -> None:
         forbidden()
 
-    with pytest.raises(SimulationError, match=rf"{name}\(\): .+; (use|run|await) "):
+    with pytest.raises(SimulationError, match=rf"{name}\(\) was called in a simulation: .+; (use|run|await) "):
         quiet().run(main)
 
 
