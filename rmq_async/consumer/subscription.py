@@ -21,7 +21,7 @@ from .batch import Batch
 from .config import MAX_CONCURRENCY, Retry
 from .functions import handler_name, is_async, is_generator
 
-__all__ = ["Handler", "Subscription", "by_hand"]
+__all__ = ["Handler", "Subscription", "by_hand", "checked_tags"]
 
 Handler = Callable[[MessageExt], Awaitable[object] | object] | Callable[[Batch], Awaitable[object] | object]
 """A coroutine function, or a plain function, which runs in a thread. With ``batch_size`` it takes a Batch."""
@@ -70,7 +70,7 @@ class Subscription:
         self.topic = _checked_topic(topic)
         self.task_name = f"rmq_async {self.topic}"
         """Name of all tasks of its calls: making a name for each message would take as long as settling the message."""
-        self.tags = _checked_tags(tags)
+        self.tags = checked_tags(tags)
         self.sql = _checked_sql(sql, self.tags)
         if not callable(handler):
             raise ConfigError(f"handler must be a function of one message, or of a batch, not {shown(handler)}")
@@ -177,7 +177,8 @@ def _checked_topic(topic: str) -> str:
     return str.__str__(topic)
 
 
-def _checked_tags(tags: str) -> str:
+def checked_tags(tags: str) -> str:
+    """Returns the tags of a subscription or a reading as a plain str. Raises ConfigError for another value."""
     try:
         if isinstance(tags, str) and tags:
             parse_tags(tags)

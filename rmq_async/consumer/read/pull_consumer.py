@@ -12,7 +12,6 @@ from typing import Final, Literal, TypeVar, Unpack, cast
 from rmq_protocol.errors import shown
 from rmq_protocol.heartbeat import ConsumerData
 from rmq_protocol.message import MessageExt, MessageQueue
-from rmq_protocol.stored import parse_tags
 from rmq_protocol.validation import check_topic
 
 from ... import machine
@@ -36,10 +35,11 @@ from ...client import (
     until_readable,
 )
 from ...config import LONGEST, ClientConfig, ClientOptions, check_group, client_options
-from ...errors import BrokerNotFoundError, ConfigError, LocalProtocolError, OffsetRangeError, RequestTimeoutError
+from ...errors import BrokerNotFoundError, ConfigError, OffsetRangeError, RequestTimeoutError
 from ...options import lists_options
 from ...results import PullResult
 from ..pulling import PullRequest, pull_once
+from ..subscription import checked_tags
 from .cursor import Cursor
 from .reading import Reader, ReadScope
 
@@ -115,7 +115,7 @@ class PullConsumer(ClientUser):
         queue = check_queue(queue)
         _check_offset(queue, offset)
         queue = self._names.wire_queue(queue)
-        _check_tags(tags)
+        checked_tags(tags)
         if isinstance(max_messages, bool) or not isinstance(max_messages, int) or not 0 < max_messages <= MAX_PULL:
             raise ConfigError(f"max_messages must be a whole number from 1 to {MAX_PULL}, not {shown(max_messages)}")
         if isinstance(wait, bool) or not isinstance(wait, int | float) or not 0 <= wait < LONGEST:
@@ -160,7 +160,7 @@ class PullConsumer(ClientUser):
         them at once.
         """
         topic, names = self._wire(topic), self._names
-        _check_tags(tags)
+        checked_tags(tags)
         _check_start(start)
         _check_end(end)
         chosen = _chosen_queues(names, topic, start, end, queues)
@@ -395,16 +395,3 @@ def _check_end(end: End) -> None:
 def _check_offset(queue: MessageQueue, offset: int) -> None:
     if isinstance(offset, bool) or not isinstance(offset, int) or not 0 <= offset < 1 << 63:
         raise ConfigError(f"the offset of {queue} must be a whole number from 0 to 2**63 - 1, not {shown(offset)}")
-
-
-def _check_tags(tags: str) -> None:
-    try:
-        if isinstance(tags, str) and tags:
-            parse_tags(tags)
-            tags.encode()
-            return
-    except LocalProtocolError:
-        pass
-    except UnicodeEncodeError:
-        raise ConfigError(f"tags={shown(tags)} holds a lone surrogate and has no UTF-8 form; remove it") from None
-    raise ConfigError(f'tags must be "*" or tags joined by "||", not {shown(tags)}')
