@@ -67,6 +67,7 @@ def test_log_is_written_as_it_was_read() -> None:
         ("v1\n[]", "must name path, size and action of each file"),
         ('v1\n{"action": "add"}', "must name path, size and action of each file"),
         ('v1\n{"action": "add", "path": "p", "size": null}', "must name path, size and action of each file"),
+        ('v1\n{"action": "add", "path": "p", "size": 1e999}', "must name path, size and action of each file"),
     ],
 )
 def test_log_of_another_spark_is_refused(text: str, expected: str) -> None:

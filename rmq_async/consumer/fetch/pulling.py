@@ -140,8 +140,8 @@ class Pulling:
         """Logs that pulls fail; for a broker that does not answer, at most once in REPORTED_TOGETHER seconds."""
         what, broker = f"pulls of {held.shown}", held.shown.broker_name
         if isinstance(error, ConnectError | ConnectionLostError | RequestTimeoutError):
-            last = self._reported.get(broker)
-            if last is not None and now - last < REPORTED_TOGETHER:
+            self._reported = {each: at for each, at in self._reported.items() if now - at < REPORTED_TOGETHER}
+            if broker in self._reported:
                 return
             self._reported[broker] = now
             what = f"pulls from {printable(broker, 80)}, such as those of {held.shown},"

@@ -137,7 +137,7 @@ def entries_of(text: str) -> list[Entry]:
         try:
             data = json.loads(line)
             entry, action = Entry(str(data["path"]), int(data["size"]), line), data["action"]
-        except (ValueError, LookupError, TypeError):
+        except (ValueError, LookupError, OverflowError, RecursionError, TypeError):
             raise ConfigError(
                 f"the log of Spark's sink must name path, size and action of each file, not {line[:200]!r}; {_OTHER_SPARK}"
             ) from None
