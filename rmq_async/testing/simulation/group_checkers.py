@@ -196,7 +196,7 @@ def backwards(
 def _healed(commit: Commit, commits: Sequence[Commit], starts: Sequence[float]) -> bool:
     """Returns whether any member has soon written again the offset that a commit has put back."""
     index = bisect_left(commits, commit.time, key=lambda each: each.time)
-    late = any(abs(commit.time - start) < LATE for start in starts)
+    late = any(-HEALED < commit.time - start < LATE for start in starts)
     end = commit.time + (HEALED_AFTER_START if late else HEALED)
     soon = takewhile(lambda each: each.time <= end, commits[index:])
     return any(each.queue == commit.queue and each.offset >= commit.before for each in soon)
