@@ -10,8 +10,7 @@ import click
 
 import rmq_async
 from rmq_async import Admin
-from rmq_async.embedded import MAX_BROKERS, EmbeddedRocketMQ
-from rmq_async.embedded.sockets import SECOND_BELOW, broker_ports
+from rmq_async.embedded import MAX_BROKERS, SECOND_BELOW, EmbeddedRocketMQ, broker_ports
 
 from .options import json_option, pass_options
 from .output import Output

@@ -44,7 +44,9 @@ from .schedule import DELAY_LEVELS
 from .server import Connection as Connection
 from .server import Listener
 from .service import BaseService
-from .sockets import MAX_PORT, broker_ports
+from .sockets import MAX_PORT
+from .sockets import SECOND_BELOW as SECOND_BELOW
+from .sockets import broker_ports as broker_ports
 from .store import CommitLog
 from .transactions import CheckSettings as CheckSettings
 
