@@ -25,6 +25,7 @@ from hypothesis import settings
 
 from . import canaries, compiling
 from .chains import REAL_SERVERS, SPARK_CHAIN, chain_of
+from .fakes import held_ports
 
 pytest_plugins = ["pytester"]
 
@@ -111,12 +112,13 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
-    """Counts the time of each test for its group."""
+    """Counts the time of each test for its group, and frees the ports of its servers."""
     group = _group_of(item.nodeid)
     began, cpu = time.monotonic(), sum(os.times()[:4])
     try:
         return (yield)
     finally:
+        held_ports.release_all()
         _seconds[f"{group}, s"] += time.monotonic() - began
         _seconds[f"{group}, CPU s"] += sum(os.times()[:4]) - cpu
 

@@ -15,17 +15,19 @@ import pytest
 from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_async.testing import FaultProxy
 
+from .fakes import held_ports
+
 __all__ = ["made_of", "nothing_is_left", "sockets", "start_twice_at_once"]
 
 
 def sockets() -> set[int]:
-    """Descriptors of this process that are sockets. (psutil reads the whole system's tables for it: milliseconds.)"""
+    """Descriptors of this process that are sockets, but for ports that are held. (psutil takes milliseconds for it.)"""
     found = set()
     for name in os.listdir("/dev/fd"):
         with contextlib.suppress(OSError):  # the listing's own descriptor is gone already
             if stat.S_ISSOCK(os.fstat(int(name)).st_mode):
                 found.add(int(name))
-    return found
+    return found - held_ports.descriptors()
 
 
 def made_of(kinds: Iterable[type], monkeypatch: pytest.MonkeyPatch) -> list[Any]:

