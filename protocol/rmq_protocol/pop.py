@@ -35,6 +35,7 @@ __all__ = [
 V = TypeVar("V")
 
 _number = re.compile(r"[+-]?[0-9]{1,19}").fullmatch
+_short_numbers = re.compile(r"[0-9]{1,18}(?:,[0-9]{1,18})*").fullmatch
 _LONG: Final = range(-0x8000000000000000, 0x8000000000000000)
 
 
@@ -151,6 +152,8 @@ def _parse(what: str, text: str | None, read: Callable[[str, str, str], V]) -> d
 
 
 def _longs(text: str, whole: str, what: str) -> tuple[int, ...]:
+    if _short_numbers(text):  # each is a 64-bit integer
+        return tuple(map(int, text.split(",")))
     return tuple([_long(part, whole, what) for part in text.split(",")])
 
 

@@ -9,7 +9,7 @@ peer are checked: a message with an invalid handle gets none, and is delivered a
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from .bodies import MAX_ACK_SPAN, BatchAck, pack_bits
@@ -34,6 +34,9 @@ _MAX_INT: Final = 0x7FFFFFFF
 _queue_id = re.compile(r"[0-9]{1,10}").fullmatch
 _RETRY_FLAGS: Final = frozenset({"0", "1", "2"})
 
+_Pop = tuple[int, int, int, int, str, str, int]
+"""A handle without its own offset, as all messages of one pop and queue have it."""
+
 
 def find_handles(answer: PopMessageResponseHeader, messages: Sequence[MessageExt], broker_name: str) -> list[ExtraInfo | None]:
     """Returns the handle of each message of a pop, from its property POP_CK or else from the infos. A handle is None if neither has
@@ -43,7 +46,9 @@ def find_handles(answer: PopMessageResponseHeader, messages: Sequence[MessageExt
     RemoteProtocolError for infos that are malformed.
     """
     starts = parse_start_offset_info(answer.startOffsetInfo)
-    offsets = {key: frozenset(found) for key, found in parse_msg_offset_info(answer.msgOffsetInfo).items()}
+    offsets = {key: set(found) for key, found in parse_msg_offset_info(answer.msgOffsetInfo).items()}
+    if not any([PropertyName.POP_CK in message.properties for message in messages]):  # noqa: C419 - half the time
+        return _handles_in_infos(answer, starts, offsets, messages, broker_name)
     seen: set[tuple[str, int, int]] = set()
     handles: list[ExtraInfo | None] = []
     for message in messages:
@@ -69,6 +74,39 @@ def find_handles(answer: PopMessageResponseHeader, messages: Sequence[MessageExt
             else:
                 seen.add(name)
         handles.append(handle)
+    return handles
+
+
+def _handles_in_infos(
+    answer: PopMessageResponseHeader,
+    starts: Mapping[str, int],
+    offsets: Mapping[str, set[int]],
+    messages: Sequence[MessageExt],
+    broker_name: str,
+) -> list[ExtraInfo | None]:
+    """Returns the handles of messages without the property POP_CK, as ``find_handles`` does; removes their offsets from
+    ``offsets``. What messages of one queue have in common is looked up once for neighbours."""
+    new, handles = tuple.__new__, list[ExtraInfo | None]()
+    topic, queue = "", None
+    start, left = 0, set[int]()
+    pop: tuple[int | str, ...] = ()
+    for message in messages:
+        if message.queue is not queue or message.topic is not topic:
+            topic, queue = message.topic, message.queue
+            key, retry = info_key(topic, queue.queue_id), retry_flag(topic)
+            start, left = starts.get(key, 0), offsets.get(key, set()) if key in starts else set()
+            first = ExtraInfo(
+                start, answer.popTime, answer.invisibleTime, answer.reviveQid, retry, broker_name, queue.queue_id, start
+            )
+            pop = first[:-1]
+            if not _is_valid(first):
+                left = set()
+        offset = message.queue_offset
+        if offset in left and offset >= start:
+            left.remove(offset)  # another message with this offset has no handle
+            handles.append(new(ExtraInfo, (*pop, offset)))
+        else:
+            handles.append(None)
     return handles
 
 
@@ -138,14 +176,17 @@ def gather_acks(group: str, handles: Iterable[tuple[str, ExtraInfo]]) -> tuple[B
     handle without a message's offset, and for a message before the start of its pop or more than MAX_ACK_SPAN offsets after it,
     which must be acknowledged alone (``can_be_gathered``).
     """
-    bits: dict[tuple[str, str, int, int, int, int, int], list[int]] = {}
+    bits: dict[tuple[str, _Pop], list[int]] = {}
+    found, topic_before, pop_before = list[int](), "", None
     for topic, handle in handles:
         offset = handle.msg_queue_offset
         if offset is None:
             raise LocalProtocolError(f"handle of topic {topic[:80]!r} needs a msg_queue_offset, and has none: {handle}")
-        start = handle.ck_queue_offset
-        key = (topic, handle.retry, start, handle.queue_id, handle.revive_qid, handle.pop_time, handle.invisible_time)
-        bits.setdefault(key, []).append(offset - start)
+        pop = handle[:-1]
+        if pop != pop_before or topic != topic_before:
+            topic_before, pop_before = topic, pop
+            found = bits.setdefault((topic, pop), [])
+        found.append(offset - handle.ck_queue_offset)
     return tuple(
         BatchAck(
             consumer_group=group,
@@ -158,7 +199,7 @@ def gather_acks(group: str, handles: Iterable[tuple[str, ExtraInfo]]) -> tuple[B
             invisible_time=invisible_time,
             bit_set=pack_bits(found),
         )
-        for (topic, retry, start, queue_id, revive_qid, pop_time, invisible_time), found in bits.items()
+        for (topic, (start, pop_time, invisible_time, revive_qid, retry, _, queue_id)), found in bits.items()
     )
 
 

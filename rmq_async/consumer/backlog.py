@@ -94,7 +94,7 @@ class Backlog:
         """
         size = size or self.size
         held, lines = next(iter(self.turns.items()))
-        taken = [lines.take()]
+        taken = [lines.ready.popleft()]
         if size > 1:
             if taken[0].key is None or not self.is_ordered:
                 taken += lines.take_ready(size - 1)

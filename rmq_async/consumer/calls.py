@@ -74,7 +74,7 @@ class HandlerCalls:
 
     def begin(self, subscription: Subscription, taken: tuple[Waiting, ...]) -> None:
         """Starts the task of one call."""
-        delivery = self._begun(subscription, taken)
+        delivery = self._begun(subscription, taken, machine.monotonic())
         pace = None if self.hooks is not None else self._pace_of(subscription)
         holds = False
         if pace is not None and pace.begins_run():
@@ -97,8 +97,12 @@ class HandlerCalls:
         self._loop.create_task(self._run(delivery, taken), name=subscription.task_name, context=self._context.copy())
         self.dispatcher.pump()
 
-    def _begun(self, subscription: Subscription, taken: tuple[Waiting, ...], task: asyncio.Task[Any] | None = None) -> Delivery:
-        began, timeout, deadlines = machine.monotonic(), subscription.timeout, self._deadlines
+    def _begun(
+        self, subscription: Subscription, taken: tuple[Waiting, ...], began: float, task: asyncio.Task[Any] | None = None
+    ) -> Delivery:
+        """Returns the delivery of a call that began at the monotonic time ``began``. ``task``: the task that makes it, if that
+        runs already."""
+        deadlines, timeout = self._deadlines, subscription.timeout
         deadline = None if timeout is None else began + timeout
         if subscription.batch_size is None:
             (item,) = taken
@@ -194,7 +198,7 @@ class HandlerCalls:
         if holds:
             self.dispatcher.let_go(subscription)
         if row.under_way is None:
-            if not row.left:
+            if len(row.done) == row.most:
                 pace.none_waited()
             self.dispatcher.ended(subscription, ())
             return
@@ -208,7 +212,7 @@ class HandlerCalls:
 
     def _make_first_steps(self, row: Row, delivery: Delivery, item: Waiting) -> None:
         """Makes calls up to the first one that waits, fails or is cancelled; begins none after LONGEST_RUN seconds."""
-        handler, subscription = delivery.subscription.handler, delivery.subscription
+        handler, subscription, settled, done = delivery.subscription.handler, delivery.subscription, row.settled, row.done
         task, clock, copy, next_of = asyncio.current_task(), machine.monotonic, self._context.copy, self.dispatcher.next_of
         until, running = clock() + LONGEST_RUN, self.running
         assert task is not None
@@ -227,14 +231,13 @@ class HandlerCalls:
             now = clock()
             delivery.elapsed = now - delivery.began
             del running[delivery]
-            row.settled.append(item)
-            row.done.append(delivery)
-            row.left -= 1
-            following = next_of(subscription) if row.left and now < until else None
+            settled.append(item)
+            done.append(delivery)
+            following = next_of(subscription) if len(done) < row.most and now < until else None
             if following is None:
                 return None
             item = following
-            delivery = self._begun(subscription, (item,), task)
+            delivery = self._begun(subscription, (item,), now, task)
         return row.stop(delivery, item, cut_short(delivery))
 
     async def _run(

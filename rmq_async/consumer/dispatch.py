@@ -245,12 +245,13 @@ class Dispatcher:
         if self.running >= self._concurrency and self._another_waits(backlog):
             return None
         held, lines = next(iter(turns.items()))  # as Backlog.take does for one message: a call less for each of them here
-        item = lines.take()
-        if lines.ready:
+        ready = lines.ready
+        item = ready.popleft()
+        if ready:
             turns.move_to_end(held)
         else:
             del turns[held]
-        if len(lines.ready) < held.wakes_below:
+        if len(ready) < held.wakes_below:
             held.changed.set()
         return item
 

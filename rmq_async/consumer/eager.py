@@ -17,7 +17,7 @@ from .held_queue import Waiting
 
 __all__ = ["LONGEST_RUN", "Pace", "Row", "cut_short", "drive", "failed", "first_step", "returned"]
 
-MOST_CALLS: Final = 64
+MOST_CALLS: Final = 256
 """Maximum number of calls of one task."""
 LONGEST_RUN: Final = 0.005
 """Seconds after which a task begins no further call, so that a slow handler lets the loop go on."""
@@ -57,14 +57,14 @@ class Pace:
 
 
 class Row:
-    """Calls that one task makes, one after the other. ``left``: number of calls that it may still make. ``settled``, ``done``:
-    messages and deliveries of calls that have returned. ``under_way``: the call that has not returned, with its message; None
-    if all have. ``rest``: an awaitable that ends as that call does. ``has_waited``: whether its handler waits."""
+    """Calls that one task makes, one after the other. ``most``: maximum number of calls. ``settled``, ``done``: messages and
+    deliveries of calls that have returned. ``under_way``: the call that has not returned, with its message; None if all have.
+    ``rest``: an awaitable that ends as that call does. ``has_waited``: whether its handler waits."""
 
-    __slots__ = ("done", "has_waited", "left", "rest", "settled", "under_way")
+    __slots__ = ("done", "has_waited", "most", "rest", "settled", "under_way")
 
     def __init__(self, most: int) -> None:
-        self.left = most
+        self.most = most
         self.settled: list[Waiting] = []
         self.done: list[Delivery] = []
         self.under_way: tuple[Delivery, tuple[Waiting]] | None = None

@@ -2,7 +2,7 @@
 no I/O and reads no clock."""
 
 # The first message of a line begins when no other one of its line is in a call. A message that is to be handled again blocks
-# its line until it is due. A message without a line begins in its turn. ``add``, ``take`` and ``wake`` take constant time.
+# its line until it is due. A message without a line begins in its turn. ``add`` and ``wake`` take constant time.
 
 from __future__ import annotations
 
@@ -31,24 +31,25 @@ class Line:
 class Lines:
     """The messages of one queue that wait for one handler, in lines by key.
 
-    ``ready``: messages that may begin, in turn. ``by_key``: lines with a message that waits or is in a call. Times are of one
-    clock, which the caller reads.
+    ``ready``: messages that may begin, in turn; the line of one that is removed waits until ``ended``. ``by_key``: lines with a
+    message that waits or is in a call. Times are of one clock, which the caller reads.
     """
 
-    __slots__ = ("_size", "by_key", "ready")
+    __slots__ = ("_behind", "by_key", "ready")
 
     def __init__(self) -> None:
         self.ready: deque[Waiting] = deque()
         self.by_key: dict[Hashable, Line] = {}
-        self._size = 0
+        self._behind = 0
+        """Number of messages that wait and are not ready."""
 
     def __len__(self) -> int:
         """Number of messages that wait."""
-        return self._size
+        return len(self.ready) + self._behind
 
     def __bool__(self) -> bool:
         """Returns whether a message waits, or one with a line is in a call."""
-        return bool(self._size or self.by_key)
+        return bool(self.ready or self.by_key)
 
     def waiting(self) -> list[Waiting]:
         """Returns the messages that wait, in no order; may be called from any thread."""
@@ -64,7 +65,6 @@ class Lines:
 
     def add(self, item: Waiting, key: Hashable | None) -> None:
         """Adds a message behind all others of its key. ``key``: None for a message without a line."""
-        self._size += 1
         if key is None:
             self.ready.append(item)
             return
@@ -72,26 +72,18 @@ class Lines:
         line = self.by_key.get(key)
         if line is not None:
             line.items.append(item)
+            self._behind += 1
             return
         self.by_key[key] = Line(key)
         self.ready.append(item)
 
     def add_unordered(self, items: Sequence[Waiting]) -> None:
         """Adds messages without a line."""
-        self._size += len(items)
         self.ready.extend(items)
 
-    def take(self) -> Waiting:
-        """Removes and returns the next ready message; its line waits until ``ended``. Raises IndexError without one."""
-        item = self.ready.popleft()
-        self._size -= 1
-        return item
-
     def take_ready(self, count: int) -> list[Waiting]:
-        """Removes and returns up to ``count`` ready messages."""
-        taken = [self.ready.popleft() for _ in range(min(count, len(self.ready)))]
-        self._size -= len(taken)
-        return taken
+        """Removes and returns up to ``count`` ready messages; their lines wait until ``ended``."""
+        return [self.ready.popleft() for _ in range(min(count, len(self.ready)))]
 
     def take_behind(self, item: Waiting, count: int, now: float) -> list[Waiting]:
         """Removes and returns up to ``count`` messages that wait behind ``item``, which was taken, and are due: they begin in
@@ -101,15 +93,15 @@ class Lines:
             behind = self.by_key[item.key].items
             while behind and len(taken) < count and behind[0].due <= now:
                 taken.append(behind.popleft())
-        self._size -= len(taken)
+        self._behind -= len(taken)
         return taken
 
     def put_back(self, item: Waiting) -> None:
         """Takes back a message of a call, to be handled again. It waits in its line until ``ended``; without a line it is ready at
         once, before the messages with higher offsets."""
-        self._size += 1
         if item.key is not None:
             self.by_key[item.key].again.append(item)
+            self._behind += 1
             return
         ready, offset, place = self.ready, item.message.queue_offset, 0
         while place < len(ready) and ready[place].message.queue_offset < offset:
@@ -132,12 +124,14 @@ class Lines:
                 resting.append(line)
             else:
                 self.ready.append(line.items.popleft())
+                self._behind -= 1
         return resting
 
     def wake(self, line: Line) -> None:
         """Ends the rest of a line: its first message begins before others that are ready."""
         line.rests_until = None
         self.ready.appendleft(line.items.popleft())
+        self._behind -= 1
 
     def drop(self, above: int, *, failed: bool = False) -> list[Waiting]:
         """Removes messages that wait, with offsets above ``above``, and returns them.
@@ -155,7 +149,7 @@ class Lines:
             dropped += self._drop_last(line, heads.get(line.key), may_go)
         gone = set(dropped)
         self.ready = deque([item for item in self.ready if item not in gone])
-        self._size -= len(dropped)
+        self._behind = sum(len(line.items) + len(line.again) for line in self.by_key.values())
         return dropped
 
     def _drop_last(self, line: Line, head: Waiting | None, may_go: Callable[[Waiting], bool]) -> list[Waiting]:
@@ -181,7 +175,7 @@ class Lines:
         line.items.clear()
         line.rests_until = None
         del self.by_key[line.key]
-        self._size -= len(dropped)
+        self._behind -= len(dropped)
         return dropped
 
 

@@ -65,13 +65,13 @@ class SettledLog:
         self._look()
         self._changed.set()
 
-    def add_done(self, messages: Sequence[MessageExt], calls: Sequence[Delivery]) -> None:
-        """Adds messages whose calls have returned."""
+    def add_done(self, calls: Sequence[Delivery]) -> None:
+        """Adds the messages of calls that have returned, one of each."""
         if self._full:
-            self.handled += len(messages)
+            self.handled += len(calls)
             return
-        for message, delivery in zip(messages, calls, strict=True):
-            self.add(message, Outcome.DONE, None, delivery.elapsed or 0.0)
+        for delivery in calls:
+            self.add(delivery.messages[0], Outcome.DONE, None, delivery.elapsed or 0.0)
 
     async def wait(self, n: int, timeout: float) -> tuple[Settled, ...]:
         """Returns the next ``n`` messages after those that an earlier wait returned. Raises TimeoutError after ``timeout``

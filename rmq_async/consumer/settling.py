@@ -88,7 +88,7 @@ class Settling:
             held.progress.settle_all(offsets)
         messages = [item.message for item in taken]
         self._all_done(by_queue, messages)
-        self._settled.add_done(messages, calls)
+        self._settled.add_done(calls)
 
     def decide(self, delivery: Delivery, taken: Collection[Waiting], error: BaseException | None) -> Decided:
         """Decides about the messages of a call, and logs the decisions. Settles those that are done; returns the others.

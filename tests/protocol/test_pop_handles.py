@@ -206,3 +206,29 @@ def test_any_answer_gives_handles_that_can_be_or_is_refused(
         names = {(each.retry, each.queue_id, each.msg_queue_offset) for each in (*found, *left)}
         assert len(names) == len(found) + len(left)
         gather_acks("g", [("T", handle) for handle in (*found, *left) if can_be_gathered(handle)])
+
+
+queues = st.sampled_from([MessageQueue("", "", number) for number in (-1, 0, 1)])
+plain = st.builds(lambda topic, queue, offset: MessageExt(topic, b"", 0, {}, queue, offset), topics, queues, st.integers(-1, 4))
+
+
+@given(
+    st.builds(
+        PopMessageResponseHeader, popTime=st.just(7) | st.just(-7), invisibleTime=st.just(5), reviveQid=st.just(0) | ints,
+        startOffsetInfo=infos, msgOffsetInfo=infos,
+    ),
+    st.lists(plain, max_size=8),
+)  # fmt: skip
+@FUZZ
+def test_handles_from_infos_do_not_depend_on_a_message_with_its_own(
+    answer: PopMessageResponseHeader, messages: list[MessageExt]
+) -> None:
+    with contextlib.suppress(RemoteProtocolError):
+        assert find_handles(answer, messages, "b") == find_handles(answer, [*messages, popped("T", 9, 9, "")], "b")[:-1]
+
+
+def test_acks_of_pops_that_alternate_are_one_for_each_pop() -> None:
+    first, second = (ExtraInfo(0, time, 5, 0, "0", "b", 0, 0) for time in (1, 2))
+    handles = [("T", each._replace(msg_queue_offset=offset)) for offset in range(3) for each in (first, second)]
+    acks = gather_acks("g", handles)
+    assert [(ack.pop_time, unpack_bits(ack.bit_set)) for ack in acks] == [(1, (0, 1, 2)), (2, (0, 1, 2))]

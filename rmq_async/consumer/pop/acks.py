@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from itertools import groupby
+from operator import attrgetter
 from typing import Any, Final
 
+from rmq_protocol.pop import ExtraInfo
 from rmq_protocol.pop_handles import can_be_gathered
 
 from ... import machine
@@ -38,6 +41,8 @@ MOST_PENDING: Final = 8192
 AFTER_EXPIRY: Final = 2.0
 """Seconds after the end of a lease in which an acknowledgement may still count."""
 
+_broker_of: Callable[[Lease], str] = attrgetter("handle.broker_name")
+
 Run = Callable[[str, Callable[[], Coroutine[Any, Any, None]]], object]
 
 
@@ -58,14 +63,14 @@ class Acks:
         self.errors: dict[str, str] = {}
         """Broker name -> error of the last request, until a request succeeds or no acknowledgement is left to send."""
 
-    def add(self, lease: Lease) -> None:
-        """Acknowledges a message soon."""
-        broker = lease.handle.broker_name
-        line = self._lines.get(broker)
-        if line is None:
-            line = self._lines[broker] = _Line(self, self._requests, broker)
-            self._run(f"acks to {broker}", line.run)
-        line.add(lease)
+    def add(self, leases: Iterable[Lease]) -> None:
+        """Acknowledges messages soon."""
+        for broker, found in groupby(leases, _broker_of):
+            line = self._lines.get(broker)
+            if line is None:
+                line = self._lines[broker] = _Line(self, self._requests, broker)
+                self._run(f"acks to {broker}", line.run)
+            line.add(found)
 
     def is_full(self, broker: str) -> bool:
         """Returns whether too many acknowledgements wait, so that the broker is not popped."""
@@ -122,14 +127,17 @@ class _Line:
         first = self._sending or self._gathered
         return first[0].ack_number if first else self._added + 1
 
-    def add(self, lease: Lease) -> None:
-        self._added += 1
-        lease.ack_number = self._added
+    def add(self, leases: Iterable[Lease]) -> None:
+        """Adds one acknowledgement or more."""
         gathered = self._gathered
-        gathered.append(lease)
-        if len(gathered) == 1:
+        before = len(gathered)
+        gathered += leases
+        for number, lease in enumerate(gathered[before:], self._added + 1):
+            lease.ack_number = number
+        self._added += len(gathered) - before
+        if not before:
             self._some.set()
-        elif len(gathered) == GATHER:
+        if before < GATHER <= len(gathered):
             self._full.set()
 
     @contextmanager
@@ -181,12 +189,16 @@ class _Line:
         again. Raises errors that are no RocketMQError."""
         acks = self._acks
         try:
-            together = [lease for lease in self._sending if can_be_gathered(lease.handle)]
-            if together:
-                handles = [(lease.topic, lease.handle) for lease in together]
+            handles, alone = list[tuple[str, ExtraInfo]](), list[Lease]()
+            for lease in self._sending:
+                if can_be_gathered(lease.handle):
+                    handles.append((lease.topic, lease.handle))
+                else:
+                    alone.append(lease)
+            if handles:
                 await self._requests.acknowledge(self._broker, handles, ANSWER_WITHIN)
-                acks.count += len(together)
-                self._sending = [lease for lease in self._sending if not can_be_gathered(lease.handle)]
+                acks.count += len(handles)
+                self._sending = alone
             while self._sending:
                 lease = self._sending[0]
                 await self._requests.acknowledge_one(lease.topic, lease.handle, ANSWER_WITHIN)

@@ -151,15 +151,18 @@ class PopCore:
 
     # -- the ends of a lease
 
-    def ack(self, lease: Lease) -> None:
-        """Acknowledges a message, even if its lease has expired, but not one that is OVER. The acknowledgement is sent after
-        the end of a change in flight."""
-        lease.group.pop(lease, None)
-        if lease.state is LeaseState.CHANGING:
-            lease.is_done = True
-        elif lease.state is not LeaseState.OVER:
-            lease.state = LeaseState.OVER
-            self.acks.add(lease)
+    def ack(self, *leases: Lease) -> None:
+        """Acknowledges messages, even if their leases have expired, but none whose lease is OVER. If a change is in flight, the
+        acknowledgement is sent after its end."""
+        changing, over, ended = LeaseState.CHANGING, LeaseState.OVER, list[Lease]()
+        for lease in leases:
+            lease.group.pop(lease, None)
+            if lease.state is changing:
+                lease.is_done = True
+            elif lease.state is not over:
+                lease.state = over
+                ended.append(lease)
+        self.acks.add(ended)
 
     def let_go(self, lease: Lease) -> None:
         """Ends a lease without a request: the message is delivered again when the lease has expired."""

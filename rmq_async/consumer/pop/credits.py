@@ -48,11 +48,11 @@ class Credits:
             mean = mean + (size - mean) / 8 if mean else float(size)
         self.mean_size = mean
 
-    def give(self, size: int) -> None:
-        """Counts a message that has ended."""
-        self.taken -= 1
-        self.size -= size
-        self._ended += 1
+    def give(self, sizes: list[int]) -> None:
+        """Counts messages that have ended."""
+        self.taken -= len(sizes)
+        self.size -= sum(sizes)
+        self._ended += len(sizes)
 
     def measure(self, now: float) -> None:
         """Measures the rate at which messages end. ``now``: monotonic."""

@@ -6,7 +6,7 @@ A broker counts attempts of popped messages, but does not limit them, lengthens 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -77,8 +77,8 @@ class PopOutcomes(Outcomes):
 class PopSettling(Settling):
     """Settles popped messages.
 
-    ``limit``: returns the number of attempts after the first one by the group's settings, for subscriptions for which neither
-    they nor the consumer set a limit.
+    ``all_done``: called by ``done_all`` with messages of one subscription that are done. ``limit``: returns the number of
+    attempts after the first one by the group's settings, for subscriptions for which neither they nor the consumer set a limit.
     """
 
     def __init__(
@@ -87,17 +87,21 @@ class PopSettling(Settling):
         outcomes: PopOutcomes,
         settled: SettledLog,
         ended: Callable[[Waiting, Outcome], None],
+        all_done: Callable[[Sequence[Waiting]], None],
         limit: Callable[[], int],
     ) -> None:
-        super().__init__(retry, outcomes, settled, ended, _never_again, _unused)
+        super().__init__(retry, outcomes, settled, ended, _never_again, lambda queues, messages: None)
+        self._taken_done = all_done
         self._limit = limit
 
     def done_all(self, taken: Sequence[Waiting], calls: Sequence[Delivery]) -> None:
+        if not taken:
+            return
         for item, delivery in zip(taken, calls, strict=True):
             delivery.state, delivery.outcome, delivery.task = "finished", Outcome.DONE, None
             item.held.running.pop(item, None)
-            self._ended(item, Outcome.DONE)
-        self._settled.add_done([item.message for item in taken], calls)
+        self._taken_done(taken)
+        self._settled.add_done(calls)
 
     def limit_of(self, subscription: Subscription) -> int:
         """Returns the number of attempts that a message has after its first one."""
@@ -113,7 +117,3 @@ def _never_again(subscription: Subscription, item: Waiting, due: float) -> None:
     raise AssertionError(
         f"message {item.message.msg_id} was to be handled again, but a popped message needs a new delivery; report this defect"
     )
-
-
-def _unused(queues: Iterable[HeldQueue], messages: list[MessageExt]) -> None:
-    """Does nothing: ``done_all`` ends each message itself."""

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Iterable, Mapping
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from contextvars import Context
 from math import inf
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from rmq_protocol.command import RemotingCommand
 from rmq_protocol.message import MessageQueue
@@ -85,7 +85,9 @@ class PopSession:
         self.requests = Requests(instance, group)
         self.core = PopCore(self.requests, self.supervisor, config.invisible_time, config.max_lease)
         self.outcomes = PopOutcomes(instance, group, self.core)
-        settling = PopSettling(config.retry, self.outcomes, self.settled, self._message_ended, lambda: self.member.limit)
+        settling = PopSettling(
+            config.retry, self.outcomes, self.settled, self._message_ended, self._all_done, lambda: self.member.limit
+        )
         self.calls = HandlerCalls(config.concurrency, settling, context)
         self.dispatcher = Dispatcher(subscriptions.values(), config.concurrency, self._begin)
         self.arrivals = Arrivals(
@@ -409,12 +411,21 @@ class PopSession:
             self.arrivals.give_back([item], 0.0, suspend=False)
         self.free(item)
 
-    def free(self, lease: Lease) -> None:
-        """Gives the credit of a message back."""
-        subscription = lease.held.subscription
+    def _all_done(self, items: Sequence[Waiting]) -> None:
+        """Does for messages of one subscription what ``_message_ended`` does for one that is done."""
+        self.settled_at = machine.monotonic()
+        if self.closing:
+            self._changed.set()
+        leases = cast("Sequence[Lease]", items)
+        self.core.ack(*leases)
+        self.free(*leases)
+
+    def free(self, *leases: Lease) -> None:
+        """Gives the credits of messages of one subscription back, of one or more."""
+        subscription = leases[0].held.subscription
         assert subscription is not None
         credits = self.credits[subscription]
-        credits.give(len(lease.message.body))
+        credits.give([len(lease.message.body) for lease in leases])
         self.popping.freed(credits)
 
 

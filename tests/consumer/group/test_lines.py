@@ -64,7 +64,7 @@ class LinesMachine(RuleBasedStateMachine):
     @rule(more=st.integers(0, 3))
     def begin(self, more: int) -> None:
         allowed = self.may_begin()
-        item = self.lines.take()
+        item = self.lines.ready.popleft()
         call = [item, *self.lines.take_behind(item, more, self.now)]
         assert item in allowed
         key = self.known[item].key

@@ -320,10 +320,10 @@ def test_pace_grows_until_a_call_waits() -> None:
     pace = Pace()
     assert pace.begins_run()
     lengths = []
-    for _ in range(8):
+    for _ in range(10):
         pace.none_waited()
         assert pace.begins_run()
         lengths.append(pace.length)
-    assert lengths == [2, 4, 8, 16, 32, 64, MOST_CALLS, MOST_CALLS]
+    assert lengths == [2, 4, 8, 16, 32, 64, 128, MOST_CALLS, MOST_CALLS, MOST_CALLS]
     pace.one_waited()
     assert [pace.begins_run() for _ in range(32)].count(True) == 2

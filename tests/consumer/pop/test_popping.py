@@ -103,7 +103,7 @@ async def test_bytes_held_pass_the_limit_by_what_pops_under_way_bring() -> None:
             core.body = b"x" * 1000
         if source.credits.size < limit // 2:
             for message in popped.messages:
-                source.credits.give(len(message.body))
+                source.credits.give([len(message.body)])
 
     pops, source = popping(core, accept)
     source.credits.size_limit = limit
