@@ -250,10 +250,7 @@ def _group_problems(session: Session) -> list[Problem]:
             Problem("queue_unreadable", f"the offset of {shown} is not known: {text}", broker=shown.broker_name, queue=shown)
         )
     wanted = [*(each.queue for each in session.assignment.owned()), *session.takeover.queues]
-    brokers = {session.instance.routes.broker_of(queue) for queue in wanted}
-    for broker, error in list(session.locks.errors.items()):
-        if broker not in brokers:  # it was asked for the last time
-            continue
+    for broker, error in session.locks.errors_of(wanted).items():  # others were asked for the last time
         text = (
             f"broker {printable(broker)} grants no locks of queues, without which queues are read late: {printable(error, 300)}"
         )

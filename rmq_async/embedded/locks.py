@@ -72,8 +72,15 @@ class QueueLocks:
 
     def holder(self, group: str, queue: MessageQueue, now: float | None = None) -> str | None:
         """Returns the client that holds a queue; None for a queue without a lock. ``now``: ``machine.monotonic`` by default."""
+        found = self.holding(group, queue, now)
+        return None if found is None else found[0]
+
+    def holding(self, group: str, queue: MessageQueue, now: float | None = None) -> tuple[str, float] | None:
+        """Returns the client that holds a queue, and the seconds since it has locked or renewed it; None for a queue without a
+        lock. ``now``: as for ``holder``."""
+        now = machine.monotonic() if now is None else now
         client_id, until = self._groups.get(group, {}).get(queue, ("", 0.0))
-        return client_id if until > (machine.monotonic() if now is None else now) else None
+        return (client_id, now - (until - LOCK_LIFE)) if until > now else None
 
     def any_of(self, group: str) -> bool:
         """Returns whether a client of the group holds a queue."""

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from typing import Final
 
 from rmq_protocol.message import MessageQueue
@@ -46,9 +46,12 @@ class MemberLocks:
     def assumed(self) -> frozenset[MessageQueue]:
         return self.handover.assumed
 
-    @property
-    def errors(self) -> Mapping[str, RocketMQError]:
-        return {**self.handover.errors, **self.own.errors}
+    def errors_of(self, queues: Iterable[MessageQueue]) -> dict[str, RocketMQError]:
+        """Returns broker name -> error of the last failed request for locks of such queues as ``queues``, ordered or not, at
+        their brokers. It may be called from any thread."""
+        listed = tuple(queues)
+        ordered = [queue for queue in listed if queue.topic in self._ordered]
+        return self.handover.errors_of(self._unordered(listed)) | self.own.errors_of(ordered)
 
     @property
     def are_late(self) -> bool:

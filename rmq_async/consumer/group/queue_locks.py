@@ -92,6 +92,11 @@ class QueueLocks:
         at most MAX_ERRORS brokers."""
         return MappingProxyType(self._errors)
 
+    def errors_of(self, queues: Iterable[MessageQueue]) -> dict[str, RocketMQError]:
+        """Returns ``errors`` of the brokers that have ``queues``. It may be called from any thread."""
+        brokers = {self._instance.routes.broker_of(queue) for queue in queues}
+        return {broker: error for broker, error in [*self._errors.items()] if broker in brokers}
+
     @property
     def owes(self) -> bool:
         """Returns whether a broker has not confirmed the unlock of a queue; ``unlock_owed`` repeats it."""
@@ -152,7 +157,7 @@ class QueueLocks:
         self._drop_ended()
 
         async def ask(broker_name: str, asked: Collection[MessageQueue]) -> None:
-            await self._lock(broker_name, [queue for queue in asked if queue in self._held or queue in self._assumed])
+            await self._lock(broker_name, asked, renews=True)
 
         await self._for_each_broker([*self._held, *self._assumed], ask)
         self._drop_ended()
@@ -173,6 +178,7 @@ class QueueLocks:
             self._lost.discard(queue)
             if queue in self._held or self._unsure.get(queue, horizon) > horizon:
                 to_unlock.append(queue)
+                self._owed.setdefault(queue, machine.monotonic())  # until a broker confirms it: the call may be cancelled
             self._held.pop(queue, None)
         await self._for_each_broker(to_unlock, self._unlock)
 
@@ -198,8 +204,13 @@ class QueueLocks:
 
     # -- inside
 
-    async def _lock(self, broker_name: str, queues: Collection[MessageQueue]) -> frozenset[MessageQueue]:
+    async def _lock(
+        self, broker_name: str, queues: Collection[MessageQueue], *, renews: bool = False
+    ) -> frozenset[MessageQueue]:
+        """Requests locks at one broker; returns those granted. ``renews``: leaves out queues that are unlocked by then."""
         async with self._turn(broker_name):
+            if renews:  # decided in this turn: unlocks may have waited before it
+                queues = [queue for queue in queues if queue in self._held or queue in self._assumed]
             if not queues:
                 return frozenset()
             self._drop_ended()
@@ -235,9 +246,11 @@ class QueueLocks:
         async with self._turn(broker_name):
             if owed and not (queues := [queue for queue in queues if queue in self._owed]):
                 return  # their locks were requested again before this turn
-            self._expect(queues, machine.monotonic())
-            for queue in queues:
-                self._held.pop(queue, None)  # a request that was in flight at the call of ``unlock`` may have been granted
+            now = machine.monotonic()
+            self._expect(queues, now)
+            for queue in queues:  # a request that was in flight at the call of ``unlock`` may have been granted
+                self._held.pop(queue, None)
+                self._owed.setdefault(queue, now)
             body = encode_body(UnlockBatchRequestBody(self._group, self._instance.client_id, tuple(queues)))
             try:
                 try:
@@ -246,8 +259,6 @@ class QueueLocks:
                     await self._ask(broker_name, queues, RequestCode.UNLOCK_BATCH_MQ, body)
             except RocketMQError as error:
                 self._keep(broker_name, error)
-                for queue in queues:
-                    self._owed.setdefault(queue, machine.monotonic())
                 return
             self._errors.pop(broker_name, None)
             for queue in queues:

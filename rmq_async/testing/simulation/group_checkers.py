@@ -21,7 +21,7 @@ from rmq_protocol.message import MessageQueue
 from .checkers import Stored
 from .group_log import GROUP, Backlog, Delivery, GroupLog, Sample
 from .history import Call
-from .order_checkers import disordered, is_ordered, open_below, overlapping
+from .order_checkers import disordered, is_ordered, overlapping, repeats_behind_open
 from .pop_checkers import pop_violations
 from .pop_watch import PopRequest
 from .servers import Commit
@@ -51,6 +51,8 @@ SEEN: Final = 35.0
 a name server has lost registers within 30 s."""
 MISSING: Final = re.compile(r"queues ([\d, ]+) of topic (\S+) on (\S+) left ")
 """The text of the problem ``queue_missing``, with queues, topic and broker."""
+REBALANCED: Final = 25.0
+"""Seconds within which all members act on a change of the members."""
 SLACK: Final = 1.5
 """Seconds from the end of a message's call to the commit that covers it, besides the interval of commits."""
 
@@ -130,7 +132,7 @@ def repeated(log: GroupLog, troubles: Troubles) -> list[str]:
             f"repeated: {_named(first)} was handled by {life.member} at {first.began:.6f} s, and began again at "
             f"{second.began:.6f} s"
         )
-        if (is_ordered(log, first.queue) and open_below(log, first, second.began)) or _taken_from_hand(log, first, second):
+        if repeats_behind_open(log, first, second) or _taken_from_hand(log, first, second):
             continue
         if killed > second.began:
             found.append(text)
@@ -152,8 +154,13 @@ def together(log: GroupLog, troubles: Troubles) -> list[str]:
 
 
 def _taken_from_hand(log: GroupLog, first: Delivery, second: Delivery) -> bool:
-    """Returns whether another member may have got a message in hand, whose queue is given up after ``in_hand`` seconds."""
-    return first.life != second.life and min(_end(first), second.began) - first.began >= log.in_hand
+    """Returns whether another call may have got a message in hand, whose queue is given up after ``in_hand`` seconds if the
+    members change: one of another member, or a later one of the same, to which the queue has come back."""
+    if min(_end(first), second.began) - first.began < log.in_hand:
+        return False
+    return first.life != second.life or any(
+        first.began - REBALANCED < time < second.began for life in log.lives for time in (life.began, life.ended or -inf)
+    )
 
 
 def backwards(

@@ -55,8 +55,8 @@ class Backlog(NamedTuple):
     """The backlog of a group: by queue, the first offset that the group has not committed, and the offset behind its last message.
     ``resting``: no fault is active, and none begins for as long as a member needs to continue. ``ghosts``: a broker lists a client
     that is no running member, or one twice, as for 120 s after its connection fell silent. ``taken_away``: queues that were removed
-    from their topic, with messages that the group has not committed. ``locked``: queues of ordered topics that a client locks which
-    is no running member, as for up to 60 s after its end. ``unlisted``: brokers that a name server does not list.
+    from their topic, with messages that the group has not committed. ``locked``: queues of ordered topics that a member has locked
+    which has ended, as for up to 60 s after that. ``unlisted``: brokers that a name server does not list.
     """
 
     time: float
@@ -162,7 +162,7 @@ class GroupLog:
             for topic in (*self.topics, RETRY_TOPIC_PREFIX + GROUP):
                 for queue in each.queues(topic):
                     queues[queue] = _unread(each, queue)
-                    if self.order is not None and (each.lock_holder(GROUP, queue) or "") not in ("", *live):
+                    if self.order is not None and self._is_left_behind(each.lock_of(GROUP, queue)):
                         locked.append(queue)
                 for queue in each.taken_away(topic):
                     low, high = _unread(each, queue)
@@ -170,6 +170,15 @@ class GroupLog:
                         taken_away.append(queue)
         self.backlogs.append(Backlog(self.now(), queues, resting, ghosts, taken_away, locked, self.unlisted()))
         return self.backlogs[-1]
+
+    def _is_left_behind(self, lock: tuple[str, float] | None) -> bool:
+        """Returns whether no running member has locked a queue, but one that has ended. A member that was made anew in the same
+        process has the client id of the former one. ``lock``: see ``BrokerMachine.lock_of``."""
+        if lock is None:
+            return False
+        client_id, age = lock
+        members = [member for member, of in self.client_ids.items() if of == client_id]
+        return all(life.began > self.now() - age for life in self.lives if life.member in members and life.ended is None)
 
     def delayed(self) -> int:
         """Returns the number of messages that were given back and wait for the end of their delay, on brokers that serve."""

@@ -17,7 +17,7 @@ from rmq_protocol.message import MessageQueue
 from .group_log import Delivery, GroupLog
 from .troubles import Troubles
 
-__all__ = ["disordered", "is_ordered", "open_below", "overlapping"]
+__all__ = ["disordered", "is_ordered", "overlapping", "repeats_behind_open"]
 
 SETTLED: Final = ("done", "dead")
 Line = tuple[MessageQueue, str]
@@ -82,10 +82,25 @@ def _is_repeat(log: GroupLog, first: Delivery, second: Delivery) -> bool:
     ):
         return True
     begun = any((each.queue, each.offset) == place and each.began < first.began for each in log.deliveries)
-    return begun and open_below(log, first, second.began)
+    return begun and _open_below(log, first, second.began)
 
 
-def open_below(log: GroupLog, first: Delivery, time: float) -> bool:
+def repeats_behind_open(log: GroupLog, first: Delivery, second: Delivery) -> bool:
+    """Returns whether an ordered message is handled again because one before it was open when its queue came to the member of
+    ``second``, or, in the same life, when ``second`` began."""
+    if not is_ordered(log, first.queue):
+        return False
+    since = second.began
+    if first.life != second.life:  # that member begins with its first calls at the offset that the group has committed
+        since = min(
+            each.began
+            for each in log.deliveries
+            if each.queue == first.queue and each.life == second.life and each.began >= first.began
+        )
+    return _open_below(log, first, since)
+
+
+def _open_below(log: GroupLog, first: Delivery, time: float) -> bool:
     """Returns whether a message before that of ``first`` in its queue was not settled at a time: settled messages behind such a
     message are repeated when the queue moves to another member."""
     settled = _settled(log)

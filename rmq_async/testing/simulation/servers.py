@@ -186,9 +186,10 @@ class BrokerMachine(ServerMachine):
         """Returns the queues in use of a topic that consumers may not read."""
         return [queue for queue, readable in self._queues(topic) if not readable]
 
-    def lock_holder(self, group: str, queue: MessageQueue) -> str | None:
-        """Returns the id of the client that has the lock of a group's queue, by the broker's clock; None if there is none."""
-        return self.broker.state.locks.holder(group, queue, self.monotonic())
+    def lock_of(self, group: str, queue: MessageQueue) -> tuple[str, float] | None:
+        """Returns the id of the client that has the lock of a group's queue, and the seconds since it has locked or renewed it,
+        by the broker's clock; None if there is none."""
+        return self.broker.state.locks.holding(group, queue, self.monotonic())
 
     def members(self, group: str) -> tuple[str, ...]:
         """Returns the client ids that the running process lists for a group, once for each of their connections."""

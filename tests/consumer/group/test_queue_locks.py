@@ -11,7 +11,7 @@ import pytest
 from rmq_async.admin import Admin
 from rmq_async.client import ClientInstance
 from rmq_async.config import ClientConfig
-from rmq_async.consumer.group import QueueLocks, handover_group
+from rmq_async.consumer.group import MemberLocks, QueueLocks, handover_group
 from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_async.errors import BrokerError, RequestTimeoutError
 from rmq_protocol.bodies import LockBatchRequestBody, LockBatchResponseBody, decode_body, encode_body
@@ -230,6 +230,18 @@ async def test_a_silent_broker_grants_nothing_and_others_do(server: EmbeddedRock
         assert not locks.errors
 
 
+async def test_an_error_about_locks_of_other_queues_is_not_one_of_ordered_queues(server: EmbeddedRocketMQ) -> None:
+    async with member(server, "one") as instance:
+        locks, other = MemberLocks(instance, "g", {TOPIC}), MessageQueue("u", "broker-a", 0)
+        assert await locks.lock([A0]) == {A0}
+        server.stall("broker-a")
+        await locks.unlock_for("a client that has left", [other])
+        server.resume("broker-a")
+        await locks.renew()
+        assert isinstance(locks.errors_of([A0, other])["broker-a"], RequestTimeoutError)
+        assert locks.errors_of([A0, B0]) == {}
+
+
 async def test_an_unanswered_renewal_loses_a_lock_after_its_life_only(time: Time) -> None:
     async with scripted() as (broker, locks):
         await locks.lock([A0])
@@ -303,6 +315,42 @@ async def test_a_queue_given_back_during_its_renewal_is_unlocked_after_it() -> N
         await unlock
         assert [code for code, _ in broker.asked] == [41, 41, 42]
         assert set(locks.held) == {A1}
+
+
+async def test_queues_given_back_during_a_renewal_are_not_locked_by_the_next_one() -> None:
+    async with scripted() as (broker, locks):
+        await locks.lock([A0, A1])
+        broker.silent = True
+        renewal = asyncio.create_task(locks.renew())
+        await until(lambda: len(broker.kept) == 1)
+        unlocks = [asyncio.create_task(locks.unlock([queue])) for queue in (A0, A1)]
+        await asyncio.sleep(0)
+        broker.grant(*broker.kept[0])  # both are held again, as far as the table says, until their unlocks are sent
+        await until(lambda: len(broker.kept) == 2)
+        again = asyncio.create_task(locks.renew())
+        await asyncio.sleep(0)
+        broker.silent = False
+        broker.grant(*broker.kept[1])
+        await asyncio.gather(renewal, *unlocks, again)
+        assert broker.asked[1:] == [(41, {0, 1}), (42, {0}), (42, {1})]
+        assert not locks.held
+
+
+@pytest.mark.parametrize("waits", [False, True])
+async def test_a_cancelled_unlock_is_repeated(waits: bool) -> None:
+    async with scripted() as (broker, locks):
+        await locks.lock([A0, A1])
+        broker.silent = True
+        calls = [asyncio.create_task(locks.unlock([queue])) for queue in ((A1, A0) if waits else (A0,))]
+        await until(lambda: len(broker.kept) == 1)
+        for call in calls:
+            call.cancel()
+        await asyncio.wait(calls)
+        broker.silent = False
+        assert locks.owes
+        await locks.unlock_owed()
+        assert broker.asked[-1] == (RequestCode.UNLOCK_BATCH_MQ, {0, 1} if waits else {0})
+        assert not locks.owes
 
 
 async def test_a_cancelled_request_leaves_no_task_and_its_queue_is_unlocked_later() -> None:
