@@ -23,13 +23,13 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from . import canaries, compiling
+from . import canaries, compiling, held_ports
 from .chains import REAL_SERVERS, SPARK_CHAIN, chain_of
-from .fakes import held_ports
 
 pytest_plugins = ["pytester"]
 
 logging.setLoggerClass(canaries.CanaryLogger)
+held_ports.install()
 sys.dont_write_bytecode = False  # else each subprocess of a test compiles all it imports: 20 s of CPU instead of 6
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 settings.register_profile("suite", deadline=None)  # of 200 ms for an example, which a busy machine exceeds

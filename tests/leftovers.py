@@ -15,7 +15,7 @@ import pytest
 from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_async.testing import FaultProxy
 
-from .fakes import held_ports
+from . import held_ports
 
 __all__ = ["made_of", "nothing_is_left", "sockets", "start_twice_at_once"]
 

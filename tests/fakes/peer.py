@@ -20,7 +20,6 @@ from rmq_protocol.command import RemotingCommand, encode_command
 from rmq_protocol.constants import RESPONSE_FLAG, SerializeType
 
 from .answers import Answer, echo
-from .held_ports import bound, hold
 
 
 def frame(command: RemotingCommand, form: SerializeType = SerializeType.JSON) -> bytes:
@@ -198,20 +197,22 @@ class Peer:
         return {"msgId": sent.body.decode(), "queueId": "1", "queueOffset": "7"}
 
     async def start(self) -> None:
-        listener = bound(self.host, self.port)
+        family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
+        listener = socket.socket(family, proto=socket.IPPROTO_TCP)  # without it asyncio leaves Nagle's algorithm on
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if not self.reading:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        listener.bind((self.host, self.port))
         self.port = listener.getsockname()[1]
         self.server = await asyncio.get_running_loop().create_server(
             lambda: Link(self), sock=listener, backlog=1024, ssl=self.tls
         )
 
     async def stop(self) -> None:
-        """As a killed process: the port is closed, and held until the test ends, and every connection breaks."""
+        """As a killed process: the port is closed and every connection breaks."""
         if self.server is not None:
             server, self.server = self.server, None
             await close_servers([server])
-            hold(self.host, self.port)
         links = self.open_links
         for link in links:
             link.transport.abort()

@@ -27,7 +27,8 @@ from rmq_async.producer.oneway.pacing import OnewayPacing
 from rmq_async.transport import Connection, ConnectionPool
 from rmq_async.transport.deadlines import Deadlines
 
-from ..fakes import Cluster, held_ports
+from .. import held_ports
+from ..fakes import Cluster
 from ..instances import registered
 from ..leftovers import made_of
 from ..loops import pytest_asyncio_loop_factories as pytest_asyncio_loop_factories

@@ -215,9 +215,57 @@ def test_undelivered_message_is_found_unless_it_is_a_dead_letter_or_was_lost() -
 def test_message_in_hand_that_its_queue_did_not_wait_for_may_come_again_to_another_member() -> None:
     taken = delivery(took=3.0), delivery(began=12.5, life=1)
     early = delivery(took=3.0), delivery(began=11.5, life=1)
-    same = delivery(took=3.0), delivery(began=12.5)
+    same = delivery(began=100.0, took=3.0), delivery(began=102.5)
     for check in (repeated, together):
         assert not check(log(*taken, in_hand=2.0), QUIET)
         assert check(log(*taken), QUIET)
         assert check(log(*early, in_hand=2.0), QUIET)
         assert check(log(*same, in_hand=2.0), QUIET)
+
+
+def test_message_in_hand_comes_again_to_its_member_only_where_the_members_have_changed() -> None:
+    found = log(delivery(began=100.0, took=3.0), delivery(began=103.0), in_hand=2.0)
+    assert repeated(found, QUIET)
+    found.lives.append(Life("member-2", 90.0))
+    assert not repeated(found, QUIET)
+    assert repeated(log(delivery(began=10.0, took=1.0), delivery(began=11.0), in_hand=2.0), QUIET)
+
+
+@pytest.mark.parametrize(("ended", "found"), [(13.0, False), (11.5, True)])
+def test_repeated_is_no_ordered_message_behind_one_that_was_open_when_its_queue_moved(ended: float, found: bool) -> None:
+    open_one = delivery(0, 10.0, None), delivery(0, 12.0, ended - 12.0, life=1) if ended > 12.0 else delivery(0, 11.0, 0.5)
+    moved = log(*open_one, delivery(1), delivery(2, 12.0, life=1), delivery(1, 14.0, life=1), order="key")
+    assert bool(repeated(moved, QUIET)) is found
+
+
+@pytest.mark.parametrize(
+    ("client_id", "age", "found"), [("a", 5.0, False), ("a", 15.0, True), ("b", 5.0, True), (None, 0.0, False)]
+)
+def test_lock_of_a_life_that_has_ended_is_seen_also_where_the_client_id_lives(
+    client_id: str | None, age: float, found: bool
+) -> None:
+    class Broker:
+        serves = True
+
+        def members(self, group: str) -> tuple[str, ...]:
+            return ("a",)
+
+        def queues(self, topic: str) -> list[MessageQueue]:
+            return [QUEUE] if topic == "T" else []
+
+        def taken_away(self, topic: str) -> list[MessageQueue]:
+            return []
+
+        def lock_of(self, group: str, queue: MessageQueue) -> tuple[str, float] | None:
+            return None if client_id is None else (client_id, age)
+
+        def committed(self, group: str, queue: MessageQueue) -> int:
+            return 0
+
+        def bounds(self, queue: MessageQueue) -> tuple[int, int]:
+            return 0, 0
+
+    lives = [Life("member-0", 0.0, 85.0), Life("member-0", 90.0)]
+    broker: Any = Broker()
+    seen = GroupLog(lambda: 100.0, lambda: (broker,), ("T",), lives=lives, order="queue", client_ids={"member-0": "a"})
+    assert list(seen.look().locked) == ([QUEUE] if found else [])
