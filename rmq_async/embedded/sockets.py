@@ -63,16 +63,19 @@ async def numeric_host(host: str, port: int) -> str:
 async def listen(ip: str, port: int, first: Factory, second: Factory | None) -> list[asyncio.Server]:
     """Listens on ``port`` and, if there is a ``second`` factory, on the port ``SECOND_BELOW`` it; returns the servers.
 
-    ``port`` 0 takes a free one for which the second port is free too. Raises OSError if a port is not available.
+    ``port`` 0 takes a free one for which the second port is free too: no process has bound it, and no connection to it has ended
+    lately. Raises OSError if a port is not available.
     """
     loop = asyncio.get_running_loop()
+    reuse = None if port else False
     tries = 1 if port or second is None else MOST_PORTS_TRIED
     while True:
         server = await _serving(loop, first, ip, port)
         if second is None:
             return [server]
         try:
-            return [server, await _serving(loop, second, ip, server.sockets[0].getsockname()[1] - SECOND_BELOW)]
+            below = server.sockets[0].getsockname()[1] - SECOND_BELOW
+            return [server, await _serving(loop, second, ip, below, reuse_address=reuse)]
         except BaseException as error:  # OSError: the port is taken, or not for this process
             server.close()
             tries -= 1
@@ -81,10 +84,12 @@ async def listen(ip: str, port: int, first: Factory, second: Factory | None) -> 
             await server.wait_closed()
 
 
-async def _serving(loop: asyncio.AbstractEventLoop, factory: Factory, ip: str, port: int) -> asyncio.Server:
+async def _serving(
+    loop: asyncio.AbstractEventLoop, factory: Factory, ip: str, port: int, *, reuse_address: bool | None = None
+) -> asyncio.Server:
     """Creates a server and then makes it listen: a ``create_server`` that does both leaves the socket open if its caller is
-    cancelled in its last iteration of the event loop."""
-    server = await loop.create_server(factory, ip, port, start_serving=False)
+    cancelled in its last iteration of the event loop. ``reuse_address``: as for ``create_server``."""
+    server = await loop.create_server(factory, ip, port, start_serving=False, reuse_address=reuse_address)
     try:
         await server.start_serving()
     except BaseException:

@@ -67,3 +67,34 @@ async def test_order_by_queue_holds_the_lock_of_the_group_until_it_leaves(each_c
             await consumer.stop()
         assert await locks.lock(queues) == expected
         await locks.unlock(queues)
+
+
+async def test_queues_given_back_while_their_locks_are_renewed_are_free_for_others(each_cluster: RealCluster) -> None:
+    name = f"given-back-{uuid4().hex[:12]}"
+    async with Admin(namesrv=each_cluster.namesrv) as admin, AsyncExitStack() as stack:
+        await admin.create_topic(name, queues=8)
+        both = []
+        for client in ("one", "two"):
+            config = ClientConfig(namesrv=each_cluster.namesrv, instance_name=f"{client} of {name}")
+            instance = await ClientInstance.acquire(config)
+            stack.push_async_callback(instance.release)
+            queues = (await instance.routes.get(name, 3.0)).subscribe_queues
+            both.append(QueueLocks(instance, name))
+        one, two = both
+        for turn in range(20):
+            assert await one.lock(queues) == set(queues)
+            renewal = asyncio.create_task(one.renew())
+            await asyncio.sleep(0)
+            unlocks = [asyncio.create_task(one.unlock([queue])) for queue in queues]
+            await renewal
+            again = asyncio.create_task(one.renew())
+            if turn % 2:  # as a stop does whose time is over
+                await asyncio.sleep(0)
+                for unlock in unlocks[1:]:
+                    unlock.cancel()
+            await asyncio.wait([*unlocks, again])
+            await one.unlock_owed()
+            assert not one.held
+            assert await two.lock(queues) == set(queues)
+            await two.unlock(queues)
+        await admin.delete_topic(name)

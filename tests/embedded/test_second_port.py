@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import uuid
 
@@ -9,6 +10,7 @@ import pytest
 
 from rmq_async import Admin, Message, Producer
 from rmq_async.embedded import EmbeddedRocketMQ
+from rmq_async.embedded.sockets import listen
 from rmq_async.testing._ports import find_ports
 from rmq_protocol.constants import RequestCode, ResponseCode
 
@@ -109,3 +111,28 @@ async def test_stalled_broker_answers_on_no_port(server: EmbeddedRocketMQ) -> No
             stalled = False
         server.resume("broker-a")
         assert stalled
+
+
+class Below:
+    """Stands for SECOND_BELOW, and gives these ports instead of one below the first."""
+
+    def __init__(self, *ports: int) -> None:
+        self.ports = [*ports]
+
+    def __rsub__(self, first: int) -> int:
+        return self.ports.pop(0)
+
+
+async def test_second_port_is_none_that_another_process_has_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as held, socket.socket() as free:
+        for each in (held, free):
+            each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            each.bind(("127.0.0.1", 0))
+        ports = [each.getsockname()[1] for each in (held, free)]
+        free.close()
+        monkeypatch.setattr("rmq_async.embedded.sockets.SECOND_BELOW", Below(*ports))
+        first, second = await listen("127.0.0.1", 0, asyncio.Protocol, asyncio.Protocol)
+        assert second.sockets[0].getsockname()[1] == ports[1]
+        for server in (first, second):
+            server.close()
+            await server.wait_closed()

@@ -227,11 +227,15 @@ class QueueLocks:
                 self._keep(broker_name, error)
                 return frozenset()
             self._errors.pop(broker_name, None)
-            self._take_answer(asked, granted, sent)
-            return granted
+            return self._take_answer(asked, granted, sent)
 
-    def _take_answer(self, asked: frozenset[MessageQueue], granted: frozenset[MessageQueue], sent: float) -> None:
-        for queue in sorted(granted):
+    def _take_answer(
+        self, asked: frozenset[MessageQueue], granted: frozenset[MessageQueue], sent: float
+    ) -> frozenset[MessageQueue]:
+        """Notes the answer to a request for locks; returns the granted queues, without those that were unlocked since it began:
+        their unlocks follow."""
+        kept = granted.difference(self._owed)
+        for queue in sorted(kept):
             self._held[queue] = sent
             self._assumed.pop(queue, None)
             self._unsure.pop(queue, None)
@@ -241,6 +245,7 @@ class QueueLocks:
             if self._held.pop(queue, None) is not None or (assumed_since is not None and sent - assumed_since >= LOCK_LIFE):
                 self._assumed.pop(queue, None)
                 self._lost.add(queue)
+        return kept
 
     async def _unlock(self, broker_name: str, queues: Collection[MessageQueue], *, owed: bool = False) -> None:
         async with self._turn(broker_name):
@@ -248,7 +253,7 @@ class QueueLocks:
                 return  # their locks were requested again before this turn
             now = machine.monotonic()
             self._expect(queues, now)
-            for queue in queues:  # a request that was in flight at the call of ``unlock`` may have been granted
+            for queue in queues:
                 self._held.pop(queue, None)
                 self._owed.setdefault(queue, now)
             body = encode_body(UnlockBatchRequestBody(self._group, self._instance.client_id, tuple(queues)))

@@ -325,7 +325,7 @@ async def test_queues_given_back_during_a_renewal_are_not_locked_by_the_next_one
         await until(lambda: len(broker.kept) == 1)
         unlocks = [asyncio.create_task(locks.unlock([queue])) for queue in (A0, A1)]
         await asyncio.sleep(0)
-        broker.grant(*broker.kept[0])  # both are held again, as far as the table says, until their unlocks are sent
+        broker.grant(*broker.kept[0])
         await until(lambda: len(broker.kept) == 2)
         again = asyncio.create_task(locks.renew())
         await asyncio.sleep(0)
