@@ -9,7 +9,8 @@ peer are checked: a message with an invalid handle gets none, and is delivered a
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from .bodies import MAX_ACK_SPAN, BatchAck, pack_bits
@@ -36,6 +37,7 @@ _RETRY_FLAGS: Final = frozenset({"0", "1", "2"})
 
 _Pop = tuple[int, int, int, int, str, str, int]
 """A handle without its own offset, as all messages of one pop and queue have it."""
+_NO_POP: Final[_Pop] = (0, 0, 0, 0, "", "", 0)
 
 
 def find_handles(answer: PopMessageResponseHeader, messages: Sequence[MessageExt], broker_name: str) -> list[ExtraInfo | None]:
@@ -45,65 +47,38 @@ def find_handles(answer: PopMessageResponseHeader, messages: Sequence[MessageExt
     ``messages``: as decoded, with the topics on the wire. ``broker_name``: name of the broker of the pop. Raises
     RemoteProtocolError for infos that are malformed.
     """
-    starts = parse_start_offset_info(answer.startOffsetInfo)
-    offsets = {key: set(found) for key, found in parse_msg_offset_info(answer.msgOffsetInfo).items()}
-    if not any([PropertyName.POP_CK in message.properties for message in messages]):  # noqa: C419 - half the time
-        return _handles_in_infos(answer, starts, offsets, messages, broker_name)
-    seen: set[tuple[str, int, int]] = set()
+    starts, offsets = parse_start_offset_info(answer.startOffsetInfo), parse_msg_offset_info(answer.msgOffsetInfo)
+    named = {key: frozenset(found) for key, found in offsets.items() if key in starts}
+    seen: defaultdict[str, set[int]] = defaultdict(set)
     handles: list[ExtraInfo | None] = []
+    new, topic, queue = tuple.__new__, "", None
+    pop, start, here, used = _NO_POP, 0, frozenset[int](), set[int]()  # what neighbours of one queue have in common
     for message in messages:
-        handle = _own_handle(answer, message, broker_name)
-        if handle is None:
-            key = info_key(message.topic, message.queue.queue_id)
-            start, offset = starts.get(key), message.queue_offset
-            if start is not None and offset in offsets.get(key, ()):
-                handle = ExtraInfo(
-                    start,
-                    answer.popTime,
-                    answer.invisibleTime,
-                    answer.reviveQid,
-                    retry_flag(message.topic),
-                    broker_name,
-                    message.queue.queue_id,
-                    offset,
-                )
-        if handle is not None:
-            name = (handle.retry, handle.queue_id, handle.msg_queue_offset or 0)
-            if name in seen or not _is_valid(handle):
-                handle = None
-            else:
-                seen.add(name)
-        handles.append(handle)
-    return handles
-
-
-def _handles_in_infos(
-    answer: PopMessageResponseHeader,
-    starts: Mapping[str, int],
-    offsets: Mapping[str, set[int]],
-    messages: Sequence[MessageExt],
-    broker_name: str,
-) -> list[ExtraInfo | None]:
-    """Returns the handles of messages without the property POP_CK, as ``find_handles`` does; removes their offsets from
-    ``offsets``. What messages of one queue have in common is looked up once for neighbours."""
-    new, handles = tuple.__new__, list[ExtraInfo | None]()
-    topic, queue = "", None
-    start, left = 0, set[int]()
-    pop: tuple[int | str, ...] = ()
-    for message in messages:
+        if PropertyName.POP_CK in message.properties and (own := _own_handle(answer, message, broker_name)) is not None:
+            offset, others = own.msg_queue_offset or 0, seen[f"{own.retry}@{own.queue_id}"]
+            is_new = offset not in others and _is_valid(own)
+            if is_new:
+                others.add(offset)
+            handles.append(own if is_new else None)
+            continue
         if message.queue is not queue or message.topic is not topic:
             topic, queue = message.topic, message.queue
-            key, retry = info_key(topic, queue.queue_id), retry_flag(topic)
-            start, left = starts.get(key, 0), offsets.get(key, set()) if key in starts else set()
+            key = info_key(topic, queue.queue_id)
+            start, used = starts.get(key, 0), seen[key]
             first = ExtraInfo(
-                start, answer.popTime, answer.invisibleTime, answer.reviveQid, retry, broker_name, queue.queue_id, start
+                start,
+                answer.popTime,
+                answer.invisibleTime,
+                answer.reviveQid,
+                retry_flag(topic),
+                broker_name,
+                queue.queue_id,
+                start,
             )
-            pop = first[:-1]
-            if not _is_valid(first):
-                left = set()
+            pop, here = first[:-1], named.get(key, frozenset()) if _is_valid(first) else frozenset()
         offset = message.queue_offset
-        if offset in left and offset >= start:
-            left.remove(offset)  # another message with this offset has no handle
+        if offset in here and offset >= start and offset not in used:
+            used.add(offset)
             handles.append(new(ExtraInfo, (*pop, offset)))
         else:
             handles.append(None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Iterable, Mapping
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from contextvars import Context
 from typing import Any, Final
@@ -357,8 +357,8 @@ class Session:
         held.settled_at = machine.monotonic()
         held.changed.set()
 
-    def _all_done(self, queues: Iterable[HeldQueue], messages: list[MessageExt]) -> None:
-        self.budget.give(len(messages), sum([len(message.body) for message in messages]))
+    def _all_done(self, queues: Iterable[HeldQueue], items: Sequence[Waiting]) -> None:
+        self.budget.give(len(items), sum([len(item.message.body) for item in items]))
         for held in queues:
             self._progressed(held)
 

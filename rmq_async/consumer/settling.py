@@ -40,7 +40,7 @@ class Settling:
 
     ``retry``: the Retry of subscriptions without their own. ``ended``: called with each message that has its outcome, except
     those of ``done_all``. ``again``: called with a message that this member handles again, and the monotonic time of that, 0
-    for at once. ``all_done``: called by ``done_all`` with queues and their messages that are done.
+    for at once. ``all_done``: called by ``done_all`` with messages that are done, and their queues.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Settling:
         settled: SettledLog,
         ended: Callable[[Waiting, Outcome], None],
         again: Callable[[Subscription, Waiting, float], None],
-        all_done: Callable[[Iterable[HeldQueue], list[MessageExt]], None],
+        all_done: Callable[[Iterable[HeldQueue], Sequence[Waiting]], None],
     ) -> None:
         self._retry = retry
         self._outcomes = outcomes
@@ -86,8 +86,7 @@ class Settling:
                 offsets.append(item.message.queue_offset)
         for held, offsets in by_queue.items():
             held.progress.settle_all(offsets)
-        messages = [item.message for item in taken]
-        self._all_done(by_queue, messages)
+        self._all_done(by_queue, taken)
         self._settled.add_done(calls)
 
     def decide(self, delivery: Delivery, taken: Collection[Waiting], error: BaseException | None) -> Decided:

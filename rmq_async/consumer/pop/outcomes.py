@@ -6,7 +6,7 @@ A broker counts attempts of popped messages, but does not limit them, lengthens 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -77,8 +77,8 @@ class PopOutcomes(Outcomes):
 class PopSettling(Settling):
     """Settles popped messages.
 
-    ``all_done``: called by ``done_all`` with messages of one subscription that are done. ``limit``: returns the number of
-    attempts after the first one by the group's settings, for subscriptions for which neither they nor the consumer set a limit.
+    ``limit``: returns the number of attempts after the first one by the group's settings, for subscriptions for which neither
+    they nor the consumer set a limit.
     """
 
     def __init__(
@@ -87,11 +87,10 @@ class PopSettling(Settling):
         outcomes: PopOutcomes,
         settled: SettledLog,
         ended: Callable[[Waiting, Outcome], None],
-        all_done: Callable[[Sequence[Waiting]], None],
+        all_done: Callable[[Iterable[HeldQueue], Sequence[Waiting]], None],
         limit: Callable[[], int],
     ) -> None:
-        super().__init__(retry, outcomes, settled, ended, _never_again, lambda queues, messages: None)
-        self._taken_done = all_done
+        super().__init__(retry, outcomes, settled, ended, _never_again, all_done)
         self._limit = limit
 
     def done_all(self, taken: Sequence[Waiting], calls: Sequence[Delivery]) -> None:
@@ -100,7 +99,7 @@ class PopSettling(Settling):
         for item, delivery in zip(taken, calls, strict=True):
             delivery.state, delivery.outcome, delivery.task = "finished", Outcome.DONE, None
             item.held.running.pop(item, None)
-        self._taken_done(taken)
+        self._all_done((), taken)  # no queue has a progress here
         self._settled.add_done(calls)
 
     def limit_of(self, subscription: Subscription) -> int:

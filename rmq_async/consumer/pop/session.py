@@ -411,7 +411,7 @@ class PopSession:
             self.arrivals.give_back([item], 0.0, suspend=False)
         self.free(item)
 
-    def _all_done(self, items: Sequence[Waiting]) -> None:
+    def _all_done(self, _: Iterable[HeldQueue], items: Sequence[Waiting]) -> None:
         """Does for messages of one subscription what ``_message_ended`` does for one that is done."""
         self.settled_at = machine.monotonic()
         if self.closing:

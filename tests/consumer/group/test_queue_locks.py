@@ -300,12 +300,18 @@ async def test_a_refusal_or_an_answer_that_cannot_be_read_grants_nothing() -> No
         assert not locks.held
 
 
+async def renewal_in_flight(broker: LockBroker, locks: QueueLocks) -> asyncio.Task[frozenset[MessageQueue]]:
+    """Locks A0 and A1, and renews them at a broker that does not answer."""
+    await locks.lock([A0, A1])
+    broker.silent = True
+    renewal = asyncio.create_task(locks.renew())
+    await until(lambda: len(broker.kept) == 1)
+    return renewal
+
+
 async def test_a_queue_given_back_during_its_renewal_is_unlocked_after_it() -> None:
     async with scripted() as (broker, locks):
-        await locks.lock([A0, A1])
-        broker.silent = True
-        renewal = asyncio.create_task(locks.renew())
-        await until(lambda: len(broker.kept) == 1)
+        renewal = await renewal_in_flight(broker, locks)
         unlock = asyncio.create_task(locks.unlock([A0]))
         await asyncio.sleep(0)
         assert not locks.owns(A0)
@@ -319,10 +325,7 @@ async def test_a_queue_given_back_during_its_renewal_is_unlocked_after_it() -> N
 
 async def test_queues_given_back_during_a_renewal_are_not_locked_by_the_next_one() -> None:
     async with scripted() as (broker, locks):
-        await locks.lock([A0, A1])
-        broker.silent = True
-        renewal = asyncio.create_task(locks.renew())
-        await until(lambda: len(broker.kept) == 1)
+        renewal = await renewal_in_flight(broker, locks)
         unlocks = [asyncio.create_task(locks.unlock([queue])) for queue in (A0, A1)]
         await asyncio.sleep(0)
         broker.grant(*broker.kept[0])

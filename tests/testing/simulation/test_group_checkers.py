@@ -265,7 +265,7 @@ def test_lock_of_a_life_that_has_ended_is_seen_also_where_the_client_id_lives(
         def bounds(self, queue: MessageQueue) -> tuple[int, int]:
             return 0, 0
 
-    lives = [Life("member-0", 0.0, 85.0), Life("member-0", 90.0)]
+    lives = [Life("member-0", 0.0), Life("member-0", 20.0, 85.0), Life("member-0", 90.0)]  # the first one was killed
     broker: Any = Broker()
     seen = GroupLog(lambda: 100.0, lambda: (broker,), ("T",), lives=lives, order="queue", client_ids={"member-0": "a"})
     assert list(seen.look().locked) == ([QUEUE] if found else [])
