@@ -35,6 +35,10 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 settings.register_profile("suite", deadline=None)  # of 200 ms for an example, which a busy machine exceeds
 settings.load_profile("suite")
 
+SECOND_RUN = "RMQ_SECOND_RUN"
+"""Environment variable that ``tools/second_run.py`` sets when it runs failed tests again."""
+SECRET_SHOWN = 9
+"""Exit code of a session that logged a secret: pytest itself has none above 5."""
 LONG = ("tests/testing/simulation/test_scenarios.py", "tests/testing/simulation/test_hashes.py")
 """Files that take a minute of a processor each: they begin as soon as a process is free, else all wait for them in the end."""
 LAST = ("tests/protocol/",)
@@ -91,6 +95,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if _compares_real_time(item):
             item.add_marker(pytest.mark.flaky(reruns=1))
 
+    if SECOND_RUN in os.environ:
+        refuse_random([item for item in items if _is_random(item)])
     alone = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")) == 1
 
     def turn(item: pytest.Item) -> int:
@@ -135,10 +141,25 @@ def _compares_real_time(item: pytest.Item) -> bool:
     True for tests marked ``wall_clock`` and those of modules that measure with ``timed``. Random tests get no second run, which
     would draw other numbers.
     """
-    if not isinstance(item, pytest.Function) or hasattr(item.obj, "hypothesis"):
+    if not isinstance(item, pytest.Function) or _is_random(item):
         return False
-    measures = hasattr(item.module, "timed") or item.get_closest_marker("wall_clock") is not None
-    return measures and "seeded" not in item.function.__code__.co_names
+    return hasattr(item.module, "timed") or item.get_closest_marker("wall_clock") is not None
+
+
+def _is_random(item: pytest.Item) -> bool:
+    """Returns whether another run of ``item`` draws other data."""
+    return isinstance(item, pytest.Function) and (
+        hasattr(item.obj, "hypothesis") or "seeded" in item.function.__code__.co_names
+    )
+
+
+def refuse_random(items: list[pytest.Item]) -> None:
+    """Ends a second run (``tools/second_run.py``) that has random tests, which must pass with all data."""
+    if items:
+        named = ", ".join(item.nodeid for item in items)
+        raise pytest.UsageError(
+            f"no second run of tests that failed with random data: {named}; take the seed that they printed"
+        )
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
@@ -149,7 +170,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         vectors = sys.modules.get("vectors")
         output["tallies"] = {name: str(tally) for name, tally in vectors.TALLIES.items()} if vectors is not None else {}
     if canaries.found:
-        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        session.exitstatus = SECRET_SHOWN
 
 
 @pytest.hookimpl(optionalhook=True)

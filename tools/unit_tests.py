@@ -3,7 +3,8 @@
 With ``--coverage`` it measures which lines and branches they reach, and compares with the floors. Without, runs of the
 simulation belong to them, whose hashes are the same on each interpreter. The files of ``COSTLY`` are left out: all tests
 took 1,270 s of the processor when traced, and the whole suite takes a quarter of an hour as it is.
-Ends with pytest's code if a test fails, with 1 if a package is below its floor.
+Failed tests run once more, alone (``second_run``). Ends with pytest's code if one fails again, with 1 if a package is below its
+floor.
 """
 
 from __future__ import annotations
@@ -14,6 +15,9 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Final
+
+sys.path.insert(0, str(Path(__file__).parent))
+from second_run import run_with_second
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 FLOORS: Final = {"rmq_protocol": 97.8, "rmq_async": 91.8}
@@ -47,20 +51,20 @@ def command_of(arguments: list[str], hashes: bool) -> list[str]:
     """Returns the arguments of Python for the tests, or for those that ``arguments`` name. ``hashes``: whether those of the
     simulation's hashes run, too."""
     if any((ROOT / argument.partition("::")[0]).exists() for argument in arguments):
-        return ["-m", "pytest", "-q", "-n", "8", *arguments]
+        return ["-m", "pytest", "-q", "-n", "4", *arguments]
     left_out = [name for name in (*ELSEWHERE, *COSTLY) if not (hashes and name == HASHES)]
     for name in left_out:
         if not (ROOT / "tests" / name).exists():
             sys.exit(f"there is no tests/{name}; correct {Path(__file__).name}")
     ignored = [f"--ignore=tests/{name}" for name in left_out]
-    return ["-m", "pytest", "-q", "-n", "8", *ignored, "--ignore-glob=tests/test_benchmark*", *arguments]
+    return ["-m", "pytest", "-q", "-n", "4", *ignored, "--ignore-glob=tests/test_benchmark*", *arguments]
 
 
 def run_traced(arguments: list[str]) -> int:
     """Runs the tests under coverage and combines the data of their processes; returns pytest's exit code."""
     command = [sys.executable, "-m", "coverage"]
     subprocess.run([*command, "erase"], check=True)
-    code = subprocess.run([*command, "run", *command_of(arguments, hashes=False)], cwd=ROOT, check=False).returncode
+    code = run_with_second([*command, "run"], command_of(arguments, hashes=False))
     subprocess.run([*command, "combine", "--quiet"], check=True)
     return code
 
@@ -85,7 +89,7 @@ def below_floor() -> list[str]:
 def main() -> int:
     arguments = [each for each in sys.argv[1:] if each != "--coverage"]
     if arguments == sys.argv[1:]:
-        return subprocess.run([sys.executable, *command_of(arguments, hashes=True)], cwd=ROOT, check=False).returncode
+        return run_with_second([sys.executable], command_of(arguments, hashes=True))
     code = run_traced(arguments)
     below = below_floor()
     if below:
