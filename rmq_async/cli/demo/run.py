@@ -32,7 +32,7 @@ __all__ = ["run_demo"]
 IN_FLIGHT: Final = 256
 """Credits of the demo's producer: what mode async has in flight, and eight batches of 32."""
 QUEUES: Final = 8
-SHARE: Final = 0.14
+SHARE: Final = 0.12
 """Share of the time limit for each mode."""
 READ_SHARE: Final = 0.28
 """Share of the time limit for reading the messages back."""
