@@ -10,15 +10,17 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import monotonic, time
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
 from .._text import printable
+from .short_errors import sentence
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import CallbackOptions, Meter, Observation
@@ -40,26 +42,26 @@ METER: Final = "rmq_async.spark"
 
 @dataclass(frozen=True)
 class TopicLag:
-    """One topic of one query after a micro-batch. ``behind``: number of existing offsets that are not read. ``read``:
-    number of offsets of the micro-batch. ``oldest``: store time of the oldest unread message, in seconds since 1970;
-    None if all are read or it is not known."""
+    """One topic of one query after a micro-batch. ``behind``: number of existing offsets that are not read; None if it is not
+    known, because the progress names the end of no queue of the topic. ``read``: number of offsets of the micro-batch.
+    ``oldest``: store time of the oldest unread message, in seconds since 1970; None if all are read or it is not known."""
 
     topic: str
-    behind: int
+    behind: int | None
     read: int
     oldest: float | None
 
     def seconds_behind(self, now: float) -> float | None:
         """Returns the age of the oldest unread message at ``now`` in seconds; 0 if all are read, None if it is not known."""
         if self.oldest is None:
-            return None if self.behind > 0 else 0.0
+            return 0.0 if self.behind == 0 else None
         return max(now - self.oldest, 0.0)
 
 
 @dataclass(frozen=True)
 class QueryLag:
     """One query after a micro-batch. ``name``: name of the query, or its id. ``duration``: seconds of the micro-batch.
-    ``at``: time at which the listener received it, by the monotonic clock."""
+    ``at``: time at which the listener heard of the query last, by the monotonic clock."""
 
     name: str
     batch: int
@@ -74,15 +76,16 @@ class QueryLag:
     def text(self, now: float) -> str:
         """Returns the log line. ``now``: seconds since 1970."""
         topics = "; ".join(
-            f"{printable(each.topic)}: {each.behind:,} offsets, {_age_text(each.seconds_behind(now))}, "
-            f"{self.rate(each):,.0f} read per second"
-            for each in self.topics
+            f"{printable(each.topic)}: {_lag_text(each, now)}, {self.rate(each):,.0f} read per second" for each in self.topics
         )
         return f"query {printable(self.name)}, micro-batch {self.batch} of {self.duration:.3g} s: {topics}"
 
 
-def _age_text(seconds: float | None) -> str:
-    return "age unknown" if seconds is None else f"{seconds:,.1f} s behind"
+def _lag_text(topic: TopicLag, now: float) -> str:
+    if topic.behind is None:
+        return "lag unknown"
+    seconds = topic.seconds_behind(now)
+    return f"{topic.behind:,} offsets, {'age unknown' if seconds is None else f'{seconds:,.1f} s behind'}"
 
 
 def lag_of(progress: StreamingQueryProgress, at: float = 0.0) -> QueryLag | None:
@@ -123,29 +126,53 @@ def _offsets(text: object) -> _Offsets | None:
 
 
 def _topics(start: _Offsets | None, end: _Offsets, latest: _Offsets | None) -> Iterator[TopicLag]:
-    topics: dict[str, list[int]] = {}
+    topics: dict[str, _Sums] = {}
     for queue, offset in end.queues.items():
         first = (start.queues if start is not None else {}).get(queue, end.init.get(queue, offset))
         if first > offset:  # the queue was made anew
             first = end.init.get(queue, offset)
-        behind = 0 if latest is None else max(latest.queues.get(queue, offset) - offset, 0)
-        sums = topics.setdefault(queue.partition("/")[0], [0, 0])
-        sums[0] += behind
-        sums[1] += offset - first
-    for topic, (behind, read) in topics.items():
-        moment = latest.oldest.get(topic) if latest is not None and behind else None
-        yield TopicLag(topic, behind, read, None if moment is None else moment / 1000)
+        sums = topics.setdefault(queue.partition("/")[0], _Sums())
+        sums.read += offset - first
+        if latest is not None and queue in latest.queues:  # else it is in no route, and has nothing that can be read
+            sums.behind = (sums.behind or 0) + max(latest.queues[queue] - offset, 0)
+    for topic, sums in topics.items():
+        moment = latest.oldest.get(topic) if latest is not None and sums.behind else None
+        yield TopicLag(topic, sums.behind, sums.read, None if moment is None else moment / 1000)
+
+
+@dataclass
+class _Sums:
+    """Sums over the queues of a topic, as in ``TopicLag``."""
+
+    behind: int | None = None
+    read: int = 0
 
 
 def _together(one: TopicLag, other: TopicLag) -> TopicLag:
-    """Returns the sum for a topic that two sources of a query read."""
+    """Returns the sum for a topic that two sources of a query read; what one of them does not know is not known."""
     moments = [each.oldest for each in (one, other) if each.oldest is not None]
-    known = all(each.oldest is not None for each in (one, other) if each.behind)
-    return TopicLag(one.topic, one.behind + other.behind, one.read + other.read, min(moments, default=None) if known else None)
+    known = all(each.oldest is not None for each in (one, other) if each.behind != 0)
+    behind = None if one.behind is None or other.behind is None else one.behind + other.behind
+    return TopicLag(one.topic, behind, one.read + other.read, min(moments, default=None) if known else None)
+
+
+_java_name: Final = re.compile(r"^(?:[\w$]+\.)+[\w$]+: ")
+_raised: Final = re.compile(r"Traceback .*\n(?:[ \t].*\n)+(\S.*)")
+"""The line of a trace of Python that has the error; its frames are indented."""
+
+
+def _error_text(text: str) -> str:
+    """Returns one line about the error that ended a query. ``text``: Spark's text of it, with traces of Java and Python."""
+    if (ours := sentence(RuntimeError(text))) is not None:
+        return ours
+    message = text.partition("\n\tat ")[0]
+    found = _raised.findall(message)
+    line = found[-1] if found else _java_name.sub("", message).partition("\n")[0]
+    return line.strip()
 
 
 class LagListener(StreamingQueryListener):
-    """Reports how far the streaming queries of a session are behind in the topics that they read.
+    """Reports how far the streaming queries of a session are behind in the topics that they read, and errors that end queries.
 
     It adds itself to ``spark.streams``; ``close`` removes it. ``meter``: an OpenTelemetry Meter for the gauges; None takes the
     one of the global provider where OpenTelemetry is installed, and makes no gauges elsewhere. ``interval``: minimum seconds
@@ -157,6 +184,7 @@ class LagListener(StreamingQueryListener):
             raise ValueError(f"interval must be 0 or more seconds, not {interval}")
         self._streams = spark.streams
         self._interval = interval
+        self._names: dict[str, str] = {}
         self._lags: dict[str, QueryLag] = {}
         self._logged: dict[str, float] = {}
         self._lock = threading.Lock()
@@ -175,12 +203,15 @@ class LagListener(StreamingQueryListener):
         """Removes the listener from the session. Its gauges then report no values."""
         self._streams.removeListener(self)
         with self._lock:
+            self._names.clear()
             self._lags.clear()
 
     # -- what Spark calls
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802 - Spark's name
-        """Does nothing: there is no progress yet."""
+        """Records the query's name, for the error that may end it before its first progress."""
+        with self._lock:
+            self._names[str(event.runId)] = event.name or str(event.id)
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802
         """Records the lag in a query's progress, and logs it at most once per ``interval`` for each query. Ignores a query that
@@ -198,14 +229,26 @@ class LagListener(StreamingQueryListener):
             logger.info("%s", lag.text(time()))
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:  # noqa: N802
-        """Does nothing: the last progress still holds."""
-
-    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802
-        """Removes the query from ``lags``."""
+        """Records that the query runs and has nothing to read: its last lag still holds, and is as of now."""
         run = str(event.runId)
         with self._lock:
-            self._lags.pop(run, None)
+            if (lag := self._lags.get(run)) is not None:
+                self._lags[run] = replace(lag, at=monotonic())
+
+    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802
+        """Removes the query from ``lags``, and logs an error that ended it (ERROR), whether it reads RocketMQ or not: one that
+        fails in its first micro-batch has no progress. The end of a query that read RocketMQ without an error is logged at INFO."""
+        run = str(event.runId)
+        with self._lock:
+            name = self._names.pop(run, None)
+            lag = self._lags.pop(run, None)
             self._logged.pop(run, None)
+        if name is None:  # it was started before the listener was there
+            name = str(event.id) if lag is None else lag.name
+        if event.exception is not None:
+            logger.error("query %s ended with an error: %s", printable(name), printable(_error_text(event.exception), 500))
+        elif lag is not None:
+            logger.info("query %s ended", printable(name))
 
     # -- gauges
 
@@ -225,7 +268,7 @@ class LagListener(StreamingQueryListener):
             ("read.rate", "{offset}/s", "Offsets read per second of the last micro-batch.", by_topic(QueryLag.rate)),
             ("batch.duration", "s", "Duration of the last micro-batch.", by_query(lambda query: query.duration)),
             (
-                "progress.age", "s", "Time since the last progress.",
+                "progress.age", "s", "Time since the last progress, or since the query said that it is idle.",
                 by_query(lambda query: monotonic() - query.at),
             ),
         ):  # fmt: skip

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import pytest
 
@@ -19,8 +19,11 @@ pytest.importorskip("opentelemetry.sdk")
 
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from pyspark.errors import StreamingQueryException
 from pyspark.sql.streaming.listener import (
+    QueryIdleEvent,
     QueryProgressEvent,
+    QueryStartedEvent,
     QueryTerminatedEvent,
     StreamingQueryListener,
     StreamingQueryProgress,
@@ -38,6 +41,7 @@ if TYPE_CHECKING:
 
 DASHBOARD = Path(__file__).parents[2] / "docs" / "spark-dashboard.json"
 RUN = str(uuid4())
+LOG = "rmq_async.spark.lag"
 
 
 @pytest.fixture
@@ -260,3 +264,151 @@ def test_age_is_unknown_where_one_of_two_sources_does_not_know_it() -> None:
         lag = lag_of(progress_of(known, other))
         assert lag is not None
         assert lag.topics[0].oldest == oldest
+
+
+def test_idle_query_has_the_lag_of_its_last_progress_and_its_age_is_renewed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A query in which nothing arrives is none that stands still."""
+    now = 1000.0
+    monkeypatch.setattr("rmq_async.spark.lag.monotonic", lambda: now)
+    watched = Watched(interval=0)
+    idle = QueryIdleEvent(id=uuid4(), runId=UUID(RUN), timestamp="2026-11-25T00:00:00.000Z")
+    watched.listener.onQueryIdle(idle)
+    assert watched.listener.lags == {}, "there was no progress yet"
+    watched.report((offset({"a/b/0": 5}), offset({"a/b/0": 6}, init={}), offset({"a/b/0": 9}, t={"a": 5000})))
+    (before,) = watched.listener.lags.values()
+    now += 60
+    assert watched.gauges()["rmq.spark.progress.age"] == {("orders",): 60.0}
+    watched.listener.onQueryIdle(idle)
+    (lag,) = watched.listener.lags.values()
+    gauges = watched.gauges()
+    assert gauges["rmq.spark.progress.age"] == {("orders",): 0.0}
+    assert gauges["rmq.spark.lag.offsets"] == {("orders", "a"): 3}
+    assert (lag.topics, lag.batch, lag.duration) == (before.topics, before.batch, before.duration)
+
+
+@pytest.mark.parametrize("latest", [None, "17", offset({"c/b/0": 6})], ids=["missing", "of another source", "of other topics"])
+def test_lag_that_is_not_known(latest: object, caplog: pytest.LogCaptureFixture) -> None:
+    """None, and no value: 0 would say that all is read."""
+    caplog.set_level(logging.INFO, "rmq_async.spark.lag")
+    watched = Watched(interval=0)
+    watched.report((offset({"a/b/0": 5}), offset({"a/b/0": 6}, init={}), latest))
+    (lag,) = watched.listener.lags.values()
+    assert [(each.behind, each.oldest, each.seconds_behind(9.0), each.read) for each in lag.topics] == [(None, None, None, 1)]
+    gauges = watched.gauges()
+    assert (gauges.get("rmq.spark.lag.offsets", {}), gauges.get("rmq.spark.lag.time", {})) == ({}, {})
+    assert gauges["rmq.spark.read.rate"] == {("orders", "a"): 2.0}
+    assert caplog.messages[0].endswith("of 0.5 s: a: lag unknown, 2 read per second")
+
+
+def test_lag_is_unknown_where_one_of_two_sources_does_not_know_it() -> None:
+    known = offset({"a/b/0": 5}), offset({"a/b/0": 5}, init={}), offset({"a/b/0": 9}, t={"a": 5000})
+    lag = lag_of(progress_of(known, (offset({"a/b/1": 5}), offset({"a/b/1": 9}, init={}), None)))
+    assert lag is not None
+    assert [(each.behind, each.oldest, each.read) for each in lag.topics] == [(None, None, 4)]
+
+
+def test_queue_in_no_route_counts_nothing() -> None:
+    """Removed queues stay in the offsets of a query for ever, and cannot be read."""
+    ends = offset({"a/b/0": 6, "a/b/1": 7}, init={})
+    lag = lag_of(progress_of((offset({"a/b/0": 5, "a/b/1": 7}), ends, offset({"a/b/0": 9}))))
+    assert lag is not None
+    assert [(each.behind, each.read) for each in lag.topics] == [(3, 1)]
+
+
+JAVA = "\n\tat org.apache.spark.sql.Thing.call(Thing.scala:17)\nCaused by: java.io.IOException: more\n\t... 3 more"
+PYTHON = """[PYTHON_EXCEPTION] An exception was thrown from the Python worker: Traceback (most recent call last):
+  File "/somewhere/job.py", line 72, in parse
+    raise error
+         ^^^^^^
+"""
+
+
+@pytest.mark.parametrize(
+    ("exception", "logged"),
+    [
+        (
+            "org.apache.spark.sql.AnalysisException: [PYTHON_DATA_SOURCE_ERROR] Failed to plan: "
+            "rmq_async.errors.TopicNotFoundError: topic T not found\n SQLSTATE: 38000",
+            "topic T not found",
+        ),
+        (
+            f"org.apache.spark.api.python.PythonException: {PYTHON}ValueError: no order\n SQLSTATE: 38000",
+            "ValueError: no order",
+        ),
+        ("org.apache.spark.SparkException: [A_CLASS] This went wrong. SQLSTATE: 1", "[A_CLASS] This went wrong. SQLSTATE: 1"),
+        ("java.lang.OutOfMemoryError", "java.lang.OutOfMemoryError"),
+        ("x" * 600, "x" * 500 + "..."),
+    ],
+    ids=["of ours", "of Python", "of Spark", "without a text", "long"],
+)
+def test_error_that_ends_a_query_is_logged_in_one_line(exception: str, logged: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "rmq_async.spark.lag")
+    watched = Watched(interval=60)
+    query, run = uuid4(), UUID(RUN)
+    watched.listener.onQueryStarted(QueryStartedEvent(query, run, "orders", "2026-11-25T00:00:00.000Z", []))
+    watched.listener.onQueryTerminated(QueryTerminatedEvent(query, run, exception + JAVA, "A_CLASS"))
+    expected = ("rmq_async.spark.lag", logging.ERROR, f"query orders ended with an error: {logged}")
+    assert caplog.record_tuples == [expected]
+    assert watched.listener.lags == {}
+
+
+def test_query_that_was_there_before_the_listener_is_named_by_its_progress_or_id(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "rmq_async.spark.lag")
+    watched = Watched(interval=60)
+    query = uuid4()
+    watched.report((offset({"a/b/0": 5}), offset({"a/b/0": 6}, init={}), offset({"a/b/0": 6})))
+    caplog.clear()
+    watched.listener.onQueryTerminated(QueryTerminatedEvent(query, UUID(RUN), "java.lang.Error: it fails", None))
+    watched.listener.onQueryTerminated(QueryTerminatedEvent(query, uuid4(), "java.lang.Error: it fails", None))
+    assert caplog.messages == [f"query {name} ended with an error: it fails" for name in ("orders", query)]
+    assert all(value == {} for value in watched.gauges().values())
+
+
+def test_query_that_ends_without_an_error_is_logged_at_info(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "rmq_async.spark.lag")
+    watched = Watched(interval=60)
+    watched.report((offset({"a/b/0": 5}), offset({"a/b/0": 6}, init={}), offset({"a/b/0": 6})))
+    caplog.clear()
+    watched.listener.onQueryTerminated(QueryTerminatedEvent(uuid4(), UUID(RUN), None, None))
+    watched.listener.onQueryTerminated(QueryTerminatedEvent(uuid4(), uuid4(), None, None))  # it read something else
+    assert caplog.record_tuples == [("rmq_async.spark.lag", logging.INFO, "query orders ended")]
+
+
+def test_idle_query_of_spark_and_one_that_fails(
+    spark: SparkSession, topics: Topics, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Spark says every so often that a query is idle; the error of one has neither a trace nor a secret."""
+    topic = topics.make(1)
+    send(topics, topic, numbered(0, 5), 1)
+    listener = LagListener(spark, interval=60)
+    spark.conf.set("spark.sql.streaming.noDataProgressEventInterval", "100")
+    heard: set[float] = set()
+    given = {"topic": topic, "startingOffsets": "earliest"}
+    query = Stream(spark, topics, tmp_path / "idle", **given).start(processingTime="0 seconds")
+
+    def idle() -> bool:
+        heard.update(lag.at for lag in listener.lags.values())
+        return len(heard) >= 4
+
+    try:
+        until(idle, query)
+        assert [progress.numInputRows for progress in query.recentProgress if progress.numInputRows] == [5]
+        assert [each.behind for lag in listener.lags.values() for each in lag.topics] == [0]
+        query.stop()
+        secret = {"accessKey": "alice", "secretKey": "not to be seen"}
+        absent = {**given, "topic": f"{topic}-absent", **secret}
+        caplog.clear()
+        failing = Stream(spark, topics, tmp_path / "failing", **absent).start(availableNow=True)
+        with pytest.raises(StreamingQueryException):
+            failing.awaitTermination(60)
+        until(lambda: any(record.levelno == logging.ERROR for record in caplog.records if record.name == LOG))
+    finally:
+        spark.conf.unset("spark.sql.streaming.noDataProgressEventInterval")
+        query.stop()
+        listener.close()
+    (message,) = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR and record.name == LOG]
+    assert message.startswith(f"query {failing.id} ended with an error: topic {topic}-absent not found")
+    assert "\tat " not in message
+    assert "Traceback" not in message
+    assert "not to be seen" not in caplog.text
+    assert listener.lags == {}
