@@ -6,6 +6,7 @@ import json
 import logging
 import re
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -345,7 +346,7 @@ def test_error_that_ends_a_query_is_logged_in_one_line(exception: str, logged: s
     caplog.set_level(logging.INFO, "rmq_async.spark.lag")
     watched = Watched(interval=60)
     query, run = uuid4(), UUID(RUN)
-    watched.listener.onQueryStarted(QueryStartedEvent(query, run, "orders", "2026-11-25T00:00:00.000Z", []))
+    watched.listener.onQueryStarted(QueryStartedEvent(query, run, "orders", "2026-11-25T00:00:00.000Z", set()))
     watched.listener.onQueryTerminated(QueryTerminatedEvent(query, run, exception + JAVA, "A_CLASS"))
     expected = ("rmq_async.spark.lag", logging.ERROR, f"query orders ended with an error: {logged}")
     assert caplog.record_tuples == [expected]
@@ -412,3 +413,27 @@ def test_idle_query_of_spark_and_one_that_fails(
     assert "Traceback" not in message
     assert "not to be seen" not in caplog.text
     assert listener.lags == {}
+
+
+def test_prometheus_gets_the_gauges_as_the_page_says() -> None:
+    """Where its exporter is installed; the snippet of the page on a free port, with the names of the page."""
+    pytest.importorskip("opentelemetry.exporter.prometheus")
+    page = DASHBOARD.with_name("spark.md").read_text()
+    (snippet,) = re.findall(r"^```text\n(from opentelemetry\.exporter.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    source = snippet.replace("start_http_server(9464)", "server, thread = start_http_server(0, addr='127.0.0.1')")
+    names: dict[str, Any] = {"spark": Session()}
+    exec(source, names)
+    try:
+        progress = progress_of((offset({"a/b/0": 5}), offset({"a/b/0": 6}, init={}), offset({"a/b/0": 9})))
+        names["listener"].onQueryProgress(QueryProgressEvent(progress))
+        with urllib.request.urlopen(f"http://127.0.0.1:{names['server'].server_port}/metrics", timeout=60) as answer:
+            text = answer.read().decode()
+    finally:
+        names["server"].shutdown()
+        names["server"].server_close()
+        names["thread"].join()
+        names["provider"].shutdown()
+    of_the_page = set(re.findall(r"^\| `rmq\.spark\.[\w.]+` \| `(\w+)`", page, re.MULTILINE))
+    found = set(re.findall(r"^(rmq_spark_\w+)\{", text, re.MULTILINE))
+    assert found == of_the_page - {"rmq_spark_lag_time_seconds"}, "the age of this lag is not known"
+    assert re.search(r'^rmq_spark_lag_offsets\{[^}]*topic="a"[^}]*\} 3\.0$', text, re.MULTILINE)
