@@ -45,18 +45,28 @@ def test_view_writes_and_reads_a_topic(spark: SparkSession, topics: Topics, view
     spark.sql(f"INSERT INTO {target} VALUES ('one', 'paid', array('1', 'a'), 'x')")
     spark.sql(f"INSERT INTO {target} (keys, body) SELECT array('2'), 'two'")
     found = {message.body: (message.tags, message.keys) for message in topics.read(topic)}
-    assert found == {b"one": ("paid", ["1", "a"]), b"two": (None, ["2"])}
+    assert found == {b"one": ("paid", ("1", "a")), b"two": (None, ("2",))}
     source = view(topic, columns="", tags="paid")
     rows = spark.sql(f"SELECT tags, keys, CAST(body AS string) AS text FROM {source}").collect()
     assert [tuple(row) for row in rows] == [("paid", "1 a", "one")]
 
 
-def test_view_with_columns_reads_only_these_and_is_written_too(spark: SparkSession, topics: Topics, view: View) -> None:
-    both = view(topics.make(1), "(tags string, body binary)")
+def test_view_keeps_the_end_of_its_first_read_until_it_is_made_anew(spark: SparkSession, topics: Topics, view: View) -> None:
+    """Spark keeps the partitions of a view; ours are offsets. It has only the columns that it names."""
+    topic = topics.make(1)
+    both = view(topic, "(tags string, body binary)")
     spark.sql(f"INSERT INTO {both} VALUES ('paid', CAST('one' AS binary))")
     spark.sql(f"INSERT INTO {both} SELECT 'again', body FROM {both}")
-    rows = spark.sql(f"SELECT * FROM {both}").collect()
-    assert sorted((row.tags, bytes(row.body)) for row in rows) == [("again", b"one"), ("paid", b"one")]
+
+    def rows(name: str) -> list[tuple[str, bytes]]:
+        return sorted((row.tags, bytes(row.body)) for row in spark.sql(f"SELECT * FROM {name}").collect())
+
+    assert rows(both) == [("paid", b"one")]
+    spark.sql(
+        f"CREATE OR REPLACE TEMPORARY VIEW {both} (tags string, body binary) USING rocketmq "
+        f"OPTIONS (nameserver '{topics.namesrv}', topic '{topic}')"
+    )
+    assert rows(both) == [("again", b"one"), ("paid", b"one")]
 
 
 def test_statements_that_are_not_allowed_say_why(spark: SparkSession, topics: Topics, view: View) -> None:
@@ -92,7 +102,9 @@ def test_table_of_the_catalog_keeps_its_columns_and_not_its_options(spark: Spark
         assert topics.read(topic) == []
         given = f"WITH ('nameserver' = '{topics.namesrv}', 'topic' = '{topic}')"
         spark.sql(f"INSERT INTO kept {given} VALUES (CAST('x' AS binary), 'y')")
-        rows = spark.sql(f"SELECT * FROM kept {given}").collect()
-        assert [(bytes(row.body), row.tags) for row in rows] == [(b"x", "y")]
+        for count in (1, 2):  # each statement reads to the end of then
+            rows = spark.sql(f"SELECT * FROM kept {given}").collect()
+            assert [(bytes(row.body), row.tags) for row in rows] == [(b"x", "y")] * count
+            spark.sql(f"INSERT INTO kept {given} VALUES (CAST('x' AS binary), 'y')")
     finally:
         spark.sql("DROP TABLE kept")
