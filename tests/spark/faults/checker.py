@@ -154,16 +154,20 @@ def void(run: Run) -> str:
 def parquet(run: Run) -> list[Found]:
     import pyarrow.parquet as pq
 
-    log = run.out / "_spark_metadata"
-    files = set()
-    for part in log.iterdir():
-        if not part.name.startswith("."):
-            files |= {urlparse(json.loads(line)["path"]).path for line in part.read_text().splitlines()[1:]}
     found = []
-    for name in sorted(files):
-        column = pq.ParquetFile(unquote(name)).read(columns=["body"]).column("body")
+    for name in listed(run.out):
+        column = pq.ParquetFile(name).read(columns=["body"]).column("body")
         found += [Found(_id(bytes(body))) for body in column.to_pylist()]
     return found
+
+
+def listed(out: Path) -> list[str]:
+    """Paths of the Parquet files that the log of Spark's file sink names, and of no others."""
+    files = set()
+    for part in (out / "_spark_metadata").iterdir():
+        if not part.name.startswith("."):
+            files |= {urlparse(json.loads(line)["path"]).path for line in part.read_text().splitlines()[1:]}
+    return [unquote(name) for name in sorted(files)]
 
 
 async def topic(run: Run) -> list[Found]:
