@@ -38,9 +38,9 @@ SHARES = (6, 2, 1, 1)
 TICK = 0.05
 RATE_SECONDS = 20.0
 IN_FLIGHT = 32
-FAULT_SECONDS = (8.0, 25.0)
+FAULT_SECONDS = (10.0, 35.0)
 """Least and most between the end of a fault and the next one."""
-PATIENCE = 1200.0
+PATIENCE = 1800.0
 """Seconds for the first rows, and for what is left at the end."""
 
 

@@ -43,7 +43,7 @@ JAVA_OPTIONS = (
     "-Dspark.master.rest.enabled=false",
     "-Dspark.worker.cleanup.enabled=false",
 )
-START_TIMEOUT = 120.0
+START_TIMEOUT = 240.0
 
 
 @dataclass

@@ -87,7 +87,8 @@ class Given:
 
 class Verdict(NamedTuple):
     """``twice``: rows of Parquet beyond the first of a body. ``copies``: the same of the target topic; ``retried``: those with the
-    UNIQ_KEY of another. ``unequal``: bodies with several ids, and ids on several bodies. ``causes``: copies by their cause."""
+    UNIQ_KEY of another. ``unequal``: bodies with several ids, and ids that are missing or on several bodies. ``causes``: copies by
+    their cause. ``ended``: errors of queries that were started again."""
 
     acknowledged: int
     unknown: int
@@ -126,12 +127,13 @@ class Verdict(NamedTuple):
 def judge(given: Given, sources: tuple[str, str]) -> Verdict:
     rows = Counter(given.parquet)
     by_body: dict[str, list[Copy]] = defaultdict(list)
-    bodies_of: dict[str, set[str]] = defaultdict(set)
+    owners: dict[str, str] = {}
+    shared: set[str] = set()
     for one in given.topic:
         by_body[one.body].append(one)
-        bodies_of[one.identity].add(one.body)
-    unequal = sum(len({one.identity for one in each}) > 1 for each in by_body.values())
-    unequal += sum(len(each) > 1 for each in bodies_of.values()) + ("" in bodies_of)
+        if not one.identity or owners.setdefault(one.identity, one.body) != one.body:
+            shared.add(one.identity)
+    unequal = len(shared) + sum(len({one.identity for one in each}) > 1 for each in by_body.values())
     copies = {body: each for body, each in by_body.items() if len(each) > 1}
     causes = Counter(cause for each in copies.values() for cause in causes_of(each, given.tasks))
     attempts = [attempt for each in given.tasks.values() for attempt in each]

@@ -47,9 +47,9 @@ SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
 }
 JAVA = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
-SINK = {"batchBytes": "4096", "maxMessagesPerSecond": "1000"}
+SINK = {"batchBytes": "4096", "maxMessagesPerSecond": "1500"}
 """Lets a task take about a second and send many batches, so that faults and second attempts find it between two of them."""
-PATIENCE = 900.0
+PATIENCE = 1500.0
 """Seconds in which the rest is taken."""
 
 
@@ -82,7 +82,7 @@ def session(soak: Soak) -> SparkSession:
 def queries(spark: SparkSession, soak: Soak) -> list[Query]:
     def frame(topic: str, columns: str) -> Any:
         reader = spark.readStream.format("rocketmq").option("nameserver", soak.namesrv).option("topic", topic)
-        reader = reader.option("startingOffsets", "earliest").option("columns", columns).option("maxOffsetsPerTrigger", "20000")
+        reader = reader.option("startingOffsets", "earliest").option("columns", columns).option("maxOffsetsPerTrigger", "8000")
         return reader.load()
 
     def to_parquet() -> Any:
@@ -144,7 +144,7 @@ def drain(soak: Soak, query: Query, running: dict[str, Any], deadline: float) ->
             if time.monotonic() > deadline:
                 raise RuntimeError(f"query {query.name} did not take what was left in {PATIENCE:g} s") from None
             keep_up(soak, query, running)
-    note(soak, "drained", query=query.name, last=running[query.name].lastProgress["batchId"])
+    note(soak, "drained", query=query.name)
     running[query.name].stop()
 
 

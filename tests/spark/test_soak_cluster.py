@@ -81,9 +81,9 @@ def test_cluster_whose_executor_and_worker_are_killed_replaces_them(cluster: Any
         answer = do(process)
         assert answer["sum"] == 4950
         assert set(answer["hosts"]) <= {"127.0.0.1", "127.0.0.2"}
-    pids = [worker.process.pid for worker in cluster.workers]
-    there = [each for pid in pids for each in (psutil.Process(pid), *program.descendants(pid))]
-    assert len(there) >= 4  # two executors besides
+        pids = [each.process.pid for each in cluster.workers]
+        there = [each for pid in pids for each in (psutil.Process(pid), *program.descendants(pid))]
+        assert len(there) >= 4  # two executors besides
     cluster.stop()
     assert [each for each in there if each.is_running()] == []
 
