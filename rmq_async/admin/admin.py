@@ -22,12 +22,13 @@ from rmq_protocol.validation import check_topic
 
 from .. import machine
 from ..client import ClientUser, Names, earliest_store_time_ms, epoch_ms, known_queue, max_offset, min_offset, search_offset
-from ..config import ClientConfig, ClientOptions, check_group, client_options
+from ..config import ClientConfig, ClientOptions, check_flag, check_group, client_options
 from ..errors import ConfigError
 from ..options import lists_options
 from . import clients, dead_letters, group_offsets, messages
 from . import groups as group_settings
 from . import topics as topic_settings
+from .arguments import check_number, patterns_of, texts_of
 from .overview import Wanted, overview
 from .requests import check, cluster_info
 from .results import (
@@ -110,8 +111,8 @@ class Admin(ClientUser):
             topic_settings.check_new_topic(topic)
             topic = self._wire(topic)
             reading = queues if read_queues is None else read_queues
-            _check_number("queues", queues, _MAX_QUEUES)
-            _check_number("read_queues", reading, _MAX_QUEUES)
+            check_number("queues", queues, _MAX_QUEUES)
+            check_number("read_queues", reading, _MAX_QUEUES)
             if isinstance(perm, bool) or perm not in _PERMISSIONS:
                 raise ConfigError(f"perm must be 2 (write), 4 (read) or 6 (both), not {shown(perm)}")
             config = TopicConfig(topic, reading, queues, int(perm), topic_sys_flag=topic_sys_flag, order=order)
@@ -141,7 +142,7 @@ class Admin(ClientUser):
         ConfigError if both are the same, TopicNotFoundError when ``from_broker`` has no such topic, BrokerError when
         ``to_broker`` refuses one, RequestTimeoutError when one was created or changed but no name server shows it in time.
         """
-        patterns = _patterns("topics", topics)
+        patterns = patterns_of("topics", topics)
         async with self._call() as instance:
             timeout = instance.config.request_timeout
             return await topic_settings.sync(instance, from_broker, to_broker, patterns, dry_run=dry_run, timeout=timeout)
@@ -189,7 +190,7 @@ class Admin(ClientUser):
         at a time; for each group with a lag up to two messages are read. Raises NameServerError when no name server responds. A
         broker that does not respond is no error: the result gives the reason (``BrokerOverview.problem``).
         """
-        wanted = Wanted(_patterns("topics", topics), _patterns("groups", groups), system)
+        wanted = Wanted(patterns_of("topics", topics), patterns_of("groups", groups), system)
         async with self._call() as instance:
             return await overview(instance, wanted, instance.config.request_timeout)
 
@@ -254,7 +255,7 @@ class Admin(ClientUser):
             topic = self._wire(topic)
             if not isinstance(key, str) or not key or " " in key or len(key) > _MAX_ID_LENGTH:
                 raise ConfigError(f"key must be a text of 1 to {_MAX_ID_LENGTH} characters without spaces, not {shown(key)}")
-            _check_number("max_num", max_num, _MAX_FOUND)
+            check_number("max_num", max_num, _MAX_FOUND)
             begin_ms = None if begin is None else epoch_ms(begin)
             end_ms = None if end is None else epoch_ms(end)
             found = await messages.by_key(instance, topic, key, max_num, begin_ms, end_ms, self._deadline())
@@ -369,11 +370,13 @@ class Admin(ClientUser):
         """Returns the dead letters of ``group`` that ``resend_dead_letters`` has not sent or passed over, ``limit`` (1 to 65535)
         at most, by queue and offset; an empty tuple for a group without any. Raises CorruptMessageError for a damaged one."""
         async with self._call() as instance:
-            _check_number("limit", limit, _MAX_FOUND)
+            check_number("limit", limit, _MAX_FOUND)
             found = await dead_letters.read(instance, self._wire_group(group), limit, self.config.request_timeout)
             return self._names.shown_messages(found)
 
-    async def resend_dead_letters(self, group: str, *, limit: int | None = None, skip_topics: str | Sequence[str] = ()) -> int:
+    async def resend_dead_letters(
+        self, group: str, *, limit: int | None = None, skip_topics: str | Sequence[str] = (), skip_damaged: bool = False
+    ) -> int:
         """Sends the dead letters of ``group`` to the topics that they were first sent to, with their ids, tags, keys and
         properties; returns their number, at most ``limit`` (1 to 2^31 - 1; None: all). Letters of the last second may be
         missing; call again.
@@ -382,16 +385,18 @@ class Admin(ClientUser):
         and the next call continues after them; a letter that was sent just before a call failed may be sent twice.
 
         ``skip_topics``: topics, such as deleted ones, whose letters are passed over for good: they stay in ``%DLQ%<group>``, but
-        no later call sends them. Raises the error of the first failed request; if a send failed, a note of the error
+        no later call sends them. ``skip_damaged``: True passes over damaged letters in the same way, and logs each one's place.
+        Raises the error of the first failed request; if a send failed or a letter is damaged, a note of the error
         (``__notes__``) says how many were sent before it, and which letter is the next. Raises TopicNotFoundError for a letter
         whose topic does not exist any more or cannot be written to, CorruptMessageError for a damaged one.
         """
         async with self._call() as instance:
             if limit is not None:
-                _check_number("limit", limit, 2**31 - 1)
-            names = _texts(skip_topics, "skip_topics must be the name of a topic, or a sequence of names")
-            skip = [self._wire(topic) for topic in names]
-            return await dead_letters.resend(instance, self._wire_group(group), limit, skip, self.config.request_timeout)
+                check_number("limit", limit, 2**31 - 1)
+            check_flag("skip_damaged", skip_damaged)
+            names = texts_of(skip_topics, "skip_topics must be the name of a topic, or a sequence of names")
+            skipped = dead_letters.Skipped([self._wire(topic) for topic in names], skip_damaged)
+            return await dead_letters.resend(instance, self._wire_group(group), limit, skipped, self.config.request_timeout)
 
     async def consume_directly(self, group: str, client_id: str, message: MessageExt) -> ConsumeMessageDirectlyResult:
         """Lets a member of ``group`` handle a message now, beside all others; its outcome changes no offset and no retry.
@@ -430,20 +435,3 @@ class Admin(ClientUser):
         topic = self._names.wire(topic)
         check_topic(topic)
         return topic
-
-
-def _check_number(name: str, number: int, limit: int) -> None:
-    if isinstance(number, bool) or not isinstance(number, int) or not 0 < number <= limit:
-        raise ConfigError(f"{name} must be a whole number from 1 to {limit}, not {shown(number)}")
-
-
-def _patterns(name: str, given: str | Sequence[str]) -> tuple[str, ...]:
-    return _texts(given, f'{name} must be a pattern such as "orders*", or a sequence of them', least=1)
-
-
-def _texts(given: object, rule: str, *, least: int = 0) -> tuple[str, ...]:
-    """Returns one text or several as a tuple. Raises ConfigError with ``rule`` for fewer than ``least``, and for other values."""
-    texts = (given,) if isinstance(given, str) else tuple(given) if isinstance(given, Sequence) else ("",)
-    if len(texts) < least or not all(isinstance(text, str) and text for text in texts):
-        raise ConfigError(f"{rule}, not {shown(given)}")
-    return texts

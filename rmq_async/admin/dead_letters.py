@@ -7,9 +7,10 @@ this group for tools.
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Collection
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
 from rmq_protocol.command import RemotingCommand
 from rmq_protocol.compression import compress, compression_type
@@ -33,9 +34,9 @@ from .. import machine
 from .._text import printable
 from ..broker_answers import broker_error
 from ..client import TOOLS_GROUP, ClientInstance, commit_offset, committed_offset, max_offset, min_offset
-from ..errors import RequestTimeoutError, RocketMQError, TopicNotFoundError
+from ..errors import CorruptMessageError, RequestTimeoutError, RocketMQError, TopicNotFoundError
 
-__all__ = ["read", "resend"]
+__all__ = ["Skipped", "read", "resend"]
 
 logger = logging.getLogger(__name__)
 
@@ -58,44 +59,104 @@ async def read(instance: ClientInstance, group: str, limit: int, timeout: float)
     for queue in await _queues(instance, group, machine.monotonic() + timeout):
         offset: int | None = await _begin(instance, queue)
         while offset is not None and len(found) < limit:
-            messages, offset = await _pull(instance, queue, offset, limit - len(found), machine.monotonic() + timeout)
-            found += messages
+            pulled = await _pull(instance, queue, offset, limit - len(found), machine.monotonic() + timeout)
+            if pulled.damaged is not None:
+                raise pulled.damaged
+            found += pulled.messages
+            offset = pulled.after
     return tuple(found)
 
 
-async def resend(instance: ClientInstance, group: str, limit: int | None, skip: Collection[str], timeout: float) -> int:
-    """Implements ``Admin.resend_dead_letters``. ``skip``: topics on the wire. ``timeout``: seconds for each pull and each
-    send."""
-    sent = skipped = 0
+class Skipped(NamedTuple):
+    """The letters to pass over: those of ``topics`` (names on the wire), and with ``damaged`` those that cannot be read."""
+
+    topics: Collection[str]
+    damaged: bool
+
+
+async def resend(instance: ClientInstance, group: str, limit: int | None, skipped: Skipped, timeout: float) -> int:
+    """Implements ``Admin.resend_dead_letters``. ``timeout``: seconds for each pull and each send."""
+    run = _Resend(instance, group, limit, skipped, timeout)
     for queue in await _queues(instance, group, machine.monotonic() + timeout):
-        offset: int | None = await _begin(instance, queue)
-        end = await max_offset(instance, queue)  # what fails again meanwhile is left to the next call
-        while offset is not None and offset < end and (limit is None or sent < limit):
-            left = min(end - offset, PULL_SIZE if limit is None else limit - sent)
-            messages, offset = await _pull(instance, queue, offset, left, machine.monotonic() + timeout)
-            for message in messages:
-                passed = original_topic(message.topic, message.properties) in skip
-                if not passed:
-                    try:
-                        await _send(instance, group, message, machine.monotonic() + timeout)
-                    except RocketMQError as error:
-                        error.add_note(_stuck(instance, sent, message, error))
-                        raise
-                await commit_offset(instance, TOOLS_GROUP, queue, message.queue_offset + 1)
-                sent, skipped = sent + (not passed), skipped + passed
-    if skipped:
-        text = "group %s: %d dead letters were passed over, as skip_topics says; they stay in the dead-letter topic"
-        logger.warning(text, printable(instance.names.display_name(group)), skipped)
-    return sent
+        await run.queue(queue)
+    run.report()
+    return run.sent
 
 
-def _stuck(instance: ClientInstance, sent: int, message: MessageExt, error: RocketMQError) -> str:
-    """Returns the note of an error that has ended a call."""
-    text = f"{sent} dead letters were sent before {printable(message.msg_id)}, which the next call begins with"
-    if not isinstance(error, TopicNotFoundError):
-        return text
-    topic = instance.names.display_name(original_topic(message.topic, message.properties))
-    return f"{text}; to pass over the letters of topic {printable(topic)}, give skip_topics (rmq group resend --skip-topic)"
+class _Resend:
+    """One call of ``resend``. ``sent``: number of letters that were sent."""
+
+    def __init__(self, instance: ClientInstance, group: str, limit: int | None, skipped: Skipped, timeout: float) -> None:
+        self._instance = instance
+        self._group = group
+        self._shown = printable(instance.names.display_name(group))
+        self._limit = limit
+        self._skipped = skipped
+        self._timeout = timeout
+        self._passed: Counter[str] = Counter()
+        """Number of letters that were passed over, by the option that says so."""
+        self.sent = 0
+
+    async def queue(self, queue: MessageQueue) -> None:
+        offset: int | None = await _begin(self._instance, queue)
+        end = await max_offset(self._instance, queue)  # what fails again meanwhile is left to the next call
+        alone = 0  # below this offset each letter is pulled alone: a damaged one may hide the letters around it
+        while offset is not None and offset < end and (self._limit is None or self.sent < self._limit):
+            size = min(end - offset, PULL_SIZE if self._limit is None else min(self._limit - self.sent, PULL_SIZE))
+            if offset < alone:
+                size = 1
+            pulled = await _pull(self._instance, queue, offset, size, machine.monotonic() + self._timeout)
+            if pulled.damaged is not None and size > 1:
+                alone = offset + size
+                continue
+            for message in pulled.messages:
+                await self._letter(queue, message)
+            if pulled.damaged is None:
+                offset = pulled.after
+            else:
+                offset = await self._damaged(queue, offset, pulled.after or offset + 1, pulled.damaged)
+
+    async def _letter(self, queue: MessageQueue, message: MessageExt) -> None:
+        passed = original_topic(message.topic, message.properties) in self._skipped.topics
+        if not passed:
+            try:
+                await _send(self._instance, self._group, message, machine.monotonic() + self._timeout)
+            except RocketMQError as error:
+                error.add_note(self._stuck(message, error))
+                raise
+        await commit_offset(self._instance, TOOLS_GROUP, queue, message.queue_offset + 1)
+        if passed:
+            self._passed["skip_topics"] += 1
+        else:
+            self.sent += 1
+
+    async def _damaged(self, queue: MessageQueue, offset: int, after: int, error: CorruptMessageError) -> int:
+        """Passes over the damaged letter at ``offset``, and returns ``after``. Raises ``error`` without ``skip_damaged``."""
+        place = f"offset {offset} of queue {queue.queue_id} on broker {printable(queue.broker_name)}"
+        if not self._skipped.damaged:
+            error.add_note(
+                f"{self.sent} dead letters were sent before the damaged one at {place}, which the next call begins with; to pass "
+                "over damaged letters, give skip_damaged=True (rmq group resend --skip-damaged)"
+            )
+            raise error
+        await commit_offset(self._instance, TOOLS_GROUP, queue, after)
+        self._passed["skip_damaged"] += 1
+        text = "group %s: the dead letter at %s is damaged; it was passed over: %s"
+        logger.warning(text, self._shown, place, printable(error, 300))
+        return after
+
+    def report(self) -> None:
+        text = "group %s: %d dead letters were passed over, as %s says; they stay in the dead-letter topic"
+        for option, count in self._passed.items():
+            logger.warning(text, self._shown, count, option)
+
+    def _stuck(self, message: MessageExt, error: RocketMQError) -> str:
+        """Returns the note of an error that has ended a call."""
+        text = f"{self.sent} dead letters were sent before {printable(message.msg_id)}, which the next call begins with"
+        if not isinstance(error, TopicNotFoundError):
+            return text
+        topic = printable(self._instance.names.display_name(original_topic(message.topic, message.properties)))
+        return f"{text}; to pass over the letters of topic {topic}, give skip_topics (rmq group resend --skip-topic)"
 
 
 async def _queues(instance: ClientInstance, group: str, deadline: float) -> list[MessageQueue]:
@@ -113,13 +174,18 @@ async def _begin(instance: ClientInstance, queue: MessageQueue) -> int:
     return max(await committed_offset(instance, TOOLS_GROUP, queue) or 0, await min_offset(instance, queue))
 
 
-async def _pull(
-    instance: ClientInstance, queue: MessageQueue, offset: int, size: int, deadline: float
-) -> tuple[tuple[MessageExt, ...], int | None]:
-    """Returns messages and the offset to continue at; None for the offset at the end of the queue, and if the broker names none
-    above ``offset``."""
+class _Pulled(NamedTuple):
+    """``damaged``: the error of a letter that cannot be read. ``after``: the offset to continue at; None if the queue ends, or the
+    broker names none above the offset that was asked for."""
+
+    messages: tuple[MessageExt, ...]
+    damaged: CorruptMessageError | None
+    after: int | None
+
+
+async def _pull(instance: ClientInstance, queue: MessageQueue, offset: int, size: int, deadline: float) -> _Pulled:
     if offset >= await max_offset(instance, queue):
-        return (), None
+        return _Pulled((), None, None)
     header = pull_header(TOOLS_GROUP, queue.topic, queue.queue_id, queue.broker_name, "*", 0, offset, min(size, PULL_SIZE))
     command = RemotingCommand(code=RequestCode.PULL_MESSAGE, ext_fields={**to_ext(header)})
     timeout = max(deadline - machine.monotonic(), 0.0)
@@ -127,13 +193,16 @@ async def _pull(
     if response.code not in _PULLED:
         raise broker_error(response.code, response.remark, request="PULL_MESSAGE", broker=queue.broker_name, address=address)
     after = max(from_ext(PullMessageResponseHeader, response.ext_fields).nextBeginOffset, offset)
-    if response.code != ResponseCode.SUCCESS:
-        return (), after if after > offset else None
-    decoded = decode_pull(response.body, queue, max_decompressed_size=instance.config.max_decompressed_size)
-    if decoded.corrupt:
-        raise decoded.corrupt[0]
-    messages = tuple(each for each in decoded.messages if each.queue_offset >= offset)
-    return messages, after if after > offset else None
+    messages: tuple[MessageExt, ...] = ()
+    damaged = None
+    if response.code == ResponseCode.SUCCESS:
+        size_limit = instance.config.max_decompressed_size
+        decoded = decode_pull(response.body, queue, max_decompressed_size=size_limit, allow_partial=True)
+        messages = tuple(each for each in decoded.messages if each.queue_offset >= offset)
+        damaged = decoded.corrupt[0] if decoded.corrupt else None
+        if decoded.resume_at is not None:
+            after = decoded.resume_at
+    return _Pulled(messages, damaged, after if after > offset else None)
 
 
 async def _send(instance: ClientInstance, group: str, received: MessageExt, deadline: float) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ __all__ = ["group"]
 
 Target = int | Literal["earliest", "latest"] | datetime
 _NAME: Final = click.argument("name", metavar="GROUP")
+_PASSED_OVER: Final = logging.getLogger("rmq_async.admin.dead_letters")
+"""Logs dead letters that were passed over, and their number."""
 _YES: Final = click.option("--yes", "-y", is_flag=True, help="Do not ask.")
 
 
@@ -226,6 +229,15 @@ def dead_letters(name: str, limit: int, namesrv: str | None, timeout: float, as_
     return with_admin(client_config(namesrv, timeout), work)
 
 
+@dataclass(frozen=True, kw_only=True)
+class _ResendOptions(ClientOptions):
+    name: str
+    limit: int | None
+    skip_topics: tuple[str, ...]
+    skip_damaged: bool
+    yes: bool
+
+
 @group.command(short_help="Send the dead letters of a group to their topics again.")
 @_NAME
 @click.option("--limit", type=click.IntRange(1), metavar="N", help="Messages, at most; default: all.")
@@ -233,29 +245,39 @@ def dead_letters(name: str, limit: int, namesrv: str | None, timeout: float, as_
     "--skip-topic", "skip_topics", multiple=True, metavar="TOPIC",
     help="Pass over the letters of this topic, for good; may be given more than once.",
 )  # fmt: skip
+@click.option("--skip-damaged", is_flag=True, help="Pass over letters that cannot be read, for good.")
 @_YES
 @client_options
-def resend(
-    name: str, limit: int | None, skip_topics: tuple[str, ...], yes: bool, namesrv: str | None, timeout: float, as_json: bool
-) -> int:
+@pass_options(_ResendOptions)
+def resend(options: _ResendOptions) -> int:
     """Send the dead letters of GROUP to the topics that they were first sent to.
 
     All groups that subscribe to these topics get them. The next call continues after the letters that were sent.
     A letter whose topic was deleted ends it, and the next call begins with that letter, unless its topic is given as
-    --skip-topic. Letters of the last second may be missing; call again.
+    --skip-topic; so does a damaged one without --skip-damaged. What was passed over goes to stderr. Letters of the last
+    second may be missing; call again.
     """
-    output = Output(as_json=as_json)
-    _confirm(f"Send the dead letters of group {name} to their topics again, where all groups get them?", yes=yes)
+    output, config = Output(as_json=options.as_json), client_config(options.namesrv, options.timeout)
+    _confirm(
+        f"Send the dead letters of group {options.name} to their topics again, where all groups get them?", yes=options.yes
+    )
 
     async def work(admin: Admin) -> None:
         try:
-            count = await admin.resend_dead_letters(name, limit=limit, skip_topics=skip_topics)
+            count = await admin.resend_dead_letters(
+                options.name, limit=options.limit, skip_topics=options.skip_topics, skip_damaged=options.skip_damaged
+            )
         except RocketMQError as error:
             raise click.ClickException("; ".join((str(error), *getattr(error, "__notes__", ())))) from None
-        output.record({"group": name, "sent": count})
+        output.record({"group": options.name, "sent": count})
         output.line(f"{count} sent again")
 
-    return with_admin(client_config(namesrv, timeout), work)
+    before = _PASSED_OVER.level
+    _PASSED_OVER.setLevel(logging.WARNING)
+    try:
+        return with_admin(config, work)
+    finally:
+        _PASSED_OVER.setLevel(before)
 
 
 def _confirm(question: str, *, yes: bool) -> None:

@@ -8,13 +8,13 @@ import pytest
 
 from rmq_async import Admin, Consumer, DeadLetter, Message, MessageExt, MessageQueue, Producer
 from rmq_async.embedded import EmbeddedRocketMQ
-from rmq_async.errors import (
-    ConfigError,
-    InvalidMessageError,
-    TopicNotFoundError,
-)
+from rmq_async.errors import ConfigError, CorruptMessageError, InvalidMessageError, TopicNotFoundError
+from rmq_protocol.constants import RequestCode, SysFlag
+from rmq_protocol.headers import PullMessageRequestHeader
 
 from ..consumer.group.support import until
+from ..consumer.support import record
+from ..fakes import NameServer, PullBroker, RawClient, route
 from .support import send, worker
 
 
@@ -170,3 +170,98 @@ async def test_dead_letters_with_a_bad_limit_raises(limit: Any, admin: Admin) ->
     for call in (admin.dead_letters, admin.resend_dead_letters):
         with pytest.raises(ConfigError, match="limit must be a whole number from 1 to"):
             await call("billing", limit=limit)
+
+
+async def put_letters(server: EmbeddedRocketMQ, *bodies: bytes) -> None:
+    """Puts dead letters of BillTopic behind those on broker-a; the body b"damaged" says that it is compressed, which it is
+    not."""
+    async with RawClient(server.brokers["broker-a"]) as client:
+        for number, body in enumerate(bodies):
+            flags = int(SysFlag.COMPRESSED) if body == b"damaged" else 0
+            properties = {"RETRY_TOPIC": "BillTopic", "UNIQ_KEY": f"{number:032X}"}
+            assert (await client.send("%DLQ%billing", body, properties=properties, f=str(flags))).code == 0
+
+
+async def test_resend_dead_letters_ends_at_a_damaged_one_after_those_before_it(server: EmbeddedRocketMQ, admin: Admin) -> None:
+    await dead_letters_of(server, admin, "BillTopic")
+    await put_letters(server, b"1", b"damaged", b"3")
+    for sent in (2, 0):
+        with pytest.raises(CorruptMessageError) as caught:
+            await admin.resend_dead_letters("billing")
+        assert caught.value.__notes__ == [
+            f"{sent} dead letters were sent before the damaged one at offset 2 of queue 0 on broker broker-a, which the next "
+            "call begins with; to pass over damaged letters, give skip_damaged=True (rmq group resend --skip-damaged)"
+        ]
+    assert [message.body for message in server.messages("BillTopic")] == [b"bad", b"bad", b"1"]
+
+
+@pytest.mark.parametrize("limit", [None, 1, 2])
+async def test_resend_dead_letters_passes_over_damaged_ones(
+    server: EmbeddedRocketMQ, admin: Admin, caplog: pytest.LogCaptureFixture, limit: int | None
+) -> None:
+    await dead_letters_of(server, admin, "BillTopic")
+    await put_letters(server, b"damaged", b"2", b"damaged", b"damaged", b"5", b"damaged")
+    counts = [await admin.resend_dead_letters("billing", limit=limit, skip_damaged=True) for _ in range(4)]
+    assert counts == {None: [3, 0, 0, 0], 1: [1, 1, 1, 0], 2: [2, 1, 0, 0]}[limit]
+    assert [message.body for message in server.messages("BillTopic")] == [b"bad", b"bad", b"2", b"5"]
+    assert await admin.dead_letters("billing") == ()
+    logged = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    each = [text for text in logged if text.startswith("group billing: the dead letter at offset ")]
+    assert [text.partition("; it was passed over: stored record at ")[0].partition(" at ")[2] for text in each] == [
+        f"offset {offset} of queue 0 on broker broker-a is damaged" for offset in (1, 3, 4, 6)
+    ]
+    totals = [text for text in logged if text.endswith("as skip_damaged says; they stay in the dead-letter topic")]
+    assert sum(int(text.split()[2]) for text in totals) == 4
+
+
+async def test_resend_dead_letters_pulls_damaged_ones_alone() -> None:
+    """The length of the second record hides all records behind it in the same answer."""
+    letters = [record(number, b"%d" % number, topic="%DLQ%billing", properties=b"RETRY_TOPIC\x01t\x02") for number in range(4)]
+    letters[1] = b"\x7f" + letters[1][1:]
+
+    def pull(header: PullMessageRequestHeader) -> tuple[int, int, bytes]:
+        after = min(header.queueOffset + header.maxMsgNums, len(letters))
+        return 0, after, b"".join(letters[header.queueOffset : after])
+
+    async with PullBroker(pull, topic="%DLQ%billing") as broker:
+        broker.high, committed = len(letters), ["0"]
+        broker.answers[RequestCode.QUERY_CONSUMER_OFFSET] = lambda link, request: link.reply(
+            request, ext_fields={"offset": committed[-1]}
+        )
+
+        def commit(link: Any, request: Any) -> None:
+            committed.append(request.ext_fields["commitOffset"])
+            link.reply(request)
+
+        broker.answers[RequestCode.UPDATE_CONSUMER_OFFSET] = commit
+        routes = {"t": route(broker.address), "%DLQ%billing": route(broker.address)}
+        async with NameServer(**routes) as names, Admin(namesrv=names.address) as admin:
+            with pytest.raises(CorruptMessageError):
+                await admin.resend_dead_letters("billing")
+            assert (broker.bodies, committed) == ([b"0"], ["0", "1"])
+            assert await admin.resend_dead_letters("billing", skip_damaged=True) == 2
+    assert broker.bodies == [b"0", b"2", b"3"]
+    assert committed == ["0", "1", "2", "3", "4"]
+
+
+async def test_resend_dead_letters_that_decompress_to_more_than_the_limit_sends_each(server: EmbeddedRocketMQ) -> None:
+    """None of them is damaged: together they take more than ``max_decompressed_size``, alone they do not."""
+    bodies = [b"bad%d" % number + bytes(30_000) for number in range(4)]
+    async with Admin(namesrv=server.namesrv, max_decompressed_size=70_000) as small:
+        await small.create_topic("OrderTopic", queues=1, broker="broker-a")
+        await small.create_group("billing")
+        async with Producer("orders", namesrv=server.namesrv, compress_type="zlib") as producer:
+            for body in bodies:
+                await producer.send(Message("OrderTopic", body))
+        consumer, _ = worker(server)
+        async with consumer:
+            await consumer.wait_settled(len(bodies))
+        assert [message.body for message in await small.dead_letters("billing")] == bodies
+        assert await small.resend_dead_letters("billing") == len(bodies)
+    assert [message.body for message in server.messages("OrderTopic")] == bodies * 2
+
+
+@pytest.mark.parametrize("given", [None, 1, "yes"])
+async def test_resend_dead_letters_with_a_wrong_skip_damaged_raises(given: Any, admin: Admin) -> None:
+    with pytest.raises(ConfigError, match="skip_damaged must be True or False, not "):
+        await admin.resend_dead_letters("billing", skip_damaged=given)

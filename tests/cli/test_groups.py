@@ -9,7 +9,9 @@ import signal
 
 from rmq_async import Admin, Consumer, DeadLetter, Message, MessageExt, Producer
 from rmq_async.embedded import EmbeddedRocketMQ
+from rmq_protocol.constants import SysFlag
 
+from ..fakes import RawClient
 from .support import START, Rmq, environment, one_line
 
 
@@ -76,9 +78,35 @@ def test_resend_passes_over_letters_of_a_deleted_topic(server: EmbeddedRocketMQ,
     )
     ended = rmq_here("group", "resend", "gone", "--yes", "--skip-topic", "other", "--skip-topic", "gone")
     assert (ended.code, ended.out) == (0, "0 sent again\n")
+    assert one_line(ended.err) == (
+        "rmq: group gone: 1 dead letters were passed over, as skip_topics says; they stay in the dead-letter topic"
+    )
     assert rmq_here("group", "dead-letters", "gone").out == ""
     ended = rmq_here("group", "resend", "gone", "--yes", "--skip-topic", "a b")
     assert (ended.code, "a b" in one_line(ended.err)) == (1, True)
+
+
+def test_resend_passes_over_a_damaged_letter(server: EmbeddedRocketMQ, rmq_here: Rmq) -> None:
+    served(server, "torn", b"bad")
+
+    async def damage() -> None:
+        async with RawClient(server.brokers["broker-a"]) as client:
+            properties = {"RETRY_TOPIC": "torn"}
+            sent = await client.send("%DLQ%torn", b"no zlib", properties=properties, f=str(int(SysFlag.COMPRESSED)))
+            assert sent.code == 0
+
+    asyncio.run(damage())
+    ended = rmq_here("group", "resend", "torn", "--yes")
+    assert (ended.code, ended.out) == (1, "")
+    assert one_line(ended.err).endswith(
+        "to pass over damaged letters, give skip_damaged=True (rmq group resend --skip-damaged)"
+    )
+    ended = rmq_here("group", "resend", "torn", "--yes", "--skip-damaged")
+    assert (ended.code, ended.out) == (0, "0 sent again\n")
+    letter, total = ended.err.splitlines()
+    assert letter.startswith("rmq: group torn: the dead letter at offset 1 of queue 0 on broker broker-a is damaged")
+    assert total.endswith("1 dead letters were passed over, as skip_damaged says; they stay in the dead-letter topic")
+    assert rmq_here("group", "resend", "torn", "--yes", "--skip-damaged") == (0, "0 sent again\n", "")
 
 
 def test_reset_shows_offsets_before_and_after(server: EmbeddedRocketMQ, rmq_here: Rmq) -> None:

@@ -11,10 +11,12 @@ from pathlib import Path
 import pytest
 
 from rmq_async import Admin, Consumer, DeadLetter, Message, MessageExt, Producer, PullConsumer, Retry
-from rmq_async.errors import ClientStateError, SubscriptionGroupNotExistError, TopicNotFoundError
+from rmq_async.errors import ClientStateError, CorruptMessageError, SubscriptionGroupNotExistError, TopicNotFoundError
 from rmq_async.testing.cluster import OLD_VERSION, RealCluster
+from rmq_protocol.constants import SysFlag
 
 from ..consumer.group.support import until
+from ..fakes import RawClient
 from ..java.program import require_javac
 from .dead_letters import readable_dead_letters
 from .test_group_tools_real import mqadmin
@@ -179,3 +181,35 @@ async def test_dead_letters_are_sent_to_their_topic_again(each_cluster: RealClus
         assert sorted((each.message.unique_id, each.message.tags, each.message.keys) for each in again) == sorted(
             (each.msg_id, "t", (f"k{number}",)) for number, each in enumerate(sent)
         )
+
+
+async def test_damaged_dead_letters_are_passed_over(each_cluster: RealCluster) -> None:
+    topic = group = f"Damaged_{uuid.uuid4().hex}"
+    consumer = Consumer(group, namesrv=each_cluster.namesrv, start_from="earliest")
+
+    @consumer.handler(topic)
+    async def handle(message: MessageExt) -> None:
+        raise DeadLetter
+
+    async with Admin(namesrv=each_cluster.namesrv) as admin, Producer("p", namesrv=each_cluster.namesrv) as producer:
+        await admin.create_topic(topic, queues=1, broker=each_cluster.brokers[0].name)
+        await producer.send(Message(topic, b"sound"))
+        async with consumer:
+            await consumer.wait_settled(1, timeout=20.0)
+        (sound,) = await readable_dead_letters(admin, group, 1)
+        broker = next(each for each in each_cluster.brokers if each.name == sound.queue.broker_name)
+        async with RawClient(broker.address) as client:
+            for body, flags in ((b"no zlib", SysFlag.COMPRESSED), (b"behind it", 0)):
+                fields = {"properties": {"RETRY_TOPIC": topic}, "f": str(int(flags)), "n": broker.name}
+                assert (await client.send(f"%DLQ%{group}", body, queue=sound.queue.queue_id, **fields)).code == 0
+        async with PullConsumer("reader", namesrv=each_cluster.namesrv) as reader:
+            async with asyncio.timeout(10.0):
+                while await reader.max_offset(sound.queue) < 3:
+                    await asyncio.sleep(0.01)
+        with pytest.raises(CorruptMessageError):
+            await admin.dead_letters(group)
+        with pytest.raises(CorruptMessageError) as caught:
+            await admin.resend_dead_letters(group)
+        assert caught.value.__notes__[0].startswith("1 dead letters were sent before the damaged one at offset 1 of queue 0 ")
+        assert await admin.resend_dead_letters(group, skip_damaged=True) == 1
+        assert await admin.dead_letters(group) == ()

@@ -1,0 +1,28 @@
+"""Checks arguments of the admin's methods."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rmq_protocol.errors import shown
+
+from ..errors import ConfigError
+
+__all__ = ["check_number", "patterns_of", "texts_of"]
+
+
+def check_number(name: str, number: int, limit: int) -> None:
+    if isinstance(number, bool) or not isinstance(number, int) or not 0 < number <= limit:
+        raise ConfigError(f"{name} must be a whole number from 1 to {limit}, not {shown(number)}")
+
+
+def patterns_of(name: str, given: str | Sequence[str]) -> tuple[str, ...]:
+    return texts_of(given, f'{name} must be a pattern such as "orders*", or a sequence of them', least=1)
+
+
+def texts_of(given: object, rule: str, *, least: int = 0) -> tuple[str, ...]:
+    """Returns one text or several as a tuple. Raises ConfigError with ``rule`` for fewer than ``least``, and for other values."""
+    texts = (given,) if isinstance(given, str) else tuple(given) if isinstance(given, Sequence) else ("",)
+    if len(texts) < least or not all(isinstance(text, str) and text for text in texts):
+        raise ConfigError(f"{rule}, not {shown(given)}")
+    return texts
