@@ -60,6 +60,10 @@ def test_pull_of_a_topic_without_read_permission(rmq_here: Rmq) -> None:
     ended = rmq_here("pull", "Closed")
     assert (ended.code, ended.out) == (1, "")
     assert ended.err.startswith("rmq: topic Closed has no readable queue: ")
+    for more in ((), ("--follow",)):
+        ended = rmq_here("pull", "Closed", "--queue", "broker-a:0", *more)
+        assert (ended.code, ended.out) == (1, "")
+        assert one_line(ended.err).startswith("rmq: queue 0 of topic Closed on broker broker-a may not be read: ")
 
 
 def test_json_of_what_was_sent(rmq_here: Rmq) -> None:

@@ -152,3 +152,26 @@ async def test_topic_without_a_readable_queue_is_an_error(end: Literal["latest"]
             "topic t has no readable queue: its brokers do not permit reading, or it has no read queues there; give it the "
             "permission 4 (read) or 6 (read and write), and read queues"
         )
+
+
+@pytest.mark.parametrize("end", ["latest", None])
+async def test_given_queue_that_may_not_be_read_is_an_error(end: Literal["latest"] | None) -> None:
+    """Also where it is empty: an iteration without messages would not show that there will never be any."""
+    async with embedded(queues=2) as (_, consumer), Admin(client=consumer.config) as admin:
+        await admin.create_topic(TOPIC, queues=2, read_queues=1)
+        with pytest.raises(BrokerNotFoundError) as caught:
+            await anext(consumer.read(TOPIC, end=end, queues=[Q0, Q1]))
+        assert str(caught.value) == (
+            "queue 1 of topic t on broker broker-a may not be read: the topic has 1 read queues there; give it more"
+        )
+        assert await collect(consumer.read(TOPIC, queues=[Q0])) == []
+        await admin.create_topic(TOPIC, queues=2, perm=2)
+        assert await consumer.queues(TOPIC) == ()
+        with pytest.raises(BrokerNotFoundError) as caught:
+            await anext(consumer.read(TOPIC, end=end, queues=[Q0]))
+        assert str(caught.value) == (
+            "queue 0 of topic t on broker broker-a may not be read: the topic has the permission 2 there; give it 4 (read) or 6 "
+            "(read and write)"
+        )
+        await admin.create_topic(TOPIC, queues=2)
+        assert await collect(consumer.read(TOPIC, queues=[Q0, Q1])) == []

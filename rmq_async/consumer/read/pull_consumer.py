@@ -9,6 +9,7 @@ from datetime import datetime
 from functools import partial
 from typing import Final, Literal, TypeVar, Unpack, cast
 
+from rmq_protocol.constants import Perm
 from rmq_protocol.errors import shown
 from rmq_protocol.heartbeat import ConsumerData
 from rmq_protocol.message import MessageExt, MessageQueue
@@ -150,7 +151,7 @@ class PullConsumer(ClientUser):
         an offset beyond the last message, the iteration waits for the missing messages. None never ends and, unless ``queues``
         is given, includes queues that are added later. ``queues``: the queues to read; default: those for which ``start`` or
         ``end`` gives offsets, or all readable queues if neither does. Offsets are looked up at masters: if a broker has no
-        master, the first step raises BrokerNotFoundError, as for a topic without a readable queue.
+        master, the first step raises BrokerNotFoundError, as for a topic without a readable queue and a given one that is not.
 
         The iteration raises OffsetRangeError if a queue does not hold the offset to read, and if messages were deleted before
         they were read, except that "earliest" goes on with the first message there is; CorruptMessageError for a damaged
@@ -173,6 +174,7 @@ class PullConsumer(ClientUser):
                     if end is None and queues is None:  # so that what the topic has already is no new queue to follow
                         await instance.routes.get(topic, instance.config.request_timeout)
                     await for_each(chosen, lambda queue: known_queue(instance, queue))
+                    await _check_readable(instance, topic, chosen)
                 found = await self._readable_queues(topic) if chosen is None else chosen
                 return await self._cursors(instance, found, start, end)
 
@@ -303,6 +305,23 @@ def _end_of(instance: ClientInstance, end: End) -> Offsets:
     if isinstance(end, datetime):
         return lambda queue: search_offset(instance, queue, end, any_replica=False)
     return lambda queue: max_offset(instance, queue, any_replica=False)
+
+
+async def _check_readable(instance: ClientInstance, topic: str, queues: Iterable[MessageQueue]) -> None:
+    """Raises BrokerNotFoundError for a queue that may not be read: its iteration would look like that of an empty one."""
+    route = instance.routes.cached(topic)
+    if route is None or not set(route.subscribe_queues).issuperset(queues):
+        route = await instance.routes.refresh(topic)
+    for queue in sorted(set(queues).difference(route.subscribe_queues)):
+        data = next((each for each in route.data.queue_datas if each.broker_name == queue.broker_name), None)
+        if data is None:
+            why = "the topic is not there any more; give a queue that it has"
+        elif data.perm & Perm.READ:
+            why = f"the topic has {data.read_queue_nums} read queues there; give it more"
+        else:
+            why = f"the topic has the permission {data.perm} there; give it 4 (read) or 6 (read and write)"
+        place = f"queue {queue.queue_id} of topic {instance.names.display_name(topic)} on broker {printable(queue.broker_name)}"
+        raise BrokerNotFoundError(f"{place} may not be read: {why}", broker=queue.broker_name)
 
 
 async def _check_master(instance: ClientInstance, queue: MessageQueue) -> None:
