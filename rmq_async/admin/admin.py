@@ -105,7 +105,8 @@ class Admin(ClientUser):
 
         Raises InvalidMessageError for an invalid name and for one of the system, ConfigError for invalid settings and without
         ``cluster`` or ``broker`` where there are several clusters, BrokerNotFoundError when there is no such broker or cluster,
-        BrokerError when a broker refuses, RequestTimeoutError when the topic was created but no name server shows it in time.
+        BrokerError when a broker refuses, RequestTimeoutError when the topic was created but no name server shows it in time, or
+        when brokers do not answer in time: it names those on which the topic was created, and those of which that is not known.
         """
         async with self._call() as instance:
             topic_settings.check_new_topic(topic)

@@ -25,6 +25,7 @@ __all__ = [
     "cluster_info",
     "everywhere",
     "masters_of",
+    "outcomes",
 ]
 
 
@@ -117,9 +118,8 @@ async def everywhere(
 ) -> dict[str, RemotingCommand]:
     """Sends one request to all brokers concurrently and returns broker name -> response; waits for all before it raises the error
     of the first broker that has one."""
-    calls = [ask_at(instance, name, address, command, deadline) for name, address in brokers.items()]
     answers: dict[str, RemotingCommand] = {}
-    for name, outcome in zip(brokers, await asyncio.gather(*calls, return_exceptions=True), strict=True):
+    for name, outcome in (await outcomes(instance, brokers, command, deadline)).items():
         if isinstance(outcome, BaseException):
             try:
                 raise outcome
@@ -127,6 +127,14 @@ async def everywhere(
                 del outcome  # its traceback has this frame
         answers[name] = outcome
     return answers
+
+
+async def outcomes(
+    instance: ClientInstance, brokers: Mapping[str, str], command: RemotingCommand, deadline: float
+) -> dict[str, RemotingCommand | BaseException]:
+    """Sends one request to all brokers concurrently and returns broker name -> response or error, when all have one."""
+    calls = [ask_at(instance, name, address, command, deadline) for name, address in brokers.items()]
+    return dict(zip(brokers, await asyncio.gather(*calls, return_exceptions=True), strict=True))
 
 
 async def ask_every_name_server(instance: ClientInstance, command: RemotingCommand, deadline: float) -> None:

@@ -31,8 +31,8 @@ from .. import machine
 from .._asyncio import for_each
 from .._text import printable
 from ..client import ClientInstance
-from ..errors import ConfigError, RequestTimeoutError, TopicNotFoundError
-from .requests import ask_at, ask_every_name_server, check, cluster_info, everywhere, masters_of
+from ..errors import ConfigError, NameServerError, RequestTimeoutError, TopicNotFoundError
+from .requests import ask_at, ask_every_name_server, check, cluster_info, everywhere, masters_of, outcomes
 from .results import SyncedTopic
 
 __all__ = [
@@ -141,10 +141,30 @@ async def delete_at(
 async def _create_at(
     instance: ClientInstance, header: CreateTopicRequestHeader, masters: Mapping[str, str], deadline: float
 ) -> None:
+    """Creates the topic on these brokers. Raises RequestTimeoutError that names those without an answer at ``deadline``, unless
+    another broker has another error."""
     code = RequestCode.UPDATE_AND_CREATE_TOPIC
     command = RemotingCommand(code=code, ext_fields={**to_ext(header)})
-    for name, response in (await everywhere(instance, masters, command, deadline)).items():
-        check(response, code, name, masters[name])
+    silent = []
+    for name, outcome in (await outcomes(instance, masters, command, deadline)).items():
+        if isinstance(outcome, RequestTimeoutError):
+            silent.append(name)
+        elif isinstance(outcome, BaseException):
+            try:
+                raise outcome
+            finally:
+                del outcome  # its traceback has this frame
+        else:
+            check(outcome, code, name, masters[name])
+    if silent:
+        topic, sure = instance.names.display_name(header.topic), sorted(masters.keys() - {*silent})
+        done = f"; it was created or changed on {printable(', '.join(sure))}" if sure else ""
+        raise RequestTimeoutError(
+            f"no answer to {code.name} came in time from {printable(', '.join(silent))}: whether topic {topic} was created or "
+            f"changed there is not known{done}; repeat the call",
+            broker=silent[0],
+            address=masters[silent[0]],
+        )
 
 
 async def _set_order(
@@ -152,8 +172,23 @@ async def _set_order(
 ) -> None:
     """Writes the number of queues of each broker to the name servers, as ``updateTopic -o true`` of the official tool does.
 
-    ``merge``: True keeps the entries of other brokers.
+    ``merge``: True keeps the entries of other brokers. Raises NameServerError, or RequestTimeoutError at ``deadline``, that says
+    that the topic was created.
     """
+    try:
+        await _put_order(instance, header, brokers, deadline, merge=merge)
+    except NameServerError as error:
+        kind = RequestTimeoutError if deadline - machine.monotonic() < SHOWN_EVERY else NameServerError
+        topic, where = instance.names.display_name(header.topic), printable(", ".join(sorted(brokers)))
+        text = (
+            f"topic {topic} was created or changed on {where}, but whether all name servers have the order of its queues is not"
+        )
+        raise kind(f"{text} known; repeat the call: {error}") from error
+
+
+async def _put_order(
+    instance: ClientInstance, header: CreateTopicRequestHeader, brokers: Collection[str], deadline: float, *, merge: bool
+) -> None:
     counts: dict[str, str] = {}
     if merge:
         counts = dict(
@@ -188,13 +223,18 @@ async def _until_shown(
 ) -> None:
     """Waits until a name server's route has the numbers of queues and the permission on every broker. Raises RequestTimeoutError
     at ``deadline``."""
-    topic, wanted = header.topic, set(brokers)
+    topic, wanted, why = header.topic, set(brokers), ""
     while (left := deadline - machine.monotonic()) > 0:
         try:
             route = await instance.routes.fetch(topic, left)
         except TopicNotFoundError:
-            pass
+            why = ""
+        except NameServerError as error:  # the topic exists all the same, and the name servers may come back
+            why = f" ({printable(error, 1000)})"
+            if machine.monotonic() >= deadline:
+                break
         else:
+            why = ""
             shown = {
                 data.broker_name
                 for data in route.data.queue_datas
@@ -207,7 +247,7 @@ async def _until_shown(
     where = printable(", ".join(sorted(wanted)))
     raise RequestTimeoutError(
         f"topic {instance.names.display_name(topic)} was created or changed on {where}, but no name server shows its settings "
-        "there yet; topic_route() shows later whether it does"
+        f"there yet{why}; topic_route() shows later whether it does"
     )
 
 

@@ -124,6 +124,44 @@ async def test_a_topic_that_is_not_shown_in_time_is_reported() -> None:
         await admin.create_topic("t", queues=8)
 
 
+async def test_create_topic_names_the_brokers_that_do_not_answer_in_time() -> None:
+    async with embedded(brokers=3, request_timeout=1.0) as (server, admin):
+        server.stall("broker-a")
+        server.stall("broker-c")
+        with pytest.raises(RequestTimeoutError) as caught:
+            await admin.create_topic("t")
+        assert str(caught.value) == (
+            "no answer to UPDATE_AND_CREATE_TOPIC came in time from broker-a, broker-c: whether topic t was created or changed "
+            "there is not known; it was created or changed on broker-b; repeat the call"
+        )
+        assert (caught.value.broker, caught.value.address) == ("broker-a", server.brokers["broker-a"])
+        server.stall("broker-b")
+        with pytest.raises(RequestTimeoutError, match=r"from broker-a, broker-b, broker-c: whether .* is not known; repeat"):
+            await admin.create_topic("t")
+
+
+async def test_create_topic_says_that_it_was_created_where_name_servers_are_silent() -> None:
+    async with embedded(request_timeout=1.0) as (server, admin):
+        server.lose_answers(1000, request=RequestCode.PUT_KV_CONFIG)
+        with pytest.raises(
+            RequestTimeoutError, match=r"t was created or changed on broker-a, but whether all name servers have "
+        ):
+            await admin.create_topic("t", order=True)
+        server.lose_answers(1000, request=RequestCode.GET_ROUTEINFO_BY_TOPIC)
+        text = (
+            r"t was created or changed on broker-a, but no name server shows its settings there yet \(no name server answered "
+        )
+        with pytest.raises(RequestTimeoutError, match=text):
+            await admin.create_topic("t")
+
+
+async def test_create_topic_waits_out_a_name_server_that_fails_for_a_moment() -> None:
+    async with embedded() as (server, admin):
+        server.fail_next(1, 2, request=RequestCode.GET_ROUTEINFO_BY_TOPIC)
+        await admin.create_topic("t")
+        assert len((await admin.topic_route("t")).queue_datas) == 1
+
+
 async def test_a_refusal_names_the_broker_and_the_others_are_waited_for() -> None:
     async with Broker() as good, Broker() as bad, NameServer({"c": {"a": bad.address, "b": good.address}}) as server:
         bad.serve = lambda link, request: link.reply(request, code=16, remark="User:x has no permission to access Topic:t")
