@@ -70,7 +70,7 @@ class Resolver:
 async def first_of(
     addresses: Sequence[str], connect: Callable[[str], Awaitable[T]], drop: Callable[[T], None], time: float
 ) -> T:
-    """Returns the result of ``connect(address)`` for the first address that connects.
+    """Returns the result of ``connect(address)`` for the first address that connects. ``addresses``: at least one.
 
     ``drop`` is called with the results of other addresses. ``time``: the caller's timeout in seconds, from which the head start is
     derived. If no address connects, raises OSError with the different texts of their errors. Any other exception of ``connect`` is

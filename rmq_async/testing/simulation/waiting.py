@@ -11,9 +11,10 @@ __all__ = ["place_of", "waiting_tasks"]
 
 
 def place_of(task: asyncio.Task[Any]) -> str:
-    """Returns file, line and function of the innermost frame of an unfinished task."""
+    """Returns file, line and function of the innermost frame of an unfinished task; those of its function's beginning before its
+    first step. What an async generator waits for is not known, only the line that uses the generator."""
     inner: Any = task.get_coro()
-    place = "before its first step"
+    place = "a place without a Python frame"
     while inner is not None:
         frame = _first(inner, "cr_frame", "gi_frame", "ag_frame")
         if frame is not None:
