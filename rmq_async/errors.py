@@ -2,8 +2,7 @@
 
 ``retriable``: another attempt, on another broker if there is one, may succeed. ``maybe_stored``: the request may have reached
 the broker, so the message may be stored although the call failed. ``uses_retry``: the attempt is one of those that ``retries``
-counts. For a broker's answer ``ProducerConfig.retry_codes`` decides about retrying, unless the class says ``never_retried`` or
-``always_retried``.
+counts. About a broker's answer ``ProducerConfig.retry_codes`` decides, if no ``never_retried`` or ``always_retried`` does.
 """
 
 from __future__ import annotations
@@ -116,9 +115,15 @@ class BackpressureError(RocketMQError):
     earlier ordered sends were unfinished, or a broker did not keep up with one-way messages. The message was not sent."""
 
 
-class NameServerError(RocketMQError):
+class _LastingError(RocketMQError):
+    def __init__(self, message: str = "", *, permanent: bool = False, **details: Any) -> None:
+        super().__init__(message, **details)
+        self.permanent = permanent
+
+
+class NameServerError(_LastingError):
     """No name server is configured, or none gave a usable answer in time (10004). For calls that all name servers must answer:
-    at least one did not. The message gives what is known of the failures."""
+    at least one did not. ``permanent``: True if later calls fail too, because all addresses are those of brokers."""
 
     code = 10004
 
@@ -137,17 +142,12 @@ class BrokerNotFoundError(RocketMQError):
     retriable = True
 
 
-class ConnectError(RocketMQError):
+class ConnectError(_LastingError):
     """No connection to ``address`` could be made; nothing was sent (10001). ``__cause__``: the system's error, if it is one.
-    ``permanent``: True if every later attempt fails too, because the address is malformed or a setting forbids it.
-    """
+    ``permanent``: True if every later attempt fails too, because the address is malformed or a setting forbids it."""
 
     code = 10001
     retriable = True
-
-    def __init__(self, message: str = "", *, permanent: bool = False, **details: Any) -> None:
-        super().__init__(message, **details)
-        self.permanent = permanent
 
     @property
     def uses_retry(self) -> bool:

@@ -3,6 +3,9 @@
 A cluster counts as found when a name server's answer names a broker, has an error code or cannot be read. A name server that was
 just started knows no broker for some seconds, and answers "no such topic" for every topic. Calls of a client that started without a
 cluster wait until it is found.
+
+A server that refuses the request for the cluster (3, request type not supported) is a proxy, which knows routes, or a broker, which
+knows none; a second request, for a route, distinguishes them.
 """
 
 from __future__ import annotations
@@ -15,12 +18,14 @@ from typing import Final
 
 from rmq_protocol.cluster import decode_cluster_info
 from rmq_protocol.command import RemotingCommand
-from rmq_protocol.constants import RequestCode, ResponseCode
+from rmq_protocol.constants import AUTO_CREATE_TOPIC_KEY, RequestCode, ResponseCode
 from rmq_protocol.errors import RemoteProtocolError
+from rmq_protocol.headers import GetRouteInfoRequestHeader, to_ext
 
 from .. import machine
 from .._backoff import Backoff
 from .._text import printable
+from ..broker_answers import broker_error
 from ..config import host_and_port
 from ..errors import NameServerError
 from .name_servers import NameServers
@@ -50,9 +55,14 @@ class ClusterProbe:
         """Set by the first answer that names a broker, has an error code or cannot be read; never cleared."""
 
     async def run_once(self) -> str:
-        """Sends one request; returns the address of the name server that answered. Raises NameServerError when none does."""
-        probe = RemotingCommand(code=RequestCode.GET_BROKER_CLUSTER_INFO)
-        response, address = await self._name_servers.probe(probe, self._timeout)
+        """Sends one request, and a second one where a broker may have answered; returns the address of the name server that
+        answered. Raises NameServerError when none does, a permanent one if brokers are at all addresses."""
+        deadline = machine.monotonic() + self._timeout
+        response, address = await self._ask_for_cluster(deadline)
+        if response.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+            _, server = await self._name_servers.probe(_route_request(), _left(deadline), _check_for_broker)
+            if server != address:  # there was a broker at the first address
+                response, address = await self._ask_for_cluster(deadline)
         if _names_brokers(response):
             self.cluster_found.set()
         return address
@@ -65,6 +75,10 @@ class ClusterProbe:
             try:
                 await self.run_once()
             except NameServerError as error:
+                if error.permanent:  # calls need not wait: their own requests for routes raise the same
+                    self.cluster_found.set()
+                    logger.warning("there will be no cluster: %s", printable(error, 1000))
+                    return
                 logger.debug("still no cluster: %s", printable(error, 1000))
         logger.info("the cluster answers, %.3g s after the start", machine.monotonic() - began)
 
@@ -73,10 +87,31 @@ class ClusterProbe:
         if self.cluster_found.is_set():
             return
         try:
-            async with asyncio.timeout(max(deadline - machine.monotonic(), 0.0) * WAIT_SHARE):
+            async with asyncio.timeout(_left(deadline) * WAIT_SHARE):
                 await self.cluster_found.wait()
         except TimeoutError:
             return
+
+    async def _ask_for_cluster(self, deadline: float) -> tuple[RemotingCommand, str]:
+        command = RemotingCommand(code=RequestCode.GET_BROKER_CLUSTER_INFO)
+        return await self._name_servers.probe(command, _left(deadline), lambda response, _: response)
+
+
+def _left(deadline: float) -> float:
+    return max(deadline - machine.monotonic(), 0.0)
+
+
+def _route_request() -> RemotingCommand:
+    header = GetRouteInfoRequestHeader(topic=AUTO_CREATE_TOPIC_KEY, acceptStandardJsonOnly=True)
+    return RemotingCommand(code=RequestCode.GET_ROUTEINFO_BY_TOPIC, ext_fields={**to_ext(header)})
+
+
+def _check_for_broker(response: RemotingCommand, address: str) -> RemotingCommand:
+    """Returns the answer to a request for a route. Raises BrokerError for that of a broker."""
+    if response.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+        request = RequestCode.GET_ROUTEINFO_BY_TOPIC.name
+        raise broker_error(response.code, response.remark, request=request, address=address)
+    return response
 
 
 def _names_brokers(response: RemotingCommand) -> bool:

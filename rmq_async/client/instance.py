@@ -334,11 +334,11 @@ class ClientInstance:
     async def _local_ip(self) -> str:
         """Returns this machine's address towards the name server that answers, or without an answer towards the first that a
         network route leads to; "" if it is not known. Raises NameServerError without an answer, unless the client may start without
-        a cluster."""
+        a cluster and the error is not permanent."""
         try:
             address = await self.cluster_probe.run_once()
         except NameServerError as error:
-            if not self.config.start_without_cluster:
+            if error.permanent or not self.config.start_without_cluster:
                 raise
             self.name_servers.patient = True
             logger.warning("started without a cluster, calls wait for it within their timeout: %s", printable(error, 1000))
@@ -380,9 +380,10 @@ class ClientInstance:
             task.cancel()
         if hasattr(self, "loop_monitor"):
             self.loop_monitor.stop()
+        if hasattr(self, "name_server_watch"):  # an answer, though none of a name server, may have begun it during the start
+            tasks += self.name_server_watch.close()
         if hasattr(self, "heartbeats"):
             tasks += self.heartbeats.close()
-            tasks += self.name_server_watch.close()
             tasks += self.routes.close()
         return tasks
 

@@ -65,12 +65,13 @@ class LifeCycle(Startable):
         """Connects to a name server; with ``start_without_cluster`` in the background, if none answers. Does nothing when already
         running; may be called again after a failure and after ``stop``.
 
-        Raises NameServerError when none is configured, or none answers within ``request_timeout`` and ``start_without_cluster``
-        is False; ConfigError for a group that this client has already, and for an invalid address in ``NAMESRV_ADDR``;
-        RequestTimeoutError when the system's certificate authorities are not read in that time; ClientStateError during
-        ``stop``, and when ``stop`` ends this start; WrongLoopError and ForkedError when it runs on another loop or in the
-        parent process. After a failure or a cancellation no connection or task remains, except those that others share. A call
-        during another ``start`` waits for its end and raises its error; if the other call is cancelled, this one starts.
+        Raises NameServerError when none is configured, none answers within ``request_timeout`` and ``start_without_cluster`` is
+        False, or all addresses are those of brokers; ConfigError for a group that this client has already, and for an invalid
+        address in ``NAMESRV_ADDR``; RequestTimeoutError when the system's certificate authorities are not read in that time;
+        ClientStateError during ``stop``, and when ``stop`` ends this start; WrongLoopError and ForkedError when it runs on
+        another loop or in the parent process. After a failure or a cancellation no connection or task remains, except those that
+        others share. A call during another ``start`` waits for its end and raises its error; if the other call is cancelled, this
+        one starts.
         """
         while self._state is LifeState.STARTING:
             await self._join_start()

@@ -4,6 +4,9 @@ All have nearly the same data. The list is shuffled once, and the client stays w
 fails, the same call tries the others, those to which a connect failed a moment ago last, and the client stays with the first of
 them that answers. A silent server may use only its share of the time that is left: with two servers the second is tried after half
 of it. A server whose connection broke during a request (it may have been restarted since) is tried once more at the end.
+
+A broker refuses requests for routes (3, request type not supported), which is all that distinguishes its address from that of a
+name server. Where every address is a broker's, the error is permanent: nothing passes that could be waited for.
 """
 
 from __future__ import annotations
@@ -14,10 +17,19 @@ from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
 
 from rmq_protocol.command import RemotingCommand
+from rmq_protocol.constants import RequestCode
 
 from .. import machine
 from .._text import printable
-from ..errors import BrokerError, ConnectionLostError, NameServerError, ProtocolError, RequestTimeoutError, RocketMQError
+from ..errors import (
+    BrokerError,
+    ConnectionLostError,
+    NameServerError,
+    ProtocolError,
+    RequestCodeNotSupportedError,
+    RequestTimeoutError,
+    RocketMQError,
+)
 from ..tracebacks import without_frames
 from ..transport import ConnectionPool
 
@@ -28,6 +40,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _ADVICE: Final = "check the addresses, and that a name server runs"
+_WANTED: Final = "give the addresses of name servers (port 9876 by default), which know those of the brokers"
 
 
 class NoUsableAnswerError(NameServerError):
@@ -79,15 +92,15 @@ class NameServers:
         """Returns the first result of ``read(response, address)`` that is no error, and the server's address.
 
         A RocketMQError of ``read`` counts as a failure of that server. Raises NameServerError, or NoUsableAnswerError if some
-        server answered, after ``timeout`` seconds or when all servers have failed.
+        server answered, after ``timeout`` seconds or when all servers have failed. It is permanent if brokers are at all addresses.
         """
         deadline = machine.monotonic() + timeout
         await self._first_answer(timeout)
         return await self._ask(command, deadline - machine.monotonic(), read)
 
-    async def probe(self, command: RemotingCommand, timeout: float) -> tuple[RemotingCommand, str]:
-        """Sends a request as ``request`` does, but never waits for the first answer."""
-        return await self._ask(command, timeout, lambda response, _: response)
+    async def probe(self, command: RemotingCommand, timeout: float, read: Callable[[RemotingCommand, str], T]) -> tuple[T, str]:
+        """Sends a request as ``ask`` does, but never waits for the first answer."""
+        return await self._ask(command, timeout, read)
 
     async def _ask(self, command: RemotingCommand, timeout: float, read: Callable[[RemotingCommand, str], T]) -> tuple[T, str]:
         deadline = machine.monotonic() + timeout
@@ -177,7 +190,10 @@ class NameServers:
         tried = "; ".join(said)
         cause = next(iter(failures.values()), None)
         error: NameServerError
-        if answered:
+        brokers = [address for address in self._addresses if _is_of_broker(failures.get(address))]
+        if len(brokers) == len(self._addresses):
+            error = NoUsableAnswerError(_of_brokers(brokers), permanent=True)
+        elif answered:
             error = NoUsableAnswerError(f"no name server gave a usable answer: {tried}; look at their logs")
         else:
             silent = any(isinstance(error, RequestTimeoutError) for error in failures.values())
@@ -192,9 +208,22 @@ def _nothing() -> None:
     """Does nothing: the default of ``NameServers.on_failure``."""
 
 
+def _is_of_broker(error: RocketMQError | None) -> bool:
+    """Returns whether the error is a broker's answer to a request for a route."""
+    return isinstance(error, RequestCodeNotSupportedError) and error.request == RequestCode.GET_ROUTEINFO_BY_TOPIC.name
+
+
+def _of_brokers(addresses: Sequence[str]) -> str:
+    if len(addresses) == 1:
+        return f"{addresses[0]} is the address of a broker, not of a name server; {_WANTED}"
+    return f"{', '.join(addresses)} are addresses of brokers, not of name servers; {_WANTED}"
+
+
 def _reason(error: RocketMQError | None) -> str:
     if error is None:
         return "not asked, the time was over"
+    if _is_of_broker(error):
+        return "a broker answered, which is no name server"
     if isinstance(error, RequestTimeoutError):
         return "no answer in its share of the time" if error.maybe_stored else "no connection in its share of the time"
     if isinstance(error, BrokerError | ProtocolError):

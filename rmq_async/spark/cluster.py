@@ -71,8 +71,8 @@ class Extents(NamedTuple):
 
 def may_pass(error: RocketMQError) -> bool:
     """Returns whether the same request may succeed later: after a retriable error, a NameServerError and a BrokerNotFoundError,
-    but not after a NoPermissionError."""
-    if isinstance(error, NoPermissionError):
+    but not after a NoPermissionError and a permanent NameServerError."""
+    if isinstance(error, NoPermissionError) or (isinstance(error, NameServerError) and error.permanent):
         return False
     return error.retriable or isinstance(error, NameServerError | BrokerNotFoundError)
 

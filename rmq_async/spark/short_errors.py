@@ -22,7 +22,7 @@ T = TypeVar("T")
 HIDING: Final = "SPARK_HIDE_TRACEBACK"
 WORKERS: Final = "PYTHON_WORKER_FACTORY_"
 """Prefix of variables that Spark sets in the environment of its Python workers only."""
-_ours = re.compile(r"\brmq_(?:async|protocol)\.errors\.\w+: ([^\n]*)")
+_ours = re.compile(r"\brmq_(?:async|protocol)(?:\.\w+)*\.\w+Error: ([^\n]*)")
 
 
 def short_errors(function: Callable[P, T]) -> Callable[P, T]:

@@ -133,7 +133,7 @@ async def test_a_start_that_is_refused_says_so() -> None:
 
 
 async def test_any_answer_of_a_name_server_is_good_enough_to_start() -> None:
-    async with Peer(lambda link, request: link.reply(request, code=3, remark="what?")) as odd, client(odd) as instance:
+    async with Peer(lambda link, request: link.reply(request, code=1, remark="what?")) as odd, client(odd) as instance:
         assert instance.users == 1
 
 

@@ -11,6 +11,7 @@ import re
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -21,6 +22,7 @@ pytest.importorskip("pyarrow")
 from pyspark.errors import PySparkException
 from pyspark.sql.types import StructType
 
+from rmq_async import Admin
 from rmq_async.errors import ConfigError
 from rmq_async.spark.short_errors import HIDING, sentence, short_errors, short_errors_iterated
 from rmq_async.spark.source import RocketMQDataSource
@@ -178,6 +180,8 @@ class TestTheWayOut:
     def test_the_sentence_is_found_in_what_spark_says(self) -> None:
         said = "[PYTHON_DATA_SOURCE_ERROR] Failed to x: rmq_async.errors.ConfigError: option a: b is c\n SQLSTATE: 38000"
         assert sentence(RuntimeError(said)) == "option a: b is c"
+        said = "Failed to plan: rmq_async.client.name_servers.NoUsableAnswerError: a:1 is the address of a broker\n SQLSTATE: 38000"
+        assert sentence(RuntimeError(said)) == "a:1 is the address of a broker"
         assert sentence(RuntimeError("[DIVIDE_BY_ZERO] Division by zero")) is None
 
 
@@ -214,6 +218,20 @@ class TestInSpark:
             quick = {"fetchOffset.numRetries": "0", "requestTimeoutMs": "300"}
             explanation = self.explanation(lambda: reading(topic="T", nameserver=address, **quick).collect())
         assert explanation.startswith(f"no name server answered: {address}: cannot connect to {address}")
+
+    def test_of_a_read_at_the_address_of_a_broker(self, spark: SparkSession, embedded_topics: Topics) -> None:
+        """Not after the 30 s for which a read waits for name servers."""
+
+        async def find() -> str:
+            async with Admin(namesrv=embedded_topics.namesrv) as admin:
+                return next(iter((await admin.cluster_info()).broker_addr_table.values())).broker_addrs[0]
+
+        broker = embedded_topics.loop.run(find())
+        frame = spark.read.format("rocketmq").options(nameserver=broker, topic="T").load()
+        started = monotonic()
+        explanation = self.explanation(frame.collect)
+        assert explanation.startswith(f"{broker} is the address of a broker, not of a name server; give the addresses of name")
+        assert monotonic() - started < 20
 
     def test_of_a_batch_write(self, spark: SparkSession, embedded_topics: Topics) -> None:
         topic = embedded_topics.make()

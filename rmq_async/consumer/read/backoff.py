@@ -77,7 +77,7 @@ async def has_left(instance: ClientInstance, queue: MessageQueue, error: RocketM
 
 def _may_pass(error: RocketMQError) -> bool:
     """Returns whether the same pull may succeed later: the cause is the broker or the connection, not the request."""
-    if isinstance(error, NoPermissionError | TopicNotFoundError):
+    if isinstance(error, NoPermissionError | TopicNotFoundError) or (isinstance(error, NameServerError) and error.permanent):
         return False
     return error.retriable or isinstance(error, NameServerError | BrokerNotFoundError)
 
