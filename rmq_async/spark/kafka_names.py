@@ -9,8 +9,10 @@ from typing import Final
 __all__ = ["option_of_kafka", "read_column_of_kafka", "sink_column_of_kafka"]
 
 PREFIX: Final = "kafka."
+_CAST: Final = ": cast() columns in place of it"
 _OPTIONS: Final[Mapping[str, str]] = {
     "includeheaders": "headers are always read, as the column properties; leave it out",
+    "headers": "headers are the column properties, read and written; leave it out",
     "groupidprefix": "it is called consumerGroupPrefix",
     "kafkaconsumer.polltimeoutms": "it is called pullTimeoutMs",
     "kafka.bootstrap.servers": "the option nameserver gives the addresses of name servers, not of brokers",
@@ -30,11 +32,25 @@ _OPTIONS: Final[Mapping[str, str]] = {
     "kafka.security.protocol": "it is called tls; accessKey and secretKey, credentialsFile or credentialsProvider sign requests",
     "kafka.ssl.truststore.location": "it is called tlsCaFile and takes PEM",
     "kafka.ssl.keystore.location": "it is called tlsCertFile and tlsKeyFile, which take PEM",
+    "kafka.key.deserializer": f"keys is a string, body is binary{_CAST}",
+    "kafka.value.deserializer": f"keys is a string, body is binary{_CAST}",
+    "kafka.key.serializer": f"keys is a string or an array of them, body is binary or a string{_CAST}",
+    "kafka.value.serializer": f"keys is a string or an array of them, body is binary or a string{_CAST}",
+    "kafka.compression.type": "single messages above 4 KiB are compressed, batches are not; leave it out",
+    "kafka.linger.ms": "rows of a task travel together without a wait; leave it out",
+    "kafka.max.request.size": "a message has 4 MiB at most; batchBytes limits the batches",
 }
+_BARE: Final = frozenset(name.removeprefix(PREFIX) for name in _OPTIONS if name.startswith(PREFIX)) | {
+    "auto.commit.interval.ms", "buffer.memory", "fetch.max.bytes", "fetch.max.wait.ms", "fetch.min.bytes", "heartbeat.interval.ms",
+    "max.block.ms", "max.in.flight.requests.per.connection", "max.partition.fetch.bytes", "max.poll.interval.ms",
+    "metadata.max.age.ms", "partition.assignment.strategy", "partitioner.class", "schema.registry.url", "session.timeout.ms", "transaction.timeout.ms",
+}  # fmt: skip
+"""Settings of Kafka's clients, as they are called without the prefix that Spark's Kafka source wants."""
 _FAMILIES: Final[Mapping[str, str]] = {
     "kafka.sasl.": "accessKey, secretKey and securityToken, credentialsFile or credentialsProvider sign requests",
     "kafka.ssl.": "options of TLS begin with tls",
 }
+_BARE_FAMILIES: Final = tuple(family.removeprefix(PREFIX) for family in _FAMILIES)
 _READ_COLUMNS: Final[Mapping[str, str]] = {
     "key": "keys",
     "value": "body",
@@ -51,8 +67,11 @@ _SINK_COLUMNS: Final[Mapping[str, str]] = {
 
 
 def option_of_kafka(name: str) -> str | None:
-    """Returns the hint about an option of Spark's Kafka source or sink, as a part of a sentence; None without one."""
+    """Returns the hint about an option of Spark's Kafka source or sink, or about a setting of Kafka's clients, with or without the
+    prefix, as a part of a sentence; None without one."""
     name = name.lower()
+    if name in _BARE or name.startswith(_BARE_FAMILIES):
+        name = PREFIX + name
     if (hint := _OPTIONS.get(name)) is not None:
         return hint
     for family, hint in _FAMILIES.items():

@@ -10,20 +10,21 @@ first commit, and "latest" would then be a later offset: the messages between wo
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
-from rmq_protocol.errors import InvalidMessageError, shown
+from rmq_protocol.errors import InvalidMessageError, printable, shown
 from rmq_protocol.message import MessageQueue
 from rmq_protocol.validation import check_topic
 
 from ..errors import ConfigError
 
 __all__ = [
-    "EARLIEST", "LAST_MOMENT", "LATEST", "Positions", "Start", "Times", "key_of", "parse_positions", "parse_queues", "parse_times",
-    "queue_of",
+    "EARLIEST", "LAST_MOMENT", "LATEST", "KafkaFormError", "Positions", "Start", "Times", "key_of", "parse_positions",
+    "parse_queues", "parse_times", "queue_of",
 ]  # fmt: skip
 
 EARLIEST: Final = -2
@@ -31,6 +32,8 @@ LATEST: Final = -1
 LAST_MOMENT: Final = 253_402_300_799_999
 """Milliseconds; the end of the year 9999, where the times of Python and of Spark end."""
 _HIGHEST: Final = 1 << 62
+_BROKER: Final = "broker-a"
+"""The broker of examples in errors."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +108,8 @@ def parse_queues(option: str, data: Any) -> dict[str, dict[str, tuple[int, ...]]
     found: dict[str, dict[str, tuple[int, ...]]] = {}
     for topic, brokers in _object(option, data).items():
         _check_topic(option, topic)
+        if isinstance(brokers, list) and brokers and all(_is_queue_id(number) for number in brokers):
+            raise _kafkas(option, topic, {topic: {_BROKER: brokers}})
         if not isinstance(brokers, dict) or not brokers:
             raise ConfigError(f'option {option}: {topic} must be an object such as {{"broker": [0, 1]}}, not {shown(brokers)}')
         for broker, numbers in brokers.items():
@@ -124,6 +129,8 @@ def _flat(option: str, data: Any) -> dict[MessageQueue, Any]:
     for key, value in _object(option, data).items():
         if isinstance(value, dict):
             _check_topic(option, key)
+            if value and all(name.isdecimal() and isinstance(offset, int) for name, offset in value.items()):
+                raise _kafkas(option, key, {f"{key}/{_BROKER}/{number}": offset for number, offset in value.items()})
             for broker, numbers in value.items():
                 if not isinstance(numbers, dict):
                     raise ConfigError(f'option {option}: {key}, {broker} must be {{"queue": offset}}, not {shown(numbers)}')
@@ -131,6 +138,20 @@ def _flat(option: str, data: Any) -> dict[MessageQueue, Any]:
         else:
             found[_queue(option, key)] = value
     return found
+
+
+class KafkaFormError(ConfigError):
+    """An option names queues of ``topic`` as Kafka's partitions, by number alone."""
+
+    def __init__(self, message: str = "", *, topic: str = "", **details: Any) -> None:
+        super().__init__(message, **details)
+        self.topic = topic
+
+
+def _kafkas(option: str, topic: str, example: Mapping[str, Any]) -> KafkaFormError:
+    given = dict(itertools.islice(example.items(), 3))
+    text = f"option {option}: {printable(topic)}: a queue is named by its broker too, as each broker numbers its own; write"
+    return KafkaFormError(f"{text} {printable(json.dumps(given))} with the names of your brokers", topic=topic)
 
 
 def _object(option: str, data: Any) -> dict[str, Any]:

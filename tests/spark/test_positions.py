@@ -51,6 +51,9 @@ def test_both_forms_and_whole_topics() -> None:
     assert parse_queues("assign", {"t": {"b": [1, 0, 1]}}) == {"t": {"b": (1, 0)}}
 
 
+KAFKAS = "t: a queue is named by its broker too, as each broker numbers its own; "
+
+
 @pytest.mark.parametrize(
     ("parse", "data", "expected"),
     [
@@ -69,7 +72,21 @@ def test_both_forms_and_whole_topics() -> None:
         (parse_times, {"t/b/0": 1 << 60}, "t/b/0 must be a whole number from 0 to 253402300799999, not 1152921504606846976"),
         (parse_times, {}, "names no queue and no topic"),
         (parse_queues, {}, "names no queue"),
-        (parse_queues, {"t": [0]}, 't must be an object such as {"broker": [0, 1]}, not [0]'),
+        (parse_queues, {"t": ["x"]}, """t must be an object such as {"broker": [0, 1]}, not ['x']"""),
+        (parse_queues, {"t": []}, 't must be an object such as {"broker": [0, 1]}, not []'),
+        (parse_queues, {"t": [0, 7]}, KAFKAS + 'write {"t": {"broker-a": [0, 7]}} with the names of your brokers'),
+        (parse_positions, {"t": {"0": 23}}, KAFKAS + 'write {"t/broker-a/0": 23} with the names of your brokers'),
+        (parse_positions, {"t": {"0": -2, "1": 5}}, KAFKAS + 'write {"t/broker-a/0": -2, "t/broker-a/1": 5} with the names of'),
+        (
+            parse_positions,
+            {"t": {str(n): n for n in range(9)}},
+            KAFKAS + 'write {"t/broker-a/0": 0, "t/broker-a/1": 1, "t/broker-a/2": 2} w',
+        ),
+        (
+            parse_times,
+            {"t": {"4": 1700000000000}},
+            KAFKAS + 'write {"t/broker-a/4": 1700000000000} with the names of your brok',
+        ),
         (parse_queues, {"t": {"b": []}}, "t, b must be a list of queue numbers, not []"),
         (parse_queues, {"t": {"b": [-1]}}, "t, b must be a list of queue numbers, not [-1]"),
     ],
