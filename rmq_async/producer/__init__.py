@@ -12,6 +12,7 @@ from .life import check_here as check_here
 from .prepared import PreparedSend as PreparedSend
 from .prepared import compress_prepared as compress_prepared
 from .prepared import prepare as prepare
+from .prepared import queues_instead as queues_instead
 from .prepared import send_prepared as send_prepared
 from .producer import Producer
 from .routing import FaultTable, Selector, select_at_random, select_best, select_by_hash, select_by_machine_room

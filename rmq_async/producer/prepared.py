@@ -20,7 +20,7 @@ from .encoding import Outgoing, stored_batch, stored_message
 from .producer import Producer
 from .routing import checked_choice
 
-__all__ = ["PreparedSend", "compress_prepared", "encoded_batch", "prepare", "send_prepared"]
+__all__ = ["PreparedSend", "compress_prepared", "encoded_batch", "prepare", "queues_instead", "send_prepared"]
 
 _HEAD: Final = struct.Struct(">iiiii").pack
 _LENGTH: Final = struct.Struct(">H").pack
@@ -84,6 +84,26 @@ async def send_prepared(producer: Producer, prepared: PreparedSend, timeout: flo
     choice = checked_choice(outgoing.topic, queue, None, None, core.prefix) if queue is not None else None
     read = stored_message if outgoing.batch_ids is None else stored_batch
     return await core.deliver(Call(outgoing, read, started, started + timeout, core.retries, None, choice, prepared.bytes))
+
+
+async def queues_instead(
+    producer: Producer, queue: MessageQueue, timeout: float, *, returning: bool
+) -> tuple[MessageQueue, ...] | None:
+    """Returns the queues that the topic of ``queue`` has if ``queue`` is none of them; None if it exists or may come back. A name
+    server is asked anew, because queues may be new.
+
+    A broker that restarts is in no route meanwhile: one that this producer has used may come back, and any other one if
+    ``returning``. ``timeout``: seconds. Raises as ``RouteTable.fetch``.
+    """
+    core = producer._usable()
+    route = await core.instance.routes.fetch(core.topics.wire_topic(queue.topic), timeout)
+    numbers = {each.broker_name: max(each.write_queue_nums, each.read_queue_nums) for each in route.data.queue_datas}
+    queues = tuple(each._replace(topic=queue.topic) for each in route.publish_queues)
+    if queue in queues or queue.queue_id < numbers.get(queue.broker_name, 0):
+        return None
+    if queue.broker_name not in numbers and (returning or core.topics.has_used(queue.topic, queue.broker_name)):
+        return None
+    return queues
 
 
 def encoded_batch(bodies: Sequence[bytes], texts: Sequence[str], ids: Sequence[str], flags: Sequence[int]) -> bytes:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Literal, Protocol
 
 from rmq_protocol.message import MessageQueue
 
 from ..errors import ConfigError
 from .options import ReadOptions
-from .positions import EARLIEST, LATEST, Positions, Start, Times, key_of
+from .positions import EARLIEST, LATEST, Positions, Start, Times, key_of, named_queues
 
 __all__ = ["OffsetLookup", "ends_of_options", "starts_of_options"]
 
@@ -95,9 +95,10 @@ def _option(bound: Positions, side: str) -> str:
 def _check_all_named(bound: Start, latest: Offsets) -> None:
     """Raises ConfigError for queues that a start by queue does not name."""
     if isinstance(bound, Positions) and (unnamed := [queue for queue in sorted(latest) if bound.of(queue) is None]):
+        them = "it" if len(unnamed) == 1 else "them"
         raise ConfigError(
-            f"option {_option(bound, 'starting')} does not name {_some(unnamed)}; name {'it' if len(unnamed) == 1 else 'them'}, or "
-            "say where queues that are not named begin: startingOffsets.default=earliest or latest"
+            f"option {_option(bound, 'starting')} does not name {named_queues(unnamed)}; name {them}, or say where queues that are "
+            "not named begin: startingOffsets.default=earliest or latest"
         )
 
 
@@ -107,9 +108,6 @@ def _check_names(bound: Positions, option: str, latest: Offsets) -> None:
     strange = [key_of(queue) for queue in bound.queues if queue not in latest]
     strange += [topic for topic in bound.topics if topic not in topics]
     if strange:
-        raise ConfigError(f"option {option} names {strange[0]}, which is not read; name only queues that are: {_some(latest)}")
-
-
-def _some(queues: Iterable[MessageQueue]) -> str:
-    names = [key_of(queue) for queue in sorted(queues)]
-    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+        raise ConfigError(
+            f"option {option} names {strange[0]}, which is not read; name only queues that are: {named_queues(latest)}"
+        )

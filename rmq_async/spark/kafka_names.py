@@ -43,7 +43,8 @@ _OPTIONS: Final[Mapping[str, str]] = {
 _BARE: Final = frozenset(name.removeprefix(PREFIX) for name in _OPTIONS if name.startswith(PREFIX)) | {
     "auto.commit.interval.ms", "buffer.memory", "fetch.max.bytes", "fetch.max.wait.ms", "fetch.min.bytes", "heartbeat.interval.ms",
     "max.block.ms", "max.in.flight.requests.per.connection", "max.partition.fetch.bytes", "max.poll.interval.ms",
-    "metadata.max.age.ms", "partition.assignment.strategy", "partitioner.class", "schema.registry.url", "session.timeout.ms", "transaction.timeout.ms",
+    "metadata.max.age.ms", "partition.assignment.strategy", "partitioner.class", "schema.registry.url",
+    "session.timeout.ms", "transaction.timeout.ms",
 }  # fmt: skip
 """Settings of Kafka's clients, as they are called without the prefix that Spark's Kafka source wants."""
 _FAMILIES: Final[Mapping[str, str]] = {

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
@@ -23,8 +23,8 @@ from rmq_protocol.validation import check_topic
 from ..errors import ConfigError
 
 __all__ = [
-    "EARLIEST", "LAST_MOMENT", "LATEST", "KafkaFormError", "Positions", "Start", "Times", "key_of", "parse_positions",
-    "parse_queues", "parse_times", "queue_of",
+    "EARLIEST", "LAST_MOMENT", "LATEST", "KafkaFormError", "Positions", "Start", "Times", "key_of", "named_queues",
+    "parse_positions", "parse_queues", "parse_times", "queue_of",
 ]  # fmt: skip
 
 EARLIEST: Final = -2
@@ -59,6 +59,12 @@ Start = Literal["earliest", "latest"] | int | Times | Positions
 
 def key_of(queue: MessageQueue) -> str:
     return f"{queue.topic}/{queue.broker_name}/{queue.queue_id}"
+
+
+def named_queues(queues: Iterable[MessageQueue]) -> str:
+    """Returns the names of up to four queues, and the number of the others."""
+    names = [key_of(queue) for queue in sorted(queues)]
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
 
 def queue_of(key: str) -> MessageQueue:

@@ -8,7 +8,8 @@ instead of filling the memory.
 
 The producer retries on other brokers and on the same one; if that fails and the error may pass, the request waits and is sent
 again unchanged until ``sendTimeoutMs`` are over (unless ``sendRetries`` is 0), so that the restart of a broker only delays a
-write. The first failure ends the task.
+write. A queue that rows name and that does not exist, also by a new answer of a name server, is not waited for. The first failure
+ends the task.
 """
 
 from __future__ import annotations
@@ -25,16 +26,18 @@ from .._backoff import Backoff
 from .._text import printable
 from ..errors import (
     BrokerError,
+    BrokerNotFoundError,
+    QueueNotExistError,
     RequestTimeoutError,
     RocketMQError,
     SendError,
     TopicNotFoundError,
 )
-from ..producer import PreparedSend, Producer, compress_prepared, send_prepared
+from ..producer import PreparedSend, Producer, compress_prepared, queues_instead, send_prepared
 from ..results import BatchSendResult, SendResult, SendStatus
 from .cluster import may_pass
 from .options import WriteOptions
-from .positions import key_of
+from .positions import key_of, named_queues
 from .rows import Block
 from .sink_requests import cuts, sink_request
 from .worker import Worker
@@ -59,10 +62,18 @@ class Sending:
     rows that took more than one attempt.
 
     ``topic_known``: the topic existed before, so a send waits for it while no name server knows it: they forget the topics of
-    brokers that are down.
+    brokers that are down. ``queues_known``: the same for the brokers of queues that rows name.
     """
 
-    def __init__(self, worker: Worker, producer: Producer, options: WriteOptions, *, topic_known: bool = False) -> None:
+    def __init__(
+        self,
+        worker: Worker,
+        producer: Producer,
+        options: WriteOptions,
+        *,
+        topic_known: bool = False,
+        queues_known: bool = False,
+    ) -> None:
         self.rows = 0
         self.bytes = 0
         self.retried = 0
@@ -70,6 +81,7 @@ class Sending:
         self._producer = producer
         self._options = options
         self._topic_known = topic_known
+        self._queues_known = queues_known
         self._most = 1 << 30 if options.rate is None else max(1, int(options.rate / PACES))
         self._due = monotonic()
         """Time from which on the rate allows the next rows."""
@@ -168,7 +180,7 @@ class Sending:
 
         while True:
             try:
-                result = await self._patiently(send, deadline)
+                result = await self._patiently(send, deadline, request.queue)
             except RequestTimeoutError as error:
                 topic, seconds = request.outgoing.topic, f"{self._options.timeout:.3g} s"
                 text = f"topic {topic}: {request.messages} rows were not confirmed within {seconds}"
@@ -193,19 +205,39 @@ class Sending:
             logger.info("sent again, %s answered %s", printable(key_of(result.queue)), result.status.value)
             await asyncio.sleep(rest)
 
-    async def _patiently(self, request: Callable[[float], Awaitable[T]], deadline: float) -> T:
-        """Returns the result of ``request(seconds left)``, repeated while it may succeed later and there is time."""
+    async def _patiently(
+        self, request: Callable[[float], Awaitable[T]], deadline: float, queue: MessageQueue | None = None
+    ) -> T:
+        """Returns the result of ``request(seconds left)``, repeated while it may succeed later and there is time. ``queue``: the
+        only queue that it may go to."""
         backoff = Backoff(FIRST_REST, LAST_REST)
         while True:
             left = deadline - monotonic()
             try:
                 return await request(max(left, 0.001))
             except RocketMQError as error:
+                if queue is not None and isinstance(_newest(error), QueueNotExistError | BrokerNotFoundError):
+                    await self._check_queue(queue, error)
                 rest = backoff.next()
                 if not self._options.retries or not self._worth_waiting(error) or monotonic() + rest > deadline:
                     raise
                 logger.info("sent again in %.3g s: %s", rest, printable(error))
             await asyncio.sleep(rest)
+
+    async def _check_queue(self, queue: MessageQueue, error: RocketMQError) -> None:
+        """Raises BrokerNotFoundError, caused by ``error``, if the queue does not exist."""
+        try:
+            timeout = self._producer.client_config.request_timeout
+            others = await queues_instead(self._producer, queue, timeout, returning=self._queues_known)
+        except RocketMQError as failure:
+            logger.debug("whether %s exists is not known: %s", printable(key_of(queue)), printable(failure))
+            return
+        if others is not None:
+            raise BrokerNotFoundError(
+                f"there is no queue {printable(key_of(queue))} to write to: columns brokerName and queueId must name one of "
+                f"{printable(named_queues(others)) or 'none, as the topic has no queue now'}",
+                broker=queue.broker_name,
+            ) from error
 
     def _check(self) -> None:
         if self._failure is not None:
@@ -229,9 +261,14 @@ class Sending:
     def _worth_waiting(self, error: RocketMQError) -> bool:
         """Returns whether the same request may succeed later: not if a broker refused it for good, nor for a missing topic unless
         ``topic_known``."""
-        last: BaseException | None = error.__cause__ if isinstance(error, SendError) else error
+        last = _newest(error)
         if isinstance(last, TopicNotFoundError):
             return self._topic_known
         if isinstance(last, BrokerError) and last.backs_off:
             return True
         return isinstance(last, RocketMQError) and may_pass(last)
+
+
+def _newest(error: RocketMQError) -> BaseException | None:
+    """Returns the error of the newest attempt of a send."""
+    return error.__cause__ if isinstance(error, SendError) else error

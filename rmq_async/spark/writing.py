@@ -183,7 +183,8 @@ class _Writer(ABC):
         producer = here.producer(self._options, fresh=attempt > 0)
         job = self._job(context)
         with here.using(producer):
-            sending = Sending(here, producer, self._options, topic_known=self._topic_known(context))
+            topic_known, queues_known = self._topic_known(context), self._queues_known(context)
+            sending = Sending(here, producer, self._options, topic_known=topic_known, queues_known=queues_known)
             try:
                 for block in blocks_of(iterator, self._options, job, partition):
                     sending.send(block)
@@ -201,6 +202,10 @@ class _Writer(ABC):
     def _topic_known(self, context: TaskContext) -> bool:
         """Returns whether there is a topic option and its topic is known before this task: it was looked up, or this is not the
         first micro-batch."""
+
+    def _queues_known(self, context: TaskContext) -> bool:
+        """Returns whether earlier tasks may have sent to the queues that rows name, so that their brokers are waited for."""
+        return False
 
     def _log(self, messages: Sequence[Any], what: str) -> None:
         sent = [message for message in messages if isinstance(message, Sent)]
@@ -247,7 +252,10 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
         return f"{query}:{batch}"
 
     def _topic_known(self, context: TaskContext) -> bool:
-        return self._options.topic is not None and context.getLocalProperty("streaming.sql.batchId") != "0"
+        return self._options.topic is not None and self._queues_known(context)
+
+    def _queues_known(self, context: TaskContext) -> bool:
+        return context.getLocalProperty("streaming.sql.batchId") != "0"
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         self._log(messages, f"micro-batch {batchId}")

@@ -216,6 +216,25 @@ def test_all_types_of_columns_are_taken(spark: SparkSession) -> None:
     assert sink_columns(StructType.fromDDL(schema), chosen)[-1] == "id"
 
 
+def test_a_queue_that_does_not_exist(spark: SparkSession, topics: Topics) -> None:
+    """All tries of the task fail at once, not each after 30 s."""
+    topic = topics.make(2)
+    (broker,) = {message.queue.broker_name for message in _one_row(spark, topics, topic)}
+    started = time.monotonic()
+    for name, number in ((broker, 2), ("broker-x", 0)):
+        with pytest.raises(PySparkException) as caught:
+            write(spark.sql(f"select 'x' body, '{name}' brokerName, {number} queueId"), topics, topic)
+        expected = f"there is no queue {topic}/{name}/{number} to write to: columns brokerName and queueId must name one of "
+        assert f"{expected}{topic}/{broker}/0, {topic}/{broker}/1" in str(caught.value)
+    assert time.monotonic() - started < 50
+    assert len(topics.read(topic)) == 1
+
+
+def _one_row(spark: SparkSession, topics: Topics, topic: str) -> list[Any]:
+    write(spark.sql("select 'first' body"), topics, topic)
+    return topics.read(topic)
+
+
 def test_speculation_is_warned_of(spark: SparkSession, caplog: pytest.LogCaptureFixture) -> None:
     class Session:
         """A second one cannot be had with another setting of this kind."""

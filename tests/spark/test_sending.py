@@ -16,6 +16,8 @@ from typing import Any
 import pytest
 
 from rmq_async import (
+    Admin,
+    BrokerNotFoundError,
     MessageExt,
     NameServerError,
     RequestTimeoutError,
@@ -323,6 +325,46 @@ def test_what_a_broker_will_never_take_is_not_sent_for_half_a_minute(
     with pytest.raises(RocketMQError, match="2 SYSTEM_BUSY"):
         write(topic, rows(3), sendRetries=0)
     assert monotonic() - started < 10
+
+
+@pytest.mark.parametrize(("broker", "number"), [("broker-x", 0), ("broker-a", 4)])
+def test_send_to_a_queue_that_does_not_exist(
+    write: Write, topics: Topics, servers: EmbeddedRocketMQ, broker: str, number: int
+) -> None:
+    topic = topics.make()
+    started = monotonic()
+    with pytest.raises(BrokerNotFoundError) as caught:
+        write(topic, rows(1, brokerName=[broker], queueId=[number]))
+    assert monotonic() - started < 10  # sendTimeoutMs is 30 s
+    first = ", ".join(f"{topic}/broker-a/{number}" for number in range(4))
+    assert f"no queue {topic}/{broker}/{number} to write to" in str(caught.value)
+    assert str(caught.value).endswith(f"must name one of {first} and 4 more")
+    servers.resize(topic, 5)  # a queue that the producer's own route does not have yet
+    assert write(topic, rows(1, brokerName=["broker-a"], queueId=[4])).rows == 1
+
+
+def test_send_to_a_queue_of_a_broker_that_may_come_back(
+    here: Worker, topics: Topics, servers: EmbeddedRocketMQ, loop: Loop
+) -> None:
+    """It is in no route meanwhile; an earlier micro-batch may have sent to it."""
+
+    async def make(broker: str) -> None:
+        async with Admin(namesrv=servers.namesrv) as admin:
+            await admin.create_topic("half", queues=1, broker=broker)
+
+    loop.run(make("broker-a"))
+    options = _options(servers.namesrv, "half", {})
+    sending = Sending(here, here.producer(options), options, queues_known=True)
+    coming = threading.Timer(0.5, lambda: loop.run(make("broker-b")))
+    coming.start()
+    try:
+        for block in blocks_of(iter([rows(1, brokerName=["broker-b"], queueId=[0])]), options, "job", 0):
+            sending.send(block)
+        sending.finish()
+    finally:
+        sending.close()
+        coming.join()
+    assert [message.queue.broker_name for message in topics.read("half")] == ["broker-b"]
 
 
 def test_a_topic_that_was_there_is_waited_for(here: Worker, topics: Topics, servers: EmbeddedRocketMQ) -> None:

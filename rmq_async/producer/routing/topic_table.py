@@ -202,6 +202,10 @@ class TopicTable:
             await self._until(is_there, wire_topic, deadline)
         return self.now(topic) or await self.find(topic, deadline)
 
+    def has_used(self, topic: str, broker_name: str) -> bool:
+        """Returns whether the broker was in a route of the topic before, so that it may come back."""
+        return broker_name in self._brokers.get(self._settings.wire_topic(topic), ())
+
     async def _until(self, is_there: Callable[[], bool], wire_topic: str, deadline: float) -> None:
         """Waits for changes of the topic's route until ``is_there()`` or the deadline; all calls of a topic share the refreshes."""
         with suppress(TimeoutError):
