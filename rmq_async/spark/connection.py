@@ -9,14 +9,18 @@ from __future__ import annotations
 import os
 import ssl
 from dataclasses import dataclass, field
+from typing import Final
 
 from ..config import ClientConfig, name_servers
 from ..credentials import Credentials
 from ..errors import ConfigError
+from .mistakes import Mistakes
 
 __all__ = ["Access", "AccessOptions", "access_of", "client_config"]
 
 NAMESRV_ENVIRONMENT = "NAMESRV_ADDR"
+_NO_SERVERS: Final[tuple[str, ...]] = ()
+_NO_KEYS: Final[tuple[str | None, str | None, str | None]] = (None, None, None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,10 +68,12 @@ class AccessOptions:
 
 def access_of(options: AccessOptions) -> Access:
     """Adds what the environment gives, and checks what can be checked without opening a file. Raises ConfigError for an invalid
-    option or combination, and without a name server."""
-    servers = _name_servers(options)
-    access_key, secret_key, security_token = _credentials(options)
-    _check_tls(options)
+    option or combination, and without a name server; one for all of them."""
+    mistakes = Mistakes()
+    servers = mistakes.result(lambda: _name_servers(options), _NO_SERVERS)
+    access_key, secret_key, security_token = mistakes.result(lambda: _credentials(options), _NO_KEYS)
+    mistakes.result(lambda: _check_tls(options), None)
+    mistakes.check()
     access = Access(
         name_servers=servers,
         access_key=access_key,

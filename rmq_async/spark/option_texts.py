@@ -16,6 +16,7 @@ from typing import Any, Final, Literal
 
 from ..errors import ConfigError
 from .kafka_names import option_of_kafka
+from .mistakes import Mistakes
 
 __all__ = ["DEFAULT_GROUP", "DEFAULT_PRODUCER_GROUP", "OPTIONS", "STREAM_ONLY", "Option", "OptionTexts", "Use"]
 
@@ -135,45 +136,55 @@ STREAM_ONLY: Final = frozenset(option.name.lower() for option in OPTIONS if opti
 class OptionTexts:
     """The texts of one use's options, by name; each method reads one as its type.
 
-    Raises ConfigError for an option that is unknown, not one of the use, or given twice; the methods, for an invalid text.
+    ``mistakes``: gets each option that is unknown, not one of the use, given twice or invalid; the methods return the default of an
+    invalid one.
     """
 
-    def __init__(self, options: Mapping[str, str], use: Use) -> None:
+    def __init__(self, options: Mapping[str, str], use: Use, mistakes: Mistakes) -> None:
+        self.mistakes = mistakes
         self._values: dict[str, str] = {}
+        self._meant: set[str] = set()
         for given, value in options.items():
             name = given.lower()
             if name in _SPARKS_OWN and use.startswith("streaming"):
                 continue
             option = _BY_NAME.get(name)
             if option is None:
-                raise ConfigError(_unknown(given))
-            if use not in option.uses:
+                mistakes.add(self._unknown(given))
+            elif use not in option.uses:
                 uses = " or a ".join(option.uses)
-                raise ConfigError(f"option {option.name} is not one of a {use}, only of a {uses}; leave it out")
-            if option.name in self._values:
+                mistakes.add(f"option {option.name} is not one of a {use}, only of a {uses}; leave it out")
+            elif option.name in self._values:
                 names = " or ".join((option.name, *option.aliases))
-                raise ConfigError(f"option {option.name} is given twice; give it once, as {names}")
-            self._values[option.name] = value
+                mistakes.add(f"option {option.name} is given twice; give it once, as {names}")
+            else:
+                self._values[option.name] = value
+
+    def is_meant(self, *names: str) -> bool:
+        """Returns whether the error of an unknown option names one of these instead, so that they need no other error."""
+        return not self._meant.isdisjoint(names)
 
     def __contains__(self, name: str) -> bool:
         return name in self._values
 
     def text(self, name: str) -> str | None:
-        """Returns the text; None if it is not given. Raises ConfigError for an empty one."""
+        """Returns the text; None if it is not given or empty, which is a mistake."""
         value = self._values.get(name)
         if value is not None and not value.strip():
-            raise ConfigError(f"option {name} is empty; give a value, or leave it out")
+            self.mistakes.add(f"option {name} is empty; give a value, or leave it out")
+            return None
         return value.strip() if value is not None else None
 
     def only_one(self, names: Iterable[str]) -> None:
         given = [name for name in names if name in self._values]
         if len(given) > 1:
-            raise ConfigError(f"options {' and '.join(given)} contradict each other; give one of them")
+            self.mistakes.add(f"options {' and '.join(given)} contradict each other; give one of them")
 
     def flag(self, name: str, default: bool) -> bool:
         text = (self.text(name) or str(default)).lower()
         if text not in ("true", "false"):
-            raise ConfigError(f"option {name} must be true or false, not {text!r}")
+            self.mistakes.add(f"option {name} must be true or false, not {text!r}")
+            return default
         return text == "true"
 
     def choice(self, name: str, *choices: str) -> str:
@@ -183,7 +194,7 @@ class OptionTexts:
             if text is not None and text.lower() == choice.lower():
                 return choice
         if text is not None:
-            raise ConfigError(f"option {name} must be {' or '.join(choices)}, not {text!r}")
+            self.mistakes.add(f"option {name} must be {' or '.join(choices)}, not {text!r}")
         return choices[0]
 
     def number(self, name: str, default: int | None, low: int, high: int) -> int | None:
@@ -191,7 +202,8 @@ class OptionTexts:
         if text is None:
             return default
         if not re.fullmatch(r"-?[0-9]{1,19}", text, re.ASCII) or not low <= int(text) <= high:
-            raise ConfigError(f"option {name} must be a whole number from {low} to {high}, not {text[:100]!r}")
+            self.mistakes.add(f"option {name} must be a whole number from {low} to {high}, not {text[:100]!r}")
+            return default
         return int(text)
 
     def integer(self, name: str, default: int, low: int, high: int) -> int:
@@ -202,7 +214,7 @@ class OptionTexts:
         return self.integer(name, default_ms, 1, 10**10) / 1000
 
     def decoded(self, name: str) -> Any:
-        """Returns the decoded JSON; None if it is not given."""
+        """Returns the decoded JSON; None if it is not given. Raises ConfigError for another text."""
         text = self.text(name)
         if text is None:
             return None
@@ -211,11 +223,16 @@ class OptionTexts:
         except (ValueError, RecursionError) as error:
             raise ConfigError(f"option {name} must be JSON ({error}), not {text[:200]!r}") from None
 
-
-def _unknown(given: str) -> str:
-    if given.lower() == "path":
-        return "a topic is not a path: use .option('topic', ...) with .load() and .save(), without an argument"
-    if (hint := option_of_kafka(given)) is not None:
-        return f"option {given!r} is Kafka's: {hint}"
-    near = difflib.get_close_matches(given.lower(), _BY_NAME, 1, 0.7)
-    return f"unknown option {given!r}" + (f"; is {_BY_NAME[near[0]].name} meant?" if near else "; docs/spark.md lists all")
+    def _unknown(self, given: str) -> str:
+        """Returns the error text for an option that there is not."""
+        if given.lower() == "path":
+            self._meant.add("topic")
+            return "a topic is not a path: use .option('topic', ...) with .load() and .save(), without an argument"
+        if (hint := option_of_kafka(given)) is not None:
+            self._meant.update(option.name for option in OPTIONS if option.name in hint.split())
+            return f"option {given!r} is Kafka's: {hint}"
+        near = difflib.get_close_matches(given.lower(), _BY_NAME, 1, 0.7)
+        if not near:
+            return f"unknown option {given!r}; docs/spark.md lists all"
+        self._meant.add(meant := _BY_NAME[near[0]].name)
+        return f"unknown option {given!r}; is {meant} meant?"

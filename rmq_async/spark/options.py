@@ -17,6 +17,7 @@ from rmq_protocol.validation import check_group, check_topic
 from ..errors import ConfigError
 from .connection import Access, AccessOptions, access_of
 from .kafka_names import read_column_of_kafka
+from .mistakes import Mistakes
 from .option_texts import DEFAULT_GROUP, DEFAULT_PRODUCER_GROUP, OPTIONS, STREAM_ONLY, OptionTexts
 from .positions import EARLIEST, LAST_MOMENT, Positions, Start, parse_positions, parse_queues, parse_times
 from .schema import SOURCE_COLUMNS
@@ -33,6 +34,9 @@ __all__ = [
 ]
 
 
+Subject = tuple[tuple[str, ...], str | None, Mapping[str, Mapping[str, tuple[int, ...]]] | None]
+"""``topics``, ``pattern`` and ``assign`` of ReadOptions."""
+_NO_TOPICS: Final[Subject] = ((), None, None)
 LENGTH_OF_ID: Final = 36
 """Characters of a query's id."""
 
@@ -89,22 +93,32 @@ class WriteOptions:
     rate: float | None
 
 
-def read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
-    """Returns the checked options of a read. Raises ConfigError for one that is unknown, malformed, missing or contradicts
-    another."""
-    given = OptionTexts(options, "streaming read" if streaming else "batch read")
+def read_options(options: Mapping[str, str], *, streaming: bool, mistakes: Mistakes | None = None) -> ReadOptions:
+    """Returns the checked options of a read. Raises ConfigError for those that are unknown, malformed, missing or contradict
+    others, all in one error. ``mistakes``: gets them instead; the result is of no use then.
+    """
+    found = Mistakes() if mistakes is None else mistakes
+    result = _read_options(OptionTexts(options, "streaming read" if streaming else "batch read", found), streaming)
+    if mistakes is None:
+        found.check()
+    return result
+
+
+def _read_options(given: OptionTexts, streaming: bool) -> ReadOptions:
+    mistakes = given.mistakes
     group = given.text("consumerGroup") or DEFAULT_GROUP
-    _named("consumerGroup", check_group, group)
+    _named(given, "consumerGroup", check_group, group)
     _check_companions(given)
     fewest, most = _offsets_per_trigger(given)
-    topics, pattern, assign = _topics(given)
+    topics, pattern, assign = mistakes.result(lambda: _topics(given), _NO_TOPICS)
     start = _bound(given, "starting", "latest" if streaming else "earliest")
     end = None if streaming else _bound(given, "ending", "latest")
     if isinstance(start, int) and isinstance(end, int) and start > end:
-        raise ConfigError(f"startingTimestamp {start} is after endingTimestamp {end}; give a later end")
+        mistakes.add(f"startingTimestamp {start} is after endingTimestamp {end}; give a later end")
     start_default = given.choice("startingOffsets.default", "error", "earliest", "latest")
-    if "startingOffsets.default" in given and not isinstance(start, Positions):
-        raise ConfigError(
+    by_queue = "startingOffsetsByTimestamp" in given or (given.text("startingOffsets") or "").startswith("{")
+    if "startingOffsets.default" in given and (not by_queue or "startingTimestamp" in given):
+        mistakes.add(
             "option startingOffsets.default needs startingOffsets or startingOffsetsByTimestamp as JSON by queue; give one of "
             "them, or leave it out"
         )
@@ -118,14 +132,14 @@ def read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
         end=end,
         fail_on_data_loss=given.flag("failOnDataLoss", True),
         no_match_error=given.choice("startingOffsetsByTimestampStrategy", "error", "latest") == "error",
-        columns=chosen_columns(given.text("columns")),
-        tags=_tags(given.text("tags")),
+        columns=mistakes.result(lambda: chosen_columns(given.text("columns")), tuple(SOURCE_COLUMNS)),
+        tags=mistakes.result(lambda: _tags(given.text("tags")), "*"),
         min_partitions=given.number("minPartitions", None, 1, 1_000_000),
         max_records=given.number("maxRecordsPerPartition", None, 1, 1 << 62),
         max_partitions=given.number("maxPartitions", None, 1, 1_000_000),
         max_offsets=most,
         min_offsets=fewest,
-        max_delay=_duration(given.text("maxTriggerDelay") or "15m"),
+        max_delay=mistakes.result(lambda: _duration(given.text("maxTriggerDelay") or "15m"), 0.0),
         pull_size=given.integer("pullBatchSize", 256, 1, 1024),
         pull_timeout=given.seconds("pullTimeoutMs", 120_000),
         fetch_retries=given.integer("fetchOffset.numRetries", 30, 0, 1000),
@@ -139,17 +153,17 @@ def read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
 
 
 def _check_companions(given: OptionTexts) -> None:
-    """Raises ConfigError for an option of a read without the one it needs, and for two that exclude each other."""
+    """Finds an option of a read without the one it needs, and two that exclude each other."""
     if given.flag("commitOffsets", False) and "consumerGroup" not in given:
-        raise ConfigError("option commitOffsets needs consumerGroup; give the group to commit offsets for")
+        given.mistakes.add("option commitOffsets needs consumerGroup; give the group to commit offsets for")
     given.only_one(("consumerGroup", "consumerGroupPrefix"))
     if "maxTriggerDelay" in given and "minOffsetsPerTrigger" not in given:
-        raise ConfigError("option maxTriggerDelay needs minOffsetsPerTrigger; give both, or leave it out")
+        given.mistakes.add("option maxTriggerDelay needs minOffsetsPerTrigger; give both, or leave it out")
     given.only_one(("minPartitions", "maxPartitions"))
     given.only_one(("maxRecordsPerPartition", "maxPartitions"))
     by_time = "startingTimestamp" in given or "startingOffsetsByTimestamp" in given
     if "startingOffsetsByTimestampStrategy" in given and not by_time:
-        raise ConfigError(
+        given.mistakes.add(
             "option startingOffsetsByTimestampStrategy needs startingTimestamp or startingOffsetsByTimestamp; give one of them"
         )
 
@@ -159,7 +173,7 @@ def _offsets_per_trigger(given: OptionTexts) -> tuple[int | None, int | None]:
     fewest = given.number("minOffsetsPerTrigger", None, 1, 1 << 62)
     most = given.number("maxOffsetsPerTrigger", None, 1, 1 << 62)
     if fewest is not None and most is not None and fewest > most:
-        raise ConfigError(f"minOffsetsPerTrigger {fewest} is more than maxOffsetsPerTrigger {most}; lower it")
+        given.mistakes.add(f"minOffsetsPerTrigger {fewest} is more than maxOffsetsPerTrigger {most}; lower it")
     return fewest, most
 
 
@@ -169,15 +183,21 @@ def read_options_of_either(options: Mapping[str, str]) -> ReadOptions:
     return read_options(options, streaming=not STREAM_ONLY.isdisjoint(name.lower() for name in options))
 
 
-def write_options(options: Mapping[str, str], *, streaming: bool) -> WriteOptions:
-    """Returns the checked options of a write. Raises ConfigError for one that is unknown, malformed, missing or contradicts
-    another."""
-    given = OptionTexts(options, "streaming write" if streaming else "batch write")
+def write_options(options: Mapping[str, str], *, streaming: bool, mistakes: Mistakes | None = None) -> WriteOptions:
+    """Returns the checked options of a write. Raises ConfigError, and ``mistakes`` gets its parts, as in ``read_options``."""
+    found = Mistakes() if mistakes is None else mistakes
+    result = _write_options(OptionTexts(options, "streaming write" if streaming else "batch write", found))
+    if mistakes is None:
+        found.check()
+    return result
+
+
+def _write_options(given: OptionTexts) -> WriteOptions:
     topic = given.text("topic")
     if topic is not None:
-        _named("topic", check_topic, topic)
+        _named(given, "topic", check_topic, topic)
     group = given.text("producerGroup") or DEFAULT_PRODUCER_GROUP
-    _named("producerGroup", check_group, group)
+    _named(given, "producerGroup", check_group, group)
     rate = given.number("maxMessagesPerSecond", None, 1, 1 << 40)
     return WriteOptions(
         access=_access(given),
@@ -195,11 +215,11 @@ def write_options(options: Mapping[str, str], *, streaming: bool) -> WriteOption
 # -- inside
 
 
-def _named(name: str, check: Callable[[str], object], value: str) -> None:
+def _named(given: OptionTexts, name: str, check: Callable[[str], object], value: str) -> None:
     try:
         check(value)
     except InvalidMessageError as error:
-        raise ConfigError(f"option {name}: {error}") from None
+        given.mistakes.add(f"option {name}: {error}")
 
 
 def _access(given: OptionTexts) -> Access:
@@ -220,13 +240,16 @@ def _access(given: OptionTexts) -> Access:
         request_timeout=given.seconds("requestTimeoutMs", 3000),
         vip_channel=given.flag("vipChannel", False),
     )
-    return access_of(options)
+    access = Access(name_servers=())
+    if not given.is_meant("nameserver") or "nameserver" in given:
+        return given.mistakes.result(lambda: access_of(options), access)
+    return access
 
 
 def _group_prefix(given: OptionTexts) -> str | None:
     prefix = given.text("consumerGroupPrefix")
     if prefix is not None:
-        _named("consumerGroupPrefix", check_group, group_of_query(prefix, "-" * LENGTH_OF_ID))
+        _named(given, "consumerGroupPrefix", check_group, group_of_query(prefix, "-" * LENGTH_OF_ID))
     return prefix
 
 
@@ -235,10 +258,12 @@ def group_of_query(prefix: str, query: str) -> str:
     return f"{prefix}-{query}"
 
 
-def _topics(given: OptionTexts) -> tuple[tuple[str, ...], str | None, Mapping[str, Mapping[str, tuple[int, ...]]] | None]:
+def _topics(given: OptionTexts) -> Subject:
     names = ("topic", "subscribe", "subscribePattern", "assign")
     given.only_one(names)
     if not any(name in given for name in names):
+        if given.is_meant(*names):
+            return _NO_TOPICS
         raise ConfigError(f"nothing says what to read: give one of the options {', '.join(names)}")
     if (pattern := given.text("subscribePattern")) is not None:
         try:
@@ -248,14 +273,16 @@ def _topics(given: OptionTexts) -> tuple[tuple[str, ...], str | None, Mapping[st
                 f"option subscribePattern must be a regular expression ({error}), not {pattern[:200]!r}"
             ) from None
         return (), pattern, None
-    if "assign" in given:
+    if given.text("assign") is not None:
         assign = parse_queues("assign", given.decoded("assign"))
         return tuple(assign), None, assign
     option = "topic" if "topic" in given else "subscribe"
-    text = given.text(option) or ""
+    text = given.text(option)
+    if text is None:  # it is empty
+        return _NO_TOPICS
     topics = (text,) if option == "topic" else tuple(dict.fromkeys(part.strip() for part in text.split(",")))
     for topic in topics:
-        _named(option, check_topic, topic)
+        _named(given, option, check_topic, topic)
     return topics, None, None
 
 
@@ -264,8 +291,12 @@ def _bound(given: OptionTexts, side: str, default: Literal["earliest", "latest"]
     moment = given.number(f"{side}Timestamp", None, 0, LAST_MOMENT)
     if moment is not None:
         return moment
+    return given.mistakes.result(lambda: _bound_by_queue(given, side, default), default)
+
+
+def _bound_by_queue(given: OptionTexts, side: str, default: Literal["earliest", "latest"]) -> Start:
     name = f"{side}OffsetsByTimestamp"
-    if name in given:
+    if given.text(name) is not None:
         return parse_times(name, given.decoded(name))
     name = f"{side}Offsets"
     text = given.text(name)

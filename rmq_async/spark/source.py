@@ -18,6 +18,7 @@ from pyspark.sql.datasource import DataSource
 
 from ..errors import ConfigError, RocketMQError
 from .kafka_names import read_column_of_kafka
+from .mistakes import Mistakes
 from .options import ReadOptions, read_options, read_options_of_either, write_options
 from .schema import SOURCE_COLUMNS, source_schema
 from .short_errors import short_errors
@@ -68,14 +69,14 @@ class RocketMQDataSource(DataSource):
     def reader(self, schema: StructType) -> DataSourceReader:
         from .reading import BatchReader, PushingReader
 
-        options = _narrowed(read_options(self.options, streaming=False), schema, self.options)
+        options = _checked(self.options, schema, streaming=False)
         return PushingReader(options) if options.pushdown else BatchReader(options)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
         from .reading import RefusedStream, StreamReader
 
         try:
-            return StreamReader(_narrowed(read_options(self.options, streaming=True), schema, self.options))
+            return StreamReader(_checked(self.options, schema, streaming=True))
         except RocketMQError as error:
             return RefusedStream(error)
 
@@ -83,10 +84,13 @@ class RocketMQDataSource(DataSource):
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
         from .writing import BatchWriter, check_topic, sink_columns
 
-        options = write_options(self.options, streaming=False)
+        mistakes = Mistakes()
+        options = write_options(self.options, streaming=False, mistakes=mistakes)
         if overwrite:
-            raise ConfigError("a topic cannot be overwritten: use .mode('append')")
-        writer = BatchWriter(options, sink_columns(schema, options))
+            mistakes.add("a topic cannot be overwritten: use .mode('append')")
+        columns = sink_columns(schema, options, mistakes)
+        mistakes.check()
+        writer = BatchWriter(options, columns)
         check_topic(options)
         return writer
 
@@ -94,10 +98,22 @@ class RocketMQDataSource(DataSource):
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: N802
         from .writing import StreamWriter, sink_columns
 
-        options = write_options(self.options, streaming=True)
+        mistakes = Mistakes()
+        options = write_options(self.options, streaming=True, mistakes=mistakes)
         if overwrite:
-            raise ConfigError("a topic cannot be overwritten: use .outputMode('append')")
-        return StreamWriter(options, sink_columns(schema, options))
+            mistakes.add("a topic cannot be overwritten: use .outputMode('append')")
+        columns = sink_columns(schema, options, mistakes)
+        mistakes.check()
+        return StreamWriter(options, columns)
+
+
+def _checked(given: Mapping[str, str], schema: StructType, *, streaming: bool) -> ReadOptions:
+    """Returns the options of a read with the columns of the user's schema. Raises ConfigError for the mistakes in both."""
+    mistakes = Mistakes()
+    options = read_options(given, streaming=streaming, mistakes=mistakes)
+    options = mistakes.result(lambda: _narrowed(options, schema, given), options)
+    mistakes.check()
+    return options
 
 
 def _narrowed(options: ReadOptions, schema: StructType, given: Mapping[str, str]) -> ReadOptions:

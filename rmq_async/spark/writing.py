@@ -27,6 +27,7 @@ from ..errors import ConfigError, InvalidMessageError
 from ..producer import Producer
 from .connection import client_config
 from .kafka_names import sink_column_of_kafka
+from .mistakes import Mistakes
 from .options import WriteOptions
 from .renewal import current
 from .rows import ID_PROPERTY, blocks_of
@@ -55,18 +56,23 @@ class Sent(WriterCommitMessage):
     retried: int
 
 
-def sink_columns(schema: StructType, options: WriteOptions) -> tuple[str, ...]:
-    """Returns the names of the columns to write. Raises ConfigError for one that is missing, unknown, doubled or of another
-    type, for a write without a topic, and for an invalid topic of the options."""
+def sink_columns(schema: StructType, options: WriteOptions, mistakes: Mistakes | None = None) -> tuple[str, ...]:
+    """Returns the names of the columns to write. Raises ConfigError for those that are missing, unknown, doubled or of another
+    type, for a write without a topic, and for an invalid topic of the options, all in one error. ``mistakes``: gets them instead.
+    """
+    found = Mistakes() if mistakes is None else mistakes
     names = [field.name for field in schema.fields]
     unknown = [name for name in names if name not in SINK_COLUMNS and name != options.id_column]
     if unknown:
-        raise ConfigError(_unknown(unknown, names))
+        found.add(_unknown(unknown, names))
     for field in schema.fields:
-        _check_type(field, options)
+        if field.name not in unknown:
+            found.result(lambda field=field: _check_type(field, options), None)  # type: ignore[misc]
         if names.count(field.name) > 1:
-            raise ConfigError(f"column {field.name} is there {names.count(field.name)} times; .select() the one that is meant")
-    _check_present(names, options)
+            found.add(f"column {field.name} is there {names.count(field.name)} times; .select() the one that is meant")
+    _find_missing(names, options, found)
+    if mistakes is None:
+        found.check()
     return tuple(names)
 
 
@@ -81,23 +87,23 @@ def _check_type(field: StructField, options: WriteOptions) -> None:
     raise ConfigError(f"column {field.name} must be {' or '.join(types)}, not {given}{hint}")
 
 
-def _check_present(names: Sequence[str], options: WriteOptions) -> None:
-    """Raises ConfigError for a missing body, topic, id or half of a queue, and for an invalid topic of the options."""
-    if "body" not in names:
-        raise ConfigError(
-            f"column body is missing: what is written needs it, as binary or string; there are {', '.join(names)}"
-        )
-    if options.topic is None and "topic" not in names:
-        raise ConfigError("nothing says which topic to write to: give the option topic or a column topic")
+def _find_missing(names: Sequence[str], options: WriteOptions, found: Mistakes) -> None:
+    """Finds a missing body, topic, id or half of a queue, and an invalid topic of the options."""
+    stand_ins = {name.lower() for name in names}
+    if "body" not in names and stand_ins.isdisjoint(("body", "value")):  # these have an error that says what they are called
+        found.add(f"column body is missing: what is written needs it, as binary or string; there are {', '.join(names)}")
+    if options.topic is None and "topic" not in names and "topic" not in stand_ins:
+        found.add("nothing says which topic to write to: give the option topic or a column topic")
     if options.topic is not None:
         try:
             check_message(options.topic, b"-")
         except InvalidMessageError as error:
-            raise ConfigError(f"option topic: {error}") from None
+            found.add(f"option topic: {error}")
     if options.id_column is not None and options.id_column not in names:
-        raise ConfigError(f"option idColumn: there is no column {options.id_column}, only {', '.join(names)}")
-    if ("queueId" in names) != ("brokerName" in names):
-        raise ConfigError("columns brokerName and queueId name a queue together; one of them is missing: give both or none")
+        found.add(f"option idColumn: there is no column {options.id_column}, only {', '.join(names)}")
+    other = "brokerName" if "queueId" in names else "queueId"
+    if ("queueId" in names) != ("brokerName" in names) and other.lower() not in stand_ins:
+        found.add("columns brokerName and queueId name a queue together; one of them is missing: give both or none")
 
 
 def _unknown(unknown: list[str], names: list[str]) -> str:

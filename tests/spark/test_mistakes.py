@@ -127,7 +127,8 @@ def test_without_a_name_server_the_option_is_named(monkeypatch: pytest.MonkeyPat
     ("options", "schema", "overwrite", "expected"),
     [
         ({"topic": "T"}, "body binary", True, "a topic cannot be overwritten: use .mode('append')"),
-        ({"topic": "T"}, "text binary", False, f"there is no column text to write, only {SINK_COLUMNS}; .select() what is meant"),
+        ({"topic": "T"}, "text binary", False,
+         f"2 mistakes: (1) there is no column text to write, only {SINK_COLUMNS}; .select() what is meant; (2) column body is"),
         ({"topic": "T"}, "value binary", False, "there is no column value to write, it is called body"),
         ({"topic": "T"}, "body binary, key string", False,
          "there is no column key to write, it is called keys; shardingKey sends rows with the same one to the same queue"),
@@ -158,6 +159,60 @@ def test_a_wrong_write_is_reported_before_anything_is_sent(
         columns.add(name, kind)
     source = RocketMQDataSource(ADDRESS | options)
     assert text_of(lambda: source.writer(columns, overwrite)).startswith(expected)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"tpoic": "T", "acks": "1"},
+         ["unknown option 'tpoic'; is topic meant?", "option 'acks' is Kafka's: it is called requireStatus"]),
+        ({"kafka.group.id": "g", "zzz": "1", "minPartitions": "0"},
+         ["option 'kafka.group.id' is Kafka's: it is called consumerGroup", "unknown option 'zzz'; docs/spark.md lists all",
+          "nothing says what to read: give one of the options topic, subscribe, subscribePattern, assign",
+          "option minPartitions must be a whole number from 1 to 1000000, not '0'"]),
+        ({"topic": "T", "startingOffsets": '{"T": {"0": 5}}', "endingOffsets": "last", "tags": "||", "columns": "x",
+          "tlsVerify": "false", "secretKey": "s"},
+         ["option startingOffsets: T: a queue is named by its broker too", "option endingOffsets must be latest or JSON by queue",
+          "options secretKey and securityToken need accessKey", "option tlsVerify needs tls=true",
+          "option columns: there is no column 'x'", "option tags: "]),
+        ({"topic": "", "failOnDataLoss": "", "commitOffsets": "x"},
+         ["option commitOffsets must be true or false, not 'x'", "option topic is empty", "option failOnDataLoss is empty"]),
+    ],
+    ids=["two", "four", "values", "empty"],
+)  # fmt: skip
+def test_several_mistakes_of_a_read_are_one_error(options: dict[str, str], expected: list[str]) -> None:
+    text = text_of(RocketMQDataSource(ADDRESS | options).schema)
+    assert text.startswith(f"{len(expected)} mistakes: (1) ")
+    for mistake in expected:
+        assert text.count(mistake) == 1, mistake
+
+
+def test_bootstrap_servers_are_the_only_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error says what to give; that no name server is known would be the same once more."""
+    monkeypatch.delenv("NAMESRV_ADDR", raising=False)
+    text = text_of(RocketMQDataSource({"topic": "T", "kafka.bootstrap.servers": "x:1"}).schema)
+    assert text == (
+        "option 'kafka.bootstrap.servers' is Kafka's: the option nameserver gives the addresses of name servers, not of brokers"
+    )
+
+
+def test_several_mistakes_of_a_write_are_one_error() -> None:
+    columns = StructType().add("value", "binary").add("keys", "integer").add("queueId", "integer")
+    text = text_of(lambda: RocketMQDataSource(ADDRESS | {"kafka.acks": "all"}).writer(columns, True))
+    assert text == (
+        "6 mistakes: (1) option 'kafka.acks' is Kafka's: it is called requireStatus; (2) a topic cannot be overwritten: use "
+        ".mode('append'); (3) there is no column value to write, it is called body; (4) column keys must be string or "
+        "array<string>, not int; (5) nothing says which topic to write to: give the option topic or a column topic; (6) columns "
+        "brokerName and queueId name a queue together; one of them is missing: give both or none"
+    )
+
+
+def test_mistakes_of_options_and_schema_are_one_error() -> None:
+    source = RocketMQDataSource(ADDRESS | {"topic": "T", "acks": "1"})
+    text = text_of(lambda: source.reader(StructType().add("value", "binary")))
+    assert text.startswith(
+        "2 mistakes: (1) option 'acks' is Kafka's: it is called requireStatus; (2) schema: there is no column value;"
+    )
 
 
 class TestTheWayOut:
