@@ -10,7 +10,7 @@ pytest.importorskip("pyspark")
 pytest.importorskip("pyarrow")
 
 from rmq_async import Admin
-from rmq_async.errors import OffsetRangeError, TopicNotFoundError
+from rmq_async.errors import OffsetRangeError, RocketMQError, TopicNotFoundError
 
 from .conftest import Loop
 from .scripted import Broker, Planner, everything, offsets, worker_of_its_own
@@ -163,6 +163,27 @@ class TestQueuesComeAndGo:
         planner.options["failOnDataLoss"] = "false"
         assert planner.read(restarted=True) == []
         assert "data is lost, the query goes on: t/broker-b/0: the queue is gone" in caplog.text
+
+    @pytest.mark.parametrize("options", [{"subscribe": "t,u"}, {"subscribePattern": "[tu]"}], ids=["names", "pattern"])
+    def test_a_planned_topic_that_is_gone(self, broker: Broker, loop: Loop, options: dict[str, str]) -> None:
+        """The restarted driver names it after the tries of ``fetchOffset.numRetries``."""
+        for topic in ("t", "u"):
+            broker.topic(topic)
+            broker.send(topic, 2)
+        planner = Planner(broker, startingOffsets="earliest", **options)
+        assert planner.plan()
+
+        async def delete() -> None:
+            async with Admin(namesrv=broker.namesrv) as admin:
+                await admin.delete_topic("u")
+
+        loop.run(delete())
+        planner.begin()
+        with (
+            worker_of_its_own(),
+            pytest.raises(RocketMQError, match=r"topic u not found|u/broker-a/0: the queue is gone; offsets 0 to 2 were to be"),
+        ):
+            planner.partitions()
 
     def test_messages_that_were_deleted_before_they_were_read(self, broker: Broker, caplog: pytest.LogCaptureFixture) -> None:
         broker.topic("t")
