@@ -8,8 +8,8 @@ instead of filling the memory.
 
 The producer retries on other brokers and on the same one; if that fails and the error may pass, the request waits and is sent
 again unchanged until ``sendTimeoutMs`` are over (unless ``sendRetries`` is 0), so that the restart of a broker only delays a
-write. A queue that rows name and that does not exist, also by a new answer of a name server, is not waited for. The first failure
-ends the task.
+write. A queue that rows name and that does not exist, also by a new answer of a name server, is not waited for; a broker in no
+route is, for ``ABSENT_PATIENCE`` if no earlier send used it. The first failure ends the task.
 """
 
 from __future__ import annotations
@@ -53,6 +53,8 @@ AT_ONCE: Final = 64
 """Requests of one task that are under way at most."""
 FIRST_REST: Final = 0.05
 LAST_REST: Final = 1.0
+ABSENT_PATIENCE: Final = 10.0
+"""Seconds to wait for a broker that rows name and that no route has: one that restarts is in none for some seconds."""
 PACES: Final = 8
 """Parts of a second: a request has the rows of one part at most, but at least one row, and the time of one may be saved up."""
 
@@ -211,24 +213,26 @@ class Sending:
         """Returns the result of ``request(seconds left)``, repeated while it may succeed later and there is time. ``queue``: the
         only queue that it may go to."""
         backoff = Backoff(FIRST_REST, LAST_REST)
+        began = monotonic()
         while True:
             left = deadline - monotonic()
             try:
                 return await request(max(left, 0.001))
             except RocketMQError as error:
                 if queue is not None and isinstance(_newest(error), QueueNotExistError | BrokerNotFoundError):
-                    await self._check_queue(queue, error)
+                    await self._check_queue(queue, error, monotonic() - began)
                 rest = backoff.next()
                 if not self._options.retries or not self._worth_waiting(error) or monotonic() + rest > deadline:
                     raise
                 logger.info("sent again in %.3g s: %s", rest, printable(error))
             await asyncio.sleep(rest)
 
-    async def _check_queue(self, queue: MessageQueue, error: RocketMQError) -> None:
-        """Raises BrokerNotFoundError, caused by ``error``, if the queue does not exist."""
+    async def _check_queue(self, queue: MessageQueue, error: RocketMQError, waited: float) -> None:
+        """Raises BrokerNotFoundError, caused by ``error``, if the queue does not exist. ``waited``: seconds since the first try."""
+        returning = self._queues_known or waited < ABSENT_PATIENCE
         try:
             timeout = self._producer.client_config.request_timeout
-            others = await queues_instead(self._producer, queue, timeout, returning=self._queues_known)
+            others = await queues_instead(self._producer, queue, timeout, returning=returning)
         except RocketMQError as failure:
             logger.debug("whether %s exists is not known: %s", printable(key_of(queue)), printable(failure))
             return

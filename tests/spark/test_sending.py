@@ -329,8 +329,9 @@ def test_what_a_broker_will_never_take_is_not_sent_for_half_a_minute(
 
 @pytest.mark.parametrize(("broker", "number"), [("broker-x", 0), ("broker-a", 4)])
 def test_send_to_a_queue_that_does_not_exist(
-    write: Write, topics: Topics, servers: EmbeddedRocketMQ, broker: str, number: int
+    write: Write, topics: Topics, servers: EmbeddedRocketMQ, broker: str, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("rmq_async.spark.sending.ABSENT_PATIENCE", 0.5)
     topic = topics.make()
     started = monotonic()
     with pytest.raises(BrokerNotFoundError) as caught:
@@ -343,18 +344,22 @@ def test_send_to_a_queue_that_does_not_exist(
     assert write(topic, rows(1, brokerName=["broker-a"], queueId=[4])).rows == 1
 
 
-def test_send_to_a_queue_of_a_broker_that_may_come_back(
-    here: Worker, topics: Topics, servers: EmbeddedRocketMQ, loop: Loop
+@pytest.mark.parametrize("known", [True, False], ids=["later micro-batch", "first task"])
+def test_send_to_a_queue_of_a_broker_that_comes_back(
+    here: Worker, topics: Topics, servers: EmbeddedRocketMQ, loop: Loop, known: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is in no route meanwhile; an earlier micro-batch may have sent to it."""
+    """It is in no route meanwhile. An earlier micro-batch may have sent to it, and then it is waited for in any case."""
+    if known:
+        monkeypatch.setattr("rmq_async.spark.sending.ABSENT_PATIENCE", 0.0)
 
     async def make(broker: str) -> None:
         async with Admin(namesrv=servers.namesrv) as admin:
-            await admin.create_topic("half", queues=1, broker=broker)
+            await admin.create_topic(topic, queues=1, broker=broker)
 
+    topic = f"half-{known}"
     loop.run(make("broker-a"))
-    options = _options(servers.namesrv, "half", {})
-    sending = Sending(here, here.producer(options), options, queues_known=True)
+    options = _options(servers.namesrv, topic, {})
+    sending = Sending(here, here.producer(options), options, queues_known=known)
     coming = threading.Timer(0.5, lambda: loop.run(make("broker-b")))
     coming.start()
     try:
@@ -364,7 +369,7 @@ def test_send_to_a_queue_of_a_broker_that_may_come_back(
     finally:
         sending.close()
         coming.join()
-    assert [message.queue.broker_name for message in topics.read("half")] == ["broker-b"]
+    assert [message.queue.broker_name for message in topics.read(topic)] == ["broker-b"]
 
 
 def test_a_topic_that_was_there_is_waited_for(here: Worker, topics: Topics, servers: EmbeddedRocketMQ) -> None:
