@@ -23,20 +23,21 @@ from typing import Final, NamedTuple
 
 from rmq_protocol.columns import QUEUE_OFFSET, StoredColumns, read_columns
 from rmq_protocol.command import RemotingCommand
-from rmq_protocol.continuity import first_queue_offset, missing_offsets, ranges_text, without_ranges
+from rmq_protocol.continuity import first_queue_offset, missing_offsets
 from rmq_protocol.errors import CorruptMessageError
 from rmq_protocol.message import MessageQueue
 
 from .._ordered import OrderedSet
 from .._text import printable
-from ..client import ClientInstance, has_master, lost_offsets
+from ..client import ClientInstance
 from ..consumer import PulledBody, PullRequest, SkippedOffsets, deleted_among, pull_body, start_pull
-from ..errors import BrokerNotFoundError, OffsetRangeError, RequestTimeoutError, RocketMQError
+from ..errors import RequestTimeoutError, RocketMQError
 from ..results import PullStatus
 from .arrow import Rows
+from .losses import Losses
 from .options import ReadOptions
 from .patience import Patience
-from .planning import Loss, Range
+from .planning import Range
 from .positions import key_of
 from .worker import SparkReader, Worker
 
@@ -59,7 +60,6 @@ FULL_ANSWERS: Final = 32
 """Full answers after which the broker is asked for more messages at a time."""
 ILLEGAL_PATIENCE: Final = 2.0
 """Seconds to wait at an offset that the broker does not know yet: a stored message is readable a moment later."""
-DELETED: Final = "messages were deleted before they were read"
 
 
 class _Answer(NamedTuple):
@@ -117,8 +117,7 @@ class Puller:
         self._news = asyncio.Event()
         self._taken = asyncio.Event()
         self._calls: OrderedSet[asyncio.Future[RemotingCommand]] = OrderedSet()
-        self._reported: dict[MessageQueue, tuple[range, ...]] = {}
-        """The lost offsets that were logged last."""
+        self._losses = Losses(instance, self._group, options, self._calls)
 
     def batches(self) -> Iterator[Rows]:
         """Yields the rows of the responses, in the order of each range. Raises the error of a pull when waiting did not help,
@@ -191,8 +190,8 @@ class Puller:
             corrupt += found.corrupt
             position = found.resume
         missing = missing_offsets(answer.first, answer.complete_to, offsets, corrupt)
-        if missing and (lost := self._worker.run(self._patient_losses(answer.whole, missing, pulled))):
-            self._lost(answer.whole, DELETED, (answer.first, answer.end), (lost[-1].stop, pulled.max_offset), lost)
+        if missing:
+            self._worker.run(self._report_missing(answer, missing))
 
     # -- on the loop
 
@@ -310,8 +309,9 @@ class Puller:
             chunk.skipped.add(start, min(begins, chunk.end))
         elif begins > start:
             missing = range(start, min(begins, whole.end))
-            if lost := await self._losses(whole, (missing,), pulled):
-                self._lost(whole, DELETED, (start, chunk.end), (lost[-1].stop, pulled.max_offset), lost)
+            if lost := await self._losses.among(whole, (missing,), pulled):
+                stored, there = (pulled.min_offset, pulled.max_offset), begins if found else None
+                after = max(after, await self._losses.report(whole, (start, chunk.end), lost, stored, there))
         chunk.offset = after
         if found:
             self._adapt(min(after, chunk.end) - start, chunk.end - start, len(pulled.body))
@@ -326,10 +326,10 @@ class Puller:
         start, whole = chunk.offset, chunk.whole
         if start >= pulled.min_offset:
             return False
-        await self._believe(whole)
+        await self._losses.check_master(whole)
         lost = (range(start, min(pulled.min_offset, whole.end)),)
-        self._lost(whole, DELETED, (start, chunk.end), (pulled.min_offset, pulled.max_offset), lost)
-        chunk.offset = pulled.min_offset
+        stored = (pulled.min_offset, pulled.max_offset)
+        chunk.offset = max(stored[0], await self._losses.report(whole, (start, chunk.end), lost, stored))
         return True
 
     async def _check(self, chunk: _Chunk) -> None:
@@ -340,35 +340,25 @@ class Puller:
             self._instance, self._group, queue, skipped.ranges, timeout=self._timeout, calls=self._calls
         )
         if lost:
-            await self._believe(whole)
-            self._lost(whole, DELETED, (skipped.ranges[0].start, chunk.end), (lost[-1].stop, high), lost)
+            await self._losses.check_master(whole)
+            there = None if lost[-1].stop == skipped.ranges[-1].stop else lost[-1].stop
+            wanted = (skipped.ranges[0].start, chunk.end)
+            chunk.offset = max(chunk.offset, await self._losses.report(whole, wanted, lost, (0, high), there))
         skipped.clear()
 
-    async def _losses(self, whole: Range, missing: tuple[range, ...], pulled: PulledBody) -> tuple[range, ...]:
-        """Returns the part of ``missing`` that was deleted."""
-        queue = self._instance.names.wire_queue(whole.queue)
-        static = pulled.offset_delta is not None
-        lost = await lost_offsets(self._instance, queue, missing, static=static, calls=self._calls)
-        if lost:
-            await self._believe(whole)
-        return lost
-
-    async def _patient_losses(self, whole: Range, missing: tuple[range, ...], pulled: PulledBody) -> tuple[range, ...]:
+    async def _report_missing(self, answer: _Answer, missing: tuple[range, ...]) -> None:
+        """Reports the lost ones among the offsets that a response lacks. Waits for a broker as pulls do."""
+        whole, pulled = answer.whole, answer.pulled
         patience = Patience(self._options.pull_timeout)
         while True:
             try:
-                return await self._losses(whole, missing, pulled)
+                if lost := await self._losses.among(whole, missing, pulled):
+                    there = None if lost[-1].stop == answer.complete_to else lost[-1].stop
+                    stored = (pulled.min_offset, pulled.max_offset)
+                    await self._losses.report(whole, (answer.first, answer.end), lost, stored, there)
+                return
             except RocketMQError as error:
                 await patience.rest(error)
-
-    async def _believe(self, whole: Range) -> None:
-        """Raises BrokerNotFoundError while there is no master, because a master may hold messages that its replica lacks."""
-        if not await has_master(self._instance, self._instance.names.wire_queue(whole.queue)):
-            raise BrokerNotFoundError(
-                f"a replica does not hold all offsets of {key_of(whole.queue)} from {whole.start} to {whole.end}, "
-                "and its master is away; start the master, or let tasks wait longer for it (option pullTimeoutMs)",
-                broker=whole.broker,
-            )
 
     def _adapt(self, given: int, left: int, size: int) -> None:
         """Sets the size of the next chunks to the number of messages that the broker returns in one pull; tries a larger
@@ -388,8 +378,8 @@ class Puller:
         """Handles ``waited`` seconds without messages; returns whether to continue without the rest of the chunk."""
         whole, there = chunk.whole, (pulled.min_offset, pulled.max_offset)
         if pulled.status is PullStatus.OFFSET_ILLEGAL and waited > ILLEGAL_PATIENCE:
-            await self._believe(whole)
-            self._lost(whole, "the end is beyond the last message", (chunk.offset, chunk.end), there)
+            await self._losses.check_master(whole)
+            self._losses.tell(whole, "the end is beyond the last message", (chunk.offset, chunk.end), there)
             return True
         if waited > self._options.pull_timeout:
             raise RequestTimeoutError(
@@ -398,26 +388,6 @@ class Puller:
                 broker=whole.broker,
             )
         return False
-
-    def _lost(
-        self, whole: Range, why: str, wanted: tuple[int, int], there: tuple[int, int], lost: tuple[range, ...] = ()
-    ) -> None:
-        """Raises OffsetRangeError for a loss if losses fail the query, else logs it unless it was part of the loss that was logged
-        last for the queue. ``lost``: the lost offsets if they are known."""
-        if lost:
-            why = f"{why} ({ranges_text(lost)})"
-        loss = Loss(whole.queue, why, wanted, there)
-        if self._options.fail_on_data_loss:
-            raise OffsetRangeError(
-                f"data is lost: {loss}; with failOnDataLoss=false the query goes on with what there is",
-                min_offset=there[0],
-                max_offset=there[1],
-                lost=lost,
-                broker=whole.broker,
-            )
-        if not lost or without_ranges(lost, self._reported.get(whole.queue, ())):
-            self._reported[whole.queue] = lost
-            logger.warning("data is lost, the query goes on: %s", loss)
 
     def _corrupt(self, error: CorruptMessageError) -> None:
         if self._options.fail_on_data_loss:

@@ -8,7 +8,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import AsyncExitStack, closing
+from contextlib import AsyncExitStack, closing, contextmanager
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +24,13 @@ from rmq_async.spark.planning import Range
 from rmq_async.spark.pulling import Puller
 from rmq_async.spark.worker import Worker
 from rmq_protocol.columns import QUEUE_OFFSET
-from rmq_protocol.constants import RequestCode
+from rmq_protocol.constants import RequestCode, ResponseCode
+from rmq_protocol.continuity import ranges_text
 from rmq_protocol.headers import PullMessageRequestHeader
 
 from ..consumer.support import record
 from ..embedded.inside import broker_of
-from ..fakes import NameServer, PullBroker, route
+from ..fakes import NameServer, OnPull, PullBroker, route
 from .conftest import Loop, Topics
 
 BROKER = "broker-a"
@@ -189,8 +191,8 @@ def test_a_task_names_what_is_deleted_meanwhile(
     whole = [Range(topic, BROKER, 0, start, 3000)]
     with pytest.raises(OffsetRangeError, match=rf"{topic}/broker-a/0: messages were deleted .*\({start} to \d+") as caught:
         found(puller(here, servers.namesrv, whole, tags=tags).batches())
-    assert caught.value.lost[0].start == start
-    assert caught.value.lost[-1].stop == (before if before - start < 800 or tags != "*" else start + 800)
+    assert caught.value.lost == (range(start, before),)
+    assert ranges_text(caught.value.lost) in str(caught.value)
     caplog.set_level(logging.WARNING)
     pairs = found(puller(here, servers.namesrv, whole, tags=tags, failOnDataLoss="false").batches())
     assert pairs == [(0, offset) for offset in range(before, 3000) if tags == "*" or offset % 10 == 0]
@@ -200,6 +202,24 @@ def test_a_task_names_what_is_deleted_meanwhile(
     caplog.clear()
     assert found(puller(here, servers.namesrv, [whole[0]._replace(start=before)], tags=tags).batches()) == pairs
     assert "data is lost" not in caplog.text
+
+
+@contextmanager
+def scripted(loop: Loop, pull: OnPull, low: int = 0, high: int = 100) -> Iterator[str]:
+    """A name server whose topic "t" has one queue, on a broker that answers with ``pull``."""
+
+    async def serve() -> tuple[AsyncExitStack, str]:
+        stack = AsyncExitStack()
+        broker = await stack.enter_async_context(PullBroker(pull))
+        broker.low, broker.high = low, high
+        names = await stack.enter_async_context(NameServer(t=route(broker.address, queues=1)))
+        return stack, names.address
+
+    stack, namesrv = loop.run(serve())
+    try:
+        yield namesrv
+    finally:
+        loop.run(stack.aclose())
 
 
 @pytest.mark.parametrize("tags", ["*", "a"])
@@ -217,23 +237,69 @@ def test_a_task_passes_by_what_is_in_the_place_of_a_deleted_message(
         block = b"".join(record(offset, properties=tagged) for offset in range(first, min(first + 16, 100)))
         return 0, min(first + 16, 100), (stranger if header.queueOffset == 0 else b"") + block
 
-    async def serve() -> tuple[AsyncExitStack, str]:
-        stack = AsyncExitStack()
-        broker = await stack.enter_async_context(PullBroker(pull))
-        names = await stack.enter_async_context(NameServer(t=route(broker.address, queues=1)))
-        return stack, names.address
-
-    stack, namesrv = loop.run(serve())
-    try:
+    with scripted(loop, pull) as namesrv:
         whole = [Range("t", BROKER, 0, 0, 100)]
-        with pytest.raises(OffsetRangeError, match=r"t/broker-a/0: messages were deleted .*\(0"):
+        with pytest.raises(OffsetRangeError, match=r"t/broker-a/0: messages were deleted .*\(0 to 64\)") as caught:
             found(puller(here, namesrv, whole, tags=tags).batches())
+        assert caught.value.lost == (range(65),)
         caplog.set_level(logging.WARNING)
         pairs = found(puller(here, namesrv, whole, tags=tags, failOnDataLoss="false").batches())
         assert pairs == [(0, offset) for offset in range(65, 100)]
-        assert "to 64)" in caplog.text
-    finally:
-        loop.run(stack.aclose())
+        assert "(0 to 64)" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("form", "tags"),
+    [*product(["steps", "stranger and steps", "minimum too low"], ["*", "a"]), ("end of an answer", "*")],
+)
+def test_a_task_names_all_that_is_lost_where_each_answer_shows_a_part(
+    here: Worker, loop: Loop, caplog: pytest.LogCaptureFixture, form: str, tags: str
+) -> None:
+    """Offsets up to 4999 of 6000 are gone, but for the first 10 where an answer shows only its own end to be missing."""
+    tagged = b"TAGS\x01a\x02"
+    start = 10 if form == "end of an answer" else 0
+    asked: list[int] = []
+
+    def pull(header: PullMessageRequestHeader) -> tuple[int, int, bytes]:
+        at = header.queueOffset
+        asked.append(at)
+        if at >= 5000:
+            last = min(at + header.maxMsgNums, 6000)
+            return ResponseCode.SUCCESS, last, b"".join(record(offset, properties=tagged) for offset in range(at, last))
+        if at < start:
+            held = b"".join(record(offset, properties=tagged) for offset in range(at, start))
+            return ResponseCode.SUCCESS, at + 32, held
+        if form == "minimum too low" and at < 300:
+            return ResponseCode.PULL_OFFSET_MOVED, 300, b""
+        if form == "stranger and steps" and at == 0:
+            return ResponseCode.SUCCESS, 32, record(5, queue_id=1)
+        return ResponseCode.PULL_RETRY_IMMEDIATELY, min(at + 800, 5000), b""
+
+    with scripted(loop, pull, low=300 if form == "minimum too low" else 0, high=6000) as namesrv:
+        whole = [Range("t", BROKER, 0, 0, 6000)]
+        with pytest.raises(OffsetRangeError, match=rf"t/broker-a/0: messages were deleted .*\({start} to 4999\)") as caught:
+            found(puller(here, namesrv, whole, tags=tags).batches())
+        assert caught.value.lost == (range(start, 5000),)
+        assert caught.value.min_offset == 5000
+        asked.clear()
+        caplog.set_level(logging.WARNING)
+        pairs = found(puller(here, namesrv, whole, tags=tags, failOnDataLoss="false").batches())
+        assert pairs == [(0, offset) for offset in (*range(start), *range(5000, 6000))]
+        lost = [text for text in caplog.messages if "data is lost, the query goes on" in text]
+        assert any(f"({start} to 4999)" in text for text in lost)
+        assert len(lost) <= 4  # chunks that are pulled at once may report it from their own beginning
+        assert len(asked) < 6000 / 32 * 2  # no chunk goes through all of it again
+
+
+def test_a_range_below_the_minimum_is_lost_as_a_whole(here: Worker, loop: Loop) -> None:
+    def pull(header: PullMessageRequestHeader) -> tuple[int, int, bytes]:
+        return ResponseCode.PULL_OFFSET_MOVED, 300, b""
+
+    with scripted(loop, pull, low=300, high=6000) as namesrv:
+        with pytest.raises(OffsetRangeError, match=r"\(5 to 99\).* available are 300 to 6000") as caught:
+            found(puller(here, namesrv, [Range("t", BROKER, 0, 5, 100)]).batches())
+        assert (caught.value.lost, caught.value.min_offset) == ((range(5, 100),), 300)
+        assert found(puller(here, namesrv, [Range("t", BROKER, 0, 5, 100)], failOnDataLoss="false").batches()) == []
 
 
 def test_a_task_with_tags_asks_little_more(here: Worker, forgetful: tuple[EmbeddedRocketMQ, str]) -> None:

@@ -1,0 +1,115 @@
+"""Losses that a task meets: which of the offsets that responses lack were deleted, and the error or the warning about them.
+
+A response shows a part of a long loss: a broker passes over some 800 deleted messages at a time, and over one where another
+record is in the place of the first message of its log. The report names all of it, up to the first message that is there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Final
+
+from rmq_protocol.command import RemotingCommand
+from rmq_protocol.continuity import ranges_text, without_ranges
+from rmq_protocol.message import MessageQueue
+
+from .._ordered import OrderedSet
+from ..client import ClientInstance, has_master, lost_offsets
+from ..consumer import PulledBody, deleted_among
+from ..errors import BrokerNotFoundError, OffsetRangeError
+from .options import ReadOptions
+from .planning import Loss, Range
+from .positions import key_of
+
+__all__ = ["Losses"]
+
+logger = logging.getLogger(__name__)
+
+DELETED: Final = "messages were deleted before they were read"
+
+
+class Losses:
+    """Finds and reports the losses of one task. ``group``, ``calls``: of its pulls."""
+
+    def __init__(
+        self, instance: ClientInstance, group: str, options: ReadOptions, calls: OrderedSet[asyncio.Future[RemotingCommand]]
+    ) -> None:
+        self._instance = instance
+        self._group = group
+        self._timeout = instance.config.request_timeout
+        self._fails = options.fail_on_data_loss
+        self._calls = calls
+        self._looking = asyncio.Lock()
+        self._reported: dict[MessageQueue, tuple[range, ...]] = {}
+        """The lost offsets that were logged last."""
+
+    async def among(self, whole: Range, missing: tuple[range, ...], pulled: PulledBody) -> tuple[range, ...]:
+        """Returns the part of ``missing`` that was deleted."""
+        queue = self._instance.names.wire_queue(whole.queue)
+        static = pulled.offset_delta is not None
+        lost = await lost_offsets(self._instance, queue, missing, static=static, calls=self._calls)
+        if lost:
+            await self.check_master(whole)
+        return lost
+
+    async def report(
+        self, whole: Range, wanted: tuple[int, int], lost: tuple[range, ...], stored: tuple[int, int], there: int | None = None
+    ) -> int:
+        """Reports a loss: ``lost`` and the lost offsets behind it, up to the first message that is there. Returns the offset of
+        that message, the end of ``whole`` if there is none in it.
+
+        ``stored``: the minimum offset that the response gave, 0 if it is unknown, and the maximum. ``there``: the offset of the
+        first message that is there if the response showed it. Every chunk in a long loss meets it, so the first one looks for its
+        end and the others find it in what is reported.
+        """
+        async with self._looking:
+            if there is None:
+                lost = await self._with_those_behind(whole, lost, stored[1])
+            self.tell(whole, DELETED, wanted, (max(lost[-1].stop, stored[0]), stored[1]), lost)
+        return lost[-1].stop if there is None else there
+
+    async def _with_those_behind(self, whole: Range, lost: tuple[range, ...], high: int) -> tuple[range, ...]:
+        """Returns ``lost`` and the lost offsets of ``whole`` that follow it without a message between."""
+        at, end = lost[-1].stop, min(whole.end, high)
+        known = next((each.stop for each in self._reported.get(whole.queue, ()) if each.start <= at <= each.stop), None)
+        if known is not None:
+            return (*lost[:-1], range(lost[-1].start, min(known, whole.end)))
+        if at >= end:
+            return lost
+        queue, behind = self._instance.names.wire_queue(whole.queue), (range(at, end),)
+        more, _ = await deleted_among(self._instance, self._group, queue, behind, timeout=self._timeout, calls=self._calls)
+        if not more:
+            return lost
+        await self.check_master(whole)
+        span = (range(lost[0].start, more[-1].stop),)
+        return without_ranges(span, without_ranges(span, (*lost, *more)))  # those that touch are one range
+
+    async def check_master(self, whole: Range) -> None:
+        """Raises BrokerNotFoundError while there is no master, because a master may hold messages that its replica lacks."""
+        if not await has_master(self._instance, self._instance.names.wire_queue(whole.queue)):
+            raise BrokerNotFoundError(
+                f"a replica does not hold all offsets of {key_of(whole.queue)} from {whole.start} to {whole.end}, "
+                "and its master is away; start the master, or let tasks wait longer for it (option pullTimeoutMs)",
+                broker=whole.broker,
+            )
+
+    def tell(
+        self, whole: Range, why: str, wanted: tuple[int, int], there: tuple[int, int], lost: tuple[range, ...] = ()
+    ) -> None:
+        """Raises OffsetRangeError for a loss if losses fail the query, else logs it unless it was part of the loss that was logged
+        last for the queue. ``lost``: the lost offsets if they are known."""
+        if lost:
+            why = f"{why} ({ranges_text(lost)})"
+        loss = Loss(whole.queue, why, wanted, there)
+        if self._fails:
+            raise OffsetRangeError(
+                f"data is lost: {loss}; with failOnDataLoss=false the query goes on with what there is",
+                min_offset=there[0],
+                max_offset=there[1],
+                lost=lost,
+                broker=whole.broker,
+            )
+        if not lost or without_ranges(lost, self._reported.get(whole.queue, ())):
+            self._reported[whole.queue] = lost
+            logger.warning("data is lost, the query goes on: %s", loss)
