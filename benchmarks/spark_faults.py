@@ -2,9 +2,10 @@
 
 Every run puts its fault in, starts again from the same checkpoint where the fault ended the query, and is then counted by a process
 that has no part in it: what was produced, what the sink holds, what is lost, what is doubled and how much of that may be, and
-whether copies in a topic carry the same RMQ_SPARK_ID. A run in which no fault struck, or elsewhere than meant, is void and fails.
-One line of JSON for each run, and a table at the end. Everything is on a real broker. Needs the extra ``test``, Java, and what
-RealCluster needs.
+whether copies in a topic carry the same RMQ_SPARK_ID. A run in which no fault struck, or elsewhere than meant, and one that was
+given up, is void and made again, three times at most; then it fails. One line of JSON for each attempt (``repeated``: another one
+follows), and a table at the end, which counts void ones in their own column only. Everything is on a real broker. Needs the extra
+``test``, Java, and what RealCluster needs.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import functools
+import itertools
 import json
 import os
 import signal
@@ -20,29 +22,31 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "spark"))
 from faults import checker, kills, queries, runs
+from faults.attempts import Attempt, attempts
 from faults.history import Run
 
 from rmq_async.testing.cluster import RealCluster
 
 FAULTS = 5
 """Tasks that fail in one run, each in a micro-batch of its own."""
-Case = Callable[[runs.Bench, int], list[Run]]
+Case = Callable[[runs.Bench, int], Run]
 
 
 def failing(place: str, action: str, sink: str, **options: object) -> Case:
     names = {"read": "of a read", "write": "of a write", "written": "of a write, after its last row"}
     what = "raises" if action == "raise" else "loses its worker (SIGKILL)"
     together = ", queues read together" if options else ""
-    return lambda bench, seed: [
-        runs.task_faults(bench, f"task {names[place]} {what}{together}", seed, sink, *[(place, action)] * FAULTS, **options)
-    ]
+    return lambda bench, seed: runs.task_faults(
+        bench, f"task {names[place]} {what}{together}", seed, sink, *[(place, action)] * FAULTS, **options
+    )
 
 
 IN_SESSION: dict[str, Case] = {
@@ -53,18 +57,19 @@ IN_SESSION: dict[str, Case] = {
     "worker killed, write": failing("write", "kill", "topic"),
     "worker killed after its last row, write": failing("written", "kill", "topic"),
     "worker killed, write of queues together": failing("write", "kill", "topic", maxPartitions=1),
-    "broker killed, read": lambda bench, seed: [runs.broker_restart(bench, seed, "parquet")],
-    "broker killed, write": lambda bench, seed: [runs.broker_restart(bench, seed, "topic")],
-    "queue added": lambda bench, seed: [runs.queue_added(bench, seed)],
-    "messages deleted": lambda bench, seed: [runs.retention(bench, seed, real=True)],
-    "messages deleted while they are read": lambda bench, seed: [runs.vanishing(bench, seed, real=True)],
-    "master away, replica behind": lambda bench, seed: [runs.lagging_replica(bench, seed)],
-    "commit taken back, parquet": lambda bench, seed: runs.replayed(bench, seed, [(mode, "parquet") for mode in runs.MODES]),
-    "commit taken back, topic": lambda bench, seed: runs.replayed(bench, seed, [(mode, "topic") for mode in runs.MODES]),
+    "broker killed, read": lambda bench, seed: runs.broker_restart(bench, seed, "parquet"),
+    "broker killed, write": lambda bench, seed: runs.broker_restart(bench, seed, "topic"),
+    "queue added": lambda bench, seed: runs.queue_added(bench, seed),
+    "messages deleted": lambda bench, seed: runs.retention(bench, seed, real=True),
+    "messages deleted while they are read": lambda bench, seed: runs.vanishing(bench, seed, real=True),
+    "master away, replica behind": lambda bench, seed: runs.lagging_replica(bench, seed),
 }
+TAKEN_BACK = {f"commit taken back, {sink}": [(mode, sink) for mode in runs.MODES] for sink in runs.SINKS}
 KILLS = {
-    f"driver killed, {sink}": [(point, mode, sink) for point in kills.POINTS for mode in runs.MODES] for sink in runs.SINKS
+    f"driver killed, {sink}": [[(point, mode, sink) for point in kills.POINTS] for mode in runs.MODES] for sink in runs.SINKS
 }
+"""Rounds, whose queries share a driver."""
+CASES = (*IN_SESSION, *TAKEN_BACK, *KILLS)
 
 
 class Loop:
@@ -118,60 +123,92 @@ def cluster(loop: Loop) -> Iterator[RealCluster]:
         loop.wait(real.stop())
 
 
-def matrix(options: argparse.Namespace) -> list[checker.Verdict]:
-    chosen = [name for name in (*IN_SESSION, *KILLS) if not options.only or any(word in name for word in options.only)]
-    loop, verdicts = Loop(), []
+@dataclass
+class Matrix:
+    """All that its cases are made with."""
+
+    loop: Loop
+    place: Path
+    real: RealCluster
+
+    def __post_init__(self) -> None:
+        self.feeder = runs.Feeder(self.loop.wait, self.real.namesrv)
+
+    @functools.cached_property
+    def bench(self) -> runs.Bench:
+        return runs.Bench(session(self.place), self.loop.wait, self.place, self.real.namesrv, self.restart)
+
+    def restart(self, meanwhile: Callable[[], None]) -> None:
+        self.loop.wait(self.real.brokers[0].kill())
+        try:
+            meanwhile()
+        finally:
+            self.loop.wait(self.real.brokers[0].start())
+
+    def attempts(self, name: str, seed: int) -> Iterator[Attempt]:
+        """Makes the runs of a case for a seed."""
+        if name in KILLS:
+            rounds = [
+                attempts(name, seed, kinds, lambda left: judged(self.kill(seed, left)), self.tidy) for kinds in KILLS[name]
+            ]
+            return itertools.chain(*rounds)
+        if name in TAKEN_BACK:
+            return attempts(
+                name, seed, TAKEN_BACK[name], lambda kinds: judged(runs.replayed(self.bench, seed, kinds)), self.tidy
+            )
+        return attempts(
+            name, seed, [IN_SESSION[name]], lambda cases: judged([case(self.bench, seed) for case in cases]), self.tidy
+        )
+
+    def kill(self, seed: int, kinds: Sequence[tuple[str, str, str]]) -> list[Run]:
+        return kills.kill_round(self.feeder, self.place, self.real.namesrv, seed, kinds)
+
+    def tidy(self) -> None:
+        """Ends the queries that a run left when it was given up: they would hold the cores of the session."""
+        if "bench" in self.__dict__:
+            for query in self.bench.spark.streams.active:
+                query.stop()
+
+
+def matrix(options: argparse.Namespace) -> list[Attempt]:
+    chosen = [name for name in CASES if not options.only or any(word in name for word in options.only)]
+    loop, done = Loop(), []
     until = time.monotonic() + options.minutes * 60
     with tempfile.TemporaryDirectory(prefix="rmq-faults-") as temporary, cluster(loop) as real:
-        place = Path(options.keep or temporary)
-
-        def restart(meanwhile: Callable[[], None]) -> None:
-            loop.wait(real.brokers[0].kill())
-            meanwhile()
-            loop.wait(real.brokers[0].start())
-
-        @functools.cache
-        def bench() -> runs.Bench:
-            return runs.Bench(session(place), loop.wait, place, real.namesrv, restart)
-
-        feeder = runs.Feeder(loop.wait, real.namesrv)
+        all_of_it = Matrix(loop, Path(options.keep or temporary), real)
         for seed in range(options.first, options.first + options.seeds):
             for name in chosen:
                 if time.monotonic() > until:
                     print("the time is over", file=sys.stderr)
-                    return verdicts
-                if name in KILLS:
-                    done = kills.kill_round(feeder, place, real.namesrv, seed, KILLS[name])
-                else:
-                    done = IN_SESSION[name](bench(), seed)
-                for verdict in judged(done):
-                    verdicts.append(verdict)
-                    print(json.dumps({**verdict._asdict(), "good": verdict.good}), flush=True)
-    return verdicts
+                    return done
+                for attempt in all_of_it.attempts(name, seed):
+                    done.append(attempt)
+                    shown = {**attempt.verdict._asdict(), "good": attempt.verdict.good, "repeated": attempt.repeated}
+                    print(json.dumps(shown), flush=True)
+    return done
 
 
 def table(verdicts: list[checker.Verdict]) -> str:
-    """A line for each case, sums over its runs."""
+    """A line for each case, sums over those of its runs that are not void."""
     rows = ["| case | runs | faults | expected | read | lost | dup | allowed dup | unequal ids | extra | void | failed |"]
     rows.append("|---|" + "--:|" * 11)
     for case in dict.fromkeys(verdict.case for verdict in verdicts):
-        of = [verdict for verdict in verdicts if verdict.case == case]
+        every = [verdict for verdict in verdicts if verdict.case == case]
+        of = [verdict for verdict in every if not verdict.void]
         sums = [
             sum(getattr(one, name) for one in of) for name in ("produced", "read", "lost", "dup", "allowed", "unequal", "extra")
         ]
-        faults, void, failed = (
-            sum(max(one.faults, 1) for one in of),
-            sum(bool(one.void) for one in of),
-            sum(bool(one.failed) for one in of),
+        faults, failed = sum(max(one.faults, 1) for one in of), sum(bool(one.failed) for one in every)
+        rows.append(
+            f"| {case} | {' | '.join(str(value) for value in (len(of), faults, *sums, len(every) - len(of), failed))} |"
         )
-        rows.append(f"| {case} | {' | '.join(str(value) for value in (len(of), faults, *sums, void, failed))} |")
     return "\n".join(rows)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(
         prog="spark_faults.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="cases:\n  " + "\n  ".join((*IN_SESSION, *KILLS)),
+        epilog="cases:\n  " + "\n  ".join(CASES),
     )  # fmt: skip
     parser.add_argument("--seeds", type=int, default=20, help="runs of each case (default: 20)")
     parser.add_argument("--first", type=int, default=1, help="the first seed (default: 1)")
@@ -180,15 +217,15 @@ def main() -> int:
     parser.add_argument("--keep", metavar="DIRECTORY", help="keep histories, checkpoints and files here")
     options = parser.parse_args()
     for word in options.only or ():
-        if not any(word in name for name in (*IN_SESSION, *KILLS)):
+        if not any(word in name for name in CASES):
             parser.error(f"--only {word}: no case has that in its name")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # drivers and brokers are ended on the way out
-    verdicts = matrix(options)
-    print(table(verdicts))
-    bad = [verdict for verdict in verdicts if not verdict.good]
+    done = matrix(options)
+    print(table([attempt.verdict for attempt in done]))
+    bad = [attempt.verdict for attempt in done if attempt.bad]
     for verdict in bad:
         print(f"NOT AS PROMISED: {verdict}", file=sys.stderr)
-    return 1 if bad or not verdicts else 0
+    return 1 if bad or not done else 0
 
 
 if __name__ == "__main__":

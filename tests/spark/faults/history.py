@@ -10,8 +10,12 @@ from pathlib import Path
 from time import monotonic, sleep, time
 from typing import Any
 
-PATIENCE = 100.0
+PATIENCE = 600.0
 """Seconds that a process waits at a fault until the driver lets it go on or kills it."""
+
+
+class QueryFailedError(RuntimeError):
+    """A query of a run failed where it had to go on."""
 
 
 @dataclass(frozen=True)
@@ -91,12 +95,12 @@ class Run:
                 return
 
     def wait_event(self, event: str, count: int = 1, alive: Callable[[], bool] = lambda: True) -> None:
-        """Raises TimeoutError, and RuntimeError when who should write it has failed, or is not ``alive``."""
+        """Raises TimeoutError, QueryFailedError when a query has failed, and RuntimeError when its process is not ``alive``."""
         for _ in ticks(f"{self.case}: {event} did not come"):
             if len(self.history(event)) >= count:
                 return
             if failures := self.history("failed"):
-                raise RuntimeError(failures[0]["error"])
+                raise QueryFailedError(failures[0]["error"])
             if not alive():
                 raise RuntimeError(f"{self.case}: ended before {event}")
 

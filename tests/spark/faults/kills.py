@@ -1,6 +1,6 @@
 """Drivers that are killed: SIGKILL to the driver, its JVM and its workers while queries stand still at five points.
 
-A round is one seed: a driver with one query for each point and mode, which all come to their points in a seeded micro-batch; one
+A round is one seed and mode: a driver with one query for each point, which all come to their points in a seeded micro-batch; one
 kill for all of them; more messages; a second driver on the same checkpoints, that reads what there is. Three points, and all of a
 topic as a sink, are held by our reader or writer, which wait there for ever. Parquet's two last points are inside Spark: there its
 own log lines hold the thread of the query, written to a pipe that is full. What the disk holds at the kill is looked at, and a
@@ -28,6 +28,8 @@ POINTS = ("before offset log", "after offset log", "mid-read", "after sink write
 LINES = {"after sink write": "Start to commit write Job.*", "before commit": "Committed batch.*"}
 """What Spark's file sink logs when every task has written, and when its own log has the micro-batch."""
 DRIVER = Path(__file__).with_name("driver.py")
+EACH = 180.0
+"""Seconds in which the second driver ends one query after the other, on average; it gives up each one by itself, too."""
 
 
 class Pipe:
@@ -86,7 +88,7 @@ def session_of(leader: int) -> list[int]:
 def kill_round(feeder: Feeder, place: Path, namesrv: str, seed: int, kinds: Sequence[tuple[str, str, str]]) -> list[Run]:
     """``kinds``: point, mode and sink of each query."""
     rng = random.Random(seed)
-    runs = [_planned(feeder, place, namesrv, seed, rng, *kind) for kind in kinds]
+    runs = [_planned(feeder, place, namesrv, seed, *kind) for kind in kinds]
     points = [kind[0] for kind in kinds]
     with _round(place / f"round-{seed}-{time.time_ns()}") as (base, pipes):
         first = Driver(base / "driver.log", base / "log4j2.properties", "faults", runs)
@@ -100,7 +102,7 @@ def kill_round(feeder: Feeder, place: Path, namesrv: str, seed: int, kinds: Sequ
             feeder.send(run, spread(rng, 1, 30))
         second = Driver(base / "driver.log", base / "quiet.properties", "none", runs)
         try:
-            for _ in ticks("the second driver did not end", 240):
+            for _ in ticks("the second driver did not end", EACH * (len(runs) + 1)):
                 if not second.alive():
                     break
         finally:
@@ -110,10 +112,11 @@ def kill_round(feeder: Feeder, place: Path, namesrv: str, seed: int, kinds: Sequ
     return runs
 
 
-def _planned(feeder: Feeder, place: Path, namesrv: str, seed: int, rng: random.Random, point: str, mode: str, sink: str) -> Run:
+def _planned(feeder: Feeder, place: Path, namesrv: str, seed: int, point: str, mode: str, sink: str) -> Run:
     run = new_run(
         feeder, place, namesrv, f"driver killed {point}: {sink}, {mode}", seed, sink, mode, 2, maxOffsetsPerTrigger=40
     )
+    rng = random.Random(f"{seed} {point} {mode} {sink}")  # the same in whichever round it is made again
     batch, row = rng.randint(0, 1), rng.randint(1, 10)
     if (point, mode) == ("before offset log", "latest"):
         batch = 1  # before its first offset log a query has not begun: what "latest" is, the next start says
@@ -149,7 +152,7 @@ def _to_their_points(
             run.note("injected", what=f"full pipe: {point}")
             run.signal("on")
         for run in held:
-            for _ in ticks(f"{run.case}: its point was not reached", 60):
+            for _ in ticks(f"{run.case}: its point was not reached"):
                 if _at(run, point):
                     break
     time.sleep(0.3)

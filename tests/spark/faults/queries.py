@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark import cloudpickle
 
 from . import history, hooks
-from .history import Run, ticks
+from .history import PATIENCE, Run, ticks
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -39,7 +39,7 @@ def start(spark: SparkSession, run: Run, *, faults: bool = True, available_now: 
     return (writer.trigger(availableNow=True) if available_now else writer.trigger(processingTime="50 milliseconds")).start()
 
 
-def finish(run: Run, query: Any, limit: float = 120.0) -> None:
+def finish(run: Run, query: Any, limit: float = PATIENCE) -> None:
     """Waits for the end of an AvailableNow query; a failure is written down."""
     for _ in ticks(f"{run.case}: the query did not end", limit):
         if not query.isActive:

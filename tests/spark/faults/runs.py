@@ -7,7 +7,6 @@ away again is what a driver leaves that is killed between the offset log and the
 
 from __future__ import annotations
 
-import asyncio
 import random
 import re
 import time
@@ -16,16 +15,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rmq_async import Admin, MessageQueue, PullConsumer
+from rmq_async import Admin, MessageQueue
 from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_async.spark.positions import key_of
-from rmq_async.testing._probe import ask
 from rmq_async.testing.cluster import RealCluster
-from rmq_protocol.constants import RequestCode
 
-from . import checker
+from . import checker, deleting
 from .feeding import Feeder, spread
-from .history import Fault, Run, ticks
+from .history import Fault, QueryFailedError, Run, ticks
 from .queries import finish, start
 
 if TYPE_CHECKING:
@@ -172,49 +169,76 @@ def queue_added(bench: Bench, seed: int) -> Run:
     return run
 
 
-FORGETFUL = {
-    "mappedFileSizeCommitLog": str(1024 * 1024),
-    "fileReservedTime": "0",
-    "deleteWhen": ";".join(f"{hour:02}" for hour in range(24)),
-    "cleanResourceInterval": "500",
-}
-"""What makes a real broker delete messages as soon as 1 MiB of younger ones is there."""
-
-
 def retention(bench: Bench, seed: int, real: bool = False) -> Run:
     """Messages are deleted after they were planned. The query fails and says what is missing; started again with
     failOnDataLoss=false it reads the rest. In odd seeds it is started so at once. On a broker of its own, since what others
     write would delete messages too."""
     rng = random.Random(seed)
-    server = RealCluster(broker_conf=FORGETFUL) if real else EmbeddedRocketMQ(max_memory=200_000)
+    server = RealCluster(broker_conf=deleting.SOON_CORRECTED) if real else EmbeddedRocketMQ(max_memory=200_000)
     bench.wait(server.start())
     try:
         own = Bench(bench.spark, bench.wait, bench.place, server.namesrv)
-        return _retention(own, seed, rng, size=16_000 if real else 1000, quiet=3.0 if real else 0.0)
+        run, query = _held_by_a_loss(own, "messages deleted", seed)
+        own.feeder.send(run, spread(rng, 60, 80), size=1000)
+        run.note("fed")
+        run.wait_event("fired", 2, alive=lambda: query.isActive)
+        own.feeder.send(run, spread(rng, 40, 70), size=16_000 if real else 1000)
+        if isinstance(server, RealCluster):
+            deletion = deleting.Deletion(server, _queues(run), int(deleting.SOON_CORRECTED[deleting.SIZE]))
+            least = own.wait(deletion.first_left())
+            own.wait(deletion.corrected(least))
+        else:
+            least = own.wait(_minimums(run))
+        _go_on_with(own, run, query, least)
+        if own.wait(_minimums(run)) != least:
+            run.note("void", why="more was deleted while it was read")
+        return run
     finally:
         bench.wait(server.stop())
 
 
-def _retention(bench: Bench, seed: int, rng: random.Random, size: int, quiet: float) -> Run:
-    """``size``: of the bodies that come later; ``quiet``: seconds in which the last ones are deleted."""
-    run = bench.run("messages deleted", seed, "parquet")
-    faults = [Fault("read", "wait", 0, number) for number in range(2)]
-    lenient = seed % 2 == 1
-    run = with_faults(replace(run, options=run.options | {"failOnDataLoss": str(not lenient).lower()}), *faults)
-    bench.feeder.send(run, spread(rng, 60, 80), size=1000)
-    run.note("fed")
-    query = start(bench.spark, run)
-    run.wait_event("fired", 2)
-    bench.feeder.send(run, spread(rng, 40, 70), size=size)
-    least = bench.wait(_earliest(run, quiet))
+def vanishing(bench: Bench, seed: int, real: bool = False) -> Run:
+    """Messages are deleted while a query reads, and the broker still says that they are there. Otherwise as ``retention``."""
+    rng = random.Random(seed)
+    server = RealCluster(broker_conf=deleting.SLOW_TO_CORRECT) if real else EmbeddedRocketMQ()
+    bench.wait(server.start())
+    try:
+        own = Bench(bench.spark, bench.wait, bench.place, server.namesrv)
+        run, query = _held_by_a_loss(own, "messages deleted while they are read", seed)
+        for low, high in ((60, 80), (40, 70)):
+            own.feeder.send(run, spread(rng, low, high), size=16_000 if real else 1000)
+        run.note("fed")
+        run.wait_event("fired", 2, alive=lambda: query.isActive)
+        if isinstance(server, RealCluster):
+            deletion = deleting.Deletion(server, _queues(run), int(deleting.SLOW_TO_CORRECT[deleting.SIZE]))
+            least = own.wait(deletion.first_left())
+        else:
+            least = {key_of(queue): rng.randint(5, 60) for queue in _queues(run)}
+            for queue in _queues(run):
+                server.expire(queue, least[key_of(queue)])
+        if any(own.wait(_minimums(run)).values()):
+            run.note("void", why="minimum offsets were corrected before it was read")
+        _go_on_with(own, run, query, least)
+        return run
+    finally:
+        bench.wait(server.stop())
+
+
+def _held_by_a_loss(bench: Bench, case: str, seed: int) -> tuple[Run, Any]:
+    """A run and its query, whose two tasks wait before their first message. In odd seeds the query leaves lost messages out."""
+    run = bench.run(case, seed, "parquet")
+    run = replace(run, options=run.options | {"failOnDataLoss": str(seed % 2 == 0).lower()})
+    run = with_faults(run, *[Fault("read", "wait", 0, number) for number in range(2)])
+    return run, start(bench.spark, run)
+
+
+def _go_on_with(bench: Bench, run: Run, query: Any, least: dict[str, int]) -> None:
+    """Lets the tasks go on: ``least`` are the first offsets that are left."""
     for queue, offset in least.items():
         run.note("skipped", queue=queue, range=[0, offset])
     run.note("injected", what="deleted", least=least)
     run.signal("go")
     _judge_loss(bench, run, query, least)
-    if bench.wait(_earliest(run, 0.0)) != least:
-        run.note("void", why="more was deleted while it was read")
-    return run
 
 
 def _judge_loss(bench: Bench, run: Run, query: Any, least: dict[str, int]) -> None:
@@ -232,77 +256,8 @@ def _judge_loss(bench: Bench, run: Run, query: Any, least: dict[str, int]) -> No
     finish(again, start(bench.spark, again, faults=False))
 
 
-SLOW_TO_CORRECT = {"mappedFileSizeCommitLog": str(2 * 1024 * 1024), "cleanResourceInterval": "3000"}
-"""What lets a real broker delete messages when it is asked to, and correct the minimum offsets of its queues 3 s later."""
-OLD_ENOUGH = 56.0
-"""Seconds after its start; at 60 a real broker begins to look for files to delete."""
-
-
-def vanishing(bench: Bench, seed: int, real: bool = False) -> Run:
-    """Messages are deleted while a query reads, and the broker still says that they are there. Otherwise as ``retention``."""
-    rng = random.Random(seed)
-    server = RealCluster(broker_conf=SLOW_TO_CORRECT) if real else EmbeddedRocketMQ()
-    bench.wait(server.start())
-    since = time.monotonic()
-    try:
-        own = Bench(bench.spark, bench.wait, bench.place, server.namesrv)
-        run = own.run("messages deleted while they are read", seed, "parquet")
-        lenient = seed % 2 == 1
-        faults = [Fault("read", "wait", 0, number) for number in range(2)]
-        run = with_faults(replace(run, options=run.options | {"failOnDataLoss": str(not lenient).lower()}), *faults)
-        own.feeder.send(run, spread(rng, 60, 80), size=16_000 if real else 1000)
-        own.feeder.send(run, spread(rng, 40, 70), size=16_000 if real else 1000)
-        run.note("fed")
-        query = start(own.spark, run)
-        run.wait_event("fired", 2)
-        if isinstance(server, RealCluster):
-            time.sleep(max(OLD_ENOUGH - (time.monotonic() - since), 0.0))
-            least = own.wait(_delete(server.brokers[0].address, run))
-        else:
-            least = {key_of(queue): rng.randint(5, 60) for queue in _queues(run)}
-            for queue in _queues(run):
-                server.expire(queue, least[key_of(queue)])
-        for name, offset in least.items():
-            run.note("skipped", queue=name, range=[0, offset])
-        run.note("injected", what="deleted", least=least)
-        run.signal("go")
-        _judge_loss(own, run, query, least)
-        return run
-    finally:
-        bench.wait(server.stop())
-
-
 def _queues(run: Run) -> list[MessageQueue]:
     return [MessageQueue(run.topic, "broker-a", number) for number in range(2)]
-
-
-async def _delete(address: str, run: Run) -> dict[str, int]:
-    """Makes the broker delete, and stop; the first offsets that are left, while its minimum offsets are still 0."""
-    await _order(address, RequestCode.UPDATE_BROKER_CONFIG, b"fileReservedTime=0\n")
-    await _order(address, RequestCode.DELETE_EXPIRED_COMMITLOG)
-    least: dict[str, int] = {}
-    begun = time.monotonic()
-    async with PullConsumer("deletes", namesrv=run.namesrv) as consumer:
-        while time.monotonic() < begun + 30:
-            before, least = least, {}
-            for queue in _queues(run):
-                result = await consumer.pull(queue, 0)
-                while not result.messages and result.next_offset < result.max_offset:
-                    result = await consumer.pull(queue, result.next_offset)
-                if result.min_offset:
-                    raise TimeoutError(f"{run.case}: corrected before it was read")
-                least[key_of(queue)] = result.messages[0].queue_offset if result.messages else result.next_offset
-            if all(least.values()) and least == before:
-                await _order(address, RequestCode.UPDATE_BROKER_CONFIG, b"fileReservedTime=72\n")
-                return least
-            await asyncio.sleep(0.3)  # files go one each 0.1 s
-    raise TimeoutError(f"{run.case}: not deleted: {least}")
-
-
-async def _order(address: str, code: RequestCode, body: bytes = b"") -> None:
-    answer = await ask(address, code, {}, body)
-    if answer is None or answer.code != 0:
-        raise RuntimeError(f"{code.name} was not served: {answer}")
 
 
 def lagging_replica(bench: Bench, seed: int) -> Run:
@@ -356,42 +311,32 @@ def master_away(bench: Bench, cluster: RealCluster, seed: int) -> Run:
 
 async def _ends_without_master(run: Run) -> dict[str, int]:
     """What the replica says once routes name nothing else."""
-    queues = [MessageQueue(run.topic, "broker-a", number) for number in range(2)]
     async with Admin(namesrv=run.namesrv) as admin:
-        for _ in range(600):
+        async for _ in deleting.until("the master is still in the route"):
             if all(each.broker_addrs.keys() == {1} for each in (await admin.topic_route(run.topic)).broker_datas):
-                return {key_of(queue): await admin.max_offset(queue) for queue in queues}
-            await asyncio.sleep(0.1)
-    raise TimeoutError(f"{run.case}: the master is still in the route")
+                break
+        return {key_of(queue): await admin.max_offset(queue) for queue in _queues(run)}
 
 
-async def _earliest(run: Run, quiet: float) -> dict[str, int]:
-    """When messages of both queues are deleted, and for ``quiet`` seconds no more were."""
-    queues = [MessageQueue(run.topic, "broker-a", number) for number in range(2)]
-    least: dict[str, int] = {}
-    begun = since = time.monotonic()
+async def _minimums(run: Run) -> dict[str, int]:
+    """The minimum offsets of both queues, as the broker says."""
     async with Admin(namesrv=run.namesrv) as admin:
-        while time.monotonic() < begun + 60:
-            before, least = least, {key_of(queue): await admin.min_offset(queue) for queue in queues}
-            if least != before:
-                since = time.monotonic()
-            if all(least.values()) and time.monotonic() - since >= quiet:
-                return least
-            await asyncio.sleep(0.1)
-    raise TimeoutError(f"{run.case}: not deleted: {least}")
+        return {key_of(queue): await admin.min_offset(queue) for queue in _queues(run)}
 
 
 def _says_loss(error: str, least: dict[str, int]) -> bool:
-    """Whether it names the queue, what was wanted and what there is."""
-    match = re.search(r"data is lost: (\S+): .*offsets (\d+) to \d+ were to be read, available are (\d+) to \d+", error)
-    return match is not None and match[2] == "0" and least.get(match[1]) == int(match[3])
+    """Whether it names the queue, all that is lost of it, what was wanted and what there is."""
+    match = re.search(
+        r"data is lost: (\S+): .*\(0(?: to (\d+))?\); offsets 0 to \d+ were to be read, available are (\d+) to \d+", error
+    )
+    return match is not None and least.get(match[1]) == int(match[3]) == int(match[2] or 0) + 1
 
 
 def _until_read(run: Run, query: Any) -> None:
     wanted = len(checker.expected(run))
     for _ in ticks(f"{run.case}: not all was read"):
         if error := query.exception():
-            raise error
+            raise QueryFailedError(str(error))
         state = run.state()
         done = [number for number in state["commits"] if number in state["offsets"]]
         if sum(checker.size_of(run, number) for number in done) >= wanted:
