@@ -171,7 +171,7 @@ class Matrix:
 
 
 def matrix(options: argparse.Namespace) -> list[Attempt]:
-    chosen = [name for name in CASES if not options.only or any(word in name for word in options.only)]
+    chosen = [name for name in CASES if not options.only or any(names(word, name) for word in options.only)]
     loop, done = Loop(), []
     until = time.monotonic() + options.minutes * 60
     with tempfile.TemporaryDirectory(prefix="rmq-faults-") as temporary, cluster(loop) as real:
@@ -186,6 +186,11 @@ def matrix(options: argparse.Namespace) -> list[Attempt]:
                     shown = {**attempt.verdict._asdict(), "good": attempt.verdict.good, "repeated": attempt.repeated}
                     print(json.dumps(shown), flush=True)
     return done
+
+
+def names(word: str, case: str) -> bool:
+    """Whether ``word`` of the command line names the case: a word that is a case's whole name names that one only."""
+    return word == case if word in CASES else word in case
 
 
 def table(verdicts: list[checker.Verdict]) -> str:
@@ -212,7 +217,9 @@ def main() -> int:
     )  # fmt: skip
     parser.add_argument("--seeds", type=int, default=20, help="runs of each case (default: 20)")
     parser.add_argument("--first", type=int, default=1, help="the first seed (default: 1)")
-    parser.add_argument("--only", nargs="+", metavar="WORD", help="only cases with one of these in their names")
+    parser.add_argument(
+        "--only", nargs="+", metavar="WORD", help="only these cases, and those with one of these in their names"
+    )
     parser.add_argument("--minutes", type=float, default=1e6, help="begin no further run after this time")
     parser.add_argument("--keep", metavar="DIRECTORY", help="keep histories, checkpoints and files here")
     options = parser.parse_args()
