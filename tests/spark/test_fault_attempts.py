@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
 from rmq_async import RequestTimeoutError
 
-from .faults.attempts import TRIES, Attempt, attempts, given_up
+from .faults import checker
+from .faults.attempts import TRIES, Attempt, attempts, given_up, is_void_only
 from .faults.checker import Verdict
-from .faults.history import QueryFailedError
+from .faults.history import LATE, QueryFailedError, Run
 
 GOOD = Verdict("c", 1, produced=5, read=5, lost=0, dup=0, allowed=0, unequal=0, extra=0, faults=1, void="", failed="")
 VOID = GOOD._replace(void="no fault was injected")
@@ -105,3 +107,20 @@ def test_attempts_pass_on_a_bug() -> None:
 
 def test_given_up_keeps_the_beginning_of_a_long_error() -> None:
     assert len(given_up("c", 1, TimeoutError("x" * 10_000)).void) < 700
+
+
+def test_fail_of_a_machine_that_is_too_busy_is_void(tmp_path: Path) -> None:
+    run = Run("c", 1, str(tmp_path), "", "t", "earliest")
+    run.fail(f"[PYTHON_ERROR] {LATE}.")
+    assert checker.judge(run, []).void == f"[PYTHON_ERROR] {LATE}."
+    with pytest.raises(RuntimeError, match=LATE) as caught:
+        run.wait_event("initial")
+    assert is_void_only(given_up("c", 1, caught.value))
+
+
+def test_fail_of_a_query_is_a_failure(tmp_path: Path) -> None:
+    run = Run("c", 1, str(tmp_path), "", "t", "earliest")
+    run.fail("data is lost")
+    assert checker.judge(run, []).failed == "data is lost"
+    with pytest.raises(QueryFailedError, match="data is lost"):
+        run.wait_event("initial")

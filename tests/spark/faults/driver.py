@@ -17,11 +17,8 @@ if __name__ == "__main__":
 
 from pyspark.sql import SparkSession
 
-from .history import Run, ticks
+from .history import LATE, PATIENCE, Run, ticks
 from .queries import register, start
-
-LATE = "Python worker failed to connect back"
-"""What a query fails with when the machine is so busy that one of its processes needs 10 s to start; it is started again."""
 
 
 def main(logging: str, what: str, directories: list[str]) -> None:
@@ -52,31 +49,33 @@ def main(logging: str, what: str, directories: list[str]) -> None:
 
 
 def hold(session: SparkSession, run: Run) -> None:
-    """Starts it, to be at its point some time later."""
-    for _ in range(10):
+    """Starts it, to be at its point some time later. Where a process of Spark was late it is started again."""
+    until = time.monotonic() + PATIENCE
+    while True:
         query = start(session, run, available_now=False)
         for _ in ticks(f"{run.case}: it did not come up"):
             if run.history("initial"):
                 return
             if not query.isActive:
                 break
-        if LATE not in str(query.exception()):
-            run.note("failed", error=str(query.exception()))
+        error = str(query.exception())
+        if LATE not in error or time.monotonic() > until:
+            run.fail(error)
             return
 
 
 def go_on(session: SparkSession, run: Run) -> None:
-    """To the end of what there is."""
-    for _ in range(10):
+    """To the end of what there is. Where a process of Spark was late it is started again."""
+    until = time.monotonic() + PATIENCE
+    while True:
         query = start(session, run, faults=False)
         for _ in ticks(f"{run.case}: the query did not end"):
             if not query.isActive:
                 break
-        error = query.exception()
-        if error is None:
-            return
-        if LATE not in str(error):
-            run.note("failed", error=str(error))
+        error = str(query.exception() or "")
+        if LATE not in error or time.monotonic() > until:
+            if error:
+                run.fail(error)
             return
 
 

@@ -14,6 +14,10 @@ PATIENCE = 600.0
 """Seconds that a process waits at a fault until the driver lets it go on or kills it."""
 
 
+LATE = "Python worker failed to connect back"
+"""What Spark's error says when the machine is so busy that one of its processes needs 10 s to start."""
+
+
 class QueryFailedError(RuntimeError):
     """A query of a run failed where it had to go on."""
 
@@ -79,6 +83,10 @@ class Run:
         finally:
             os.close(target)
 
+    def fail(self, error: str) -> None:
+        """Notes what a query failed with; for a machine that is too busy the run is void."""
+        self.note("void", why=error) if LATE in error else self.note("failed", error=error)
+
     def history(self, event: str | None = None) -> list[dict[str, Any]]:
         path = self.place / "history.jsonl"
         lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
@@ -95,12 +103,14 @@ class Run:
                 return
 
     def wait_event(self, event: str, count: int = 1, alive: Callable[[], bool] = lambda: True) -> None:
-        """Raises TimeoutError, QueryFailedError when a query has failed, and RuntimeError when its process is not ``alive``."""
+        """Raises TimeoutError, QueryFailedError when a query has failed, RuntimeError when the run is void or not ``alive``."""
         for _ in ticks(f"{self.case}: {event} did not come"):
             if len(self.history(event)) >= count:
                 return
             if failures := self.history("failed"):
                 raise QueryFailedError(failures[0]["error"])
+            if reasons := self.history("void"):
+                raise RuntimeError(reasons[0]["why"])
             if not alive():
                 raise RuntimeError(f"{self.case}: ended before {event}")
 

@@ -45,4 +45,4 @@ def finish(run: Run, query: Any, limit: float = PATIENCE) -> None:
         if not query.isActive:
             break
     if error := query.exception():
-        run.note("failed", error=str(error))
+        run.fail(str(error))

@@ -250,9 +250,9 @@ def _judge_loss(bench: Bench, run: Run, query: Any, least: dict[str, int]) -> No
     error = str(query.exception() or "")
     if run.options["failOnDataLoss"] == "false":
         if error:
-            run.note("failed", error=error)
+            run.fail(error)
     elif not _says_loss(run, error, least):
-        run.note("failed", error=f"not the error of lost data: {error or 'none'}")
+        run.fail(f"not the error of lost data: {error or 'none'}")
     again = replace(run, options=run.options | {"failOnDataLoss": "false"})
     finish(again, start(bench.spark, again, faults=False))
 
@@ -302,7 +302,7 @@ def master_away(bench: Bench, cluster: RealCluster, seed: int) -> Run:
             if not query.isActive:
                 break
         if "has no master now" not in (error := str(query.exception() or "no error")):
-            run.note("failed", error=f"not the error of a missing master: {error}")
+            run.fail(f"not the error of a missing master: {error}")
     else:
         time.sleep(rng.uniform(4.0, 8.0))  # longer than what asks a replica takes to believe it
     bench.wait(cluster.brokers[0].start())
