@@ -7,6 +7,7 @@ away again is what a driver leaves that is killed between the offset log and the
 
 from __future__ import annotations
 
+import contextlib
 import random
 import re
 import time
@@ -15,10 +16,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rmq_async import Admin, MessageQueue
+from rmq_async import Admin, MessageQueue, TopicNotFoundError
 from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_async.spark.positions import key_of
+from rmq_async.testing._probe import ask
 from rmq_async.testing.cluster import RealCluster
+from rmq_protocol.constants import RequestCode
+from rmq_protocol.headers import GetTopicConfigRequestHeader, to_ext
 
 from . import checker, deleting
 from .feeding import Feeder, spread
@@ -282,6 +286,7 @@ def master_away(bench: Bench, cluster: RealCluster, seed: int) -> Run:
         run = with_faults(run, Fault("partitions", "wait"))
     bench.feeder.send(run, spread(rng, 300, 500), size=2000)
     bench.wait(cluster.replicated())
+    bench.wait(_topic_copied(cluster, run.topic))
     cluster.replicas[0].pause()
     bench.feeder.send(run, spread(rng, 300, 500), size=2000)
     if planned:
@@ -310,12 +315,24 @@ def master_away(bench: Bench, cluster: RealCluster, seed: int) -> Run:
     return run
 
 
+async def _topic_copied(cluster: RealCluster, topic: str) -> None:
+    """Returns when the replica knows the topic, which it copies each 10 s apart from messages: what it does not know it does not
+    register."""
+    fields = {**to_ext(GetTopicConfigRequestHeader(topic=topic, lo=True))}
+    async for _ in deleting.until(f"the replica does not know {topic}"):
+        answer = await ask(cluster.replicas[0].address, RequestCode.GET_TOPIC_CONFIG, fields)
+        if answer is not None and answer.code == 0:
+            return
+
+
 async def _ends_without_master(run: Run) -> dict[str, int]:
-    """What the replica says once routes name nothing else."""
+    """What the replica says once routes name it and nothing else. Where heartbeats are asked for each second, a name server forgets
+    a replica that stood still for 10 s, until it registers again."""
     async with Admin(namesrv=run.namesrv) as admin:
-        async for _ in deleting.until("the master is still in the route"):
-            if all(each.broker_addrs.keys() == {1} for each in (await admin.topic_route(run.topic)).broker_datas):
-                break
+        async for _ in deleting.until("routes do not name the replica alone"):
+            with contextlib.suppress(TopicNotFoundError):
+                if all(each.broker_addrs.keys() == {1} for each in (await admin.topic_route(run.topic)).broker_datas):
+                    break
         return {key_of(queue): await admin.max_offset(queue) for queue in _queues(run)}
 
 
