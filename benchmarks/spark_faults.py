@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import functools
-import itertools
 import json
 import os
 import signal
@@ -66,9 +65,9 @@ IN_SESSION: dict[str, Case] = {
 }
 TAKEN_BACK = {f"commit taken back, {sink}": [(mode, sink) for mode in runs.MODES] for sink in runs.SINKS}
 KILLS = {
-    f"driver killed, {sink}": [[(point, mode, sink) for point in kills.POINTS] for mode in runs.MODES] for sink in runs.SINKS
+    f"driver killed, {sink}": [(point, mode, sink) for point in kills.POINTS for mode in runs.MODES] for sink in runs.SINKS
 }
-"""Rounds, whose queries share a driver."""
+"""Queries that share a driver."""
 CASES = (*IN_SESSION, *TAKEN_BACK, *KILLS)
 
 
@@ -148,10 +147,7 @@ class Matrix:
     def attempts(self, name: str, seed: int) -> Iterator[Attempt]:
         """Makes the runs of a case for a seed."""
         if name in KILLS:
-            rounds = [
-                attempts(name, seed, kinds, lambda left: judged(self.kill(seed, left)), self.tidy) for kinds in KILLS[name]
-            ]
-            return itertools.chain(*rounds)
+            return attempts(name, seed, KILLS[name], lambda kinds: judged(self.kill(seed, kinds)), self.tidy)
         if name in TAKEN_BACK:
             return attempts(
                 name, seed, TAKEN_BACK[name], lambda kinds: judged(runs.replayed(self.bench, seed, kinds)), self.tidy

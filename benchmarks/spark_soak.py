@@ -1,4 +1,4 @@
-"""Soaks the Spark source and sink: ``python benchmarks/spark_soak.py [--minutes 30] [--seed 1] [--workers 2] [--keep DIRECTORY]``.
+"""Soaks the Spark source and sink: ``python benchmarks/spark_soak.py [--minutes 30] [--seed 1] [--workers 3] [--keep DIRECTORY]``.
 
 A producer sends at rates that change at random. Two streaming queries, topic to Parquet and topic to topic, run with speculation
 on a standalone cluster of Spark, of processes on this machine. At random moments its executors and workers are killed (SIGKILL)
@@ -198,7 +198,7 @@ def parsed(arguments: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--minutes", type=float, default=30.0, help="how long messages are sent and faults done (default: 30)")
     parser.add_argument("--seed", type=int, default=1, help="of rates, faults and their moments (default: 1)")
-    parser.add_argument("--workers", type=int, default=2, help="workers of Spark, with one core each (default: 2)")
+    parser.add_argument("--workers", type=int, default=3, help="workers of Spark, with one core each (default: 3)")
     parser.add_argument(
         "--rate", type=int, nargs=2, default=(200, 2000), metavar=("LEAST", "MOST"),
         help="messages a second, of both topics together (default: 200 2000)",
