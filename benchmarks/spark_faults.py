@@ -64,10 +64,8 @@ IN_SESSION: dict[str, Case] = {
     "master away, replica behind": lambda bench, seed: runs.lagging_replica(bench, seed),
 }
 TAKEN_BACK = {f"commit taken back, {sink}": [(mode, sink) for mode in runs.MODES] for sink in runs.SINKS}
-KILLS = {
-    f"driver killed, {sink}": [(point, mode, sink) for point in kills.POINTS for mode in runs.MODES] for sink in runs.SINKS
-}
-"""Queries that share a driver."""
+KILLS = {f"driver killed, {sink}": sink for sink in runs.SINKS}
+"""Their queries stand at all points, and start as one of ``MODES`` after the other, by the seed."""
 CASES = (*IN_SESSION, *TAKEN_BACK, *KILLS)
 
 
@@ -147,7 +145,9 @@ class Matrix:
     def attempts(self, name: str, seed: int) -> Iterator[Attempt]:
         """Makes the runs of a case for a seed."""
         if name in KILLS:
-            return attempts(name, seed, KILLS[name], lambda kinds: judged(self.kill(seed, kinds)), self.tidy)
+            mode = runs.MODES[seed % len(runs.MODES)]
+            kinds = [(point, mode, KILLS[name]) for point in kills.POINTS]
+            return attempts(name, seed, kinds, lambda left: judged(self.kill(seed, left)), self.tidy)
         if name in TAKEN_BACK:
             return attempts(
                 name, seed, TAKEN_BACK[name], lambda kinds: judged(runs.replayed(self.bench, seed, kinds)), self.tidy

@@ -1,6 +1,6 @@
 """Drivers that are killed: SIGKILL to the driver, its JVM and its workers while queries stand still at five points.
 
-A round is one seed: a driver with one query for each point and mode, which all come to their points in a seeded micro-batch; one
+A round is one seed: a driver with one query for each point, which all come to their points in a seeded micro-batch; one
 kill for all of them; more messages; a second driver on the same checkpoints, that reads what there is. Three points, and all of a
 topic as a sink, are held by our reader or writer, which wait there for ever. Parquet's two last points are inside Spark: there its
 own log lines hold the thread of the query, written to a pipe that is full. What the disk holds at the kill is looked at, and a
