@@ -24,11 +24,11 @@ import pytest
 
 from rmq_async import Admin, MessageExt, PullConsumer
 from rmq_async.embedded import EmbeddedRocketMQ
-from rmq_async.testing._jars import find_maven
 from rmq_async.testing.cluster import ExternalCluster, RealCluster, require
 
 from ..postgres import postgres
 from .class_data import keep_classes, submit_options
+from .jars import POSTGRESQL, NoJarsError, copy_jars
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-POSTGRESQL_DRIVER = "org.postgresql:postgresql:42.7.8"
 LOGGING = """\
 rootLogger.level = warn
 rootLogger.appenderRef.file.ref = file
@@ -193,15 +192,12 @@ def spark(classes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
 @pytest.fixture(scope="session")
 def postgres_driver(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> None:
     """Java's driver for PostgreSQL in the session, from Maven."""
-    maven = find_maven()
-    if maven is None:
+    try:
+        (jar,) = copy_jars(POSTGRESQL, tmp_path_factory.mktemp("postgresql"))
+    except NoJarsError as error:
         if os.environ.get("RMQ_REQUIRE_SPARK") == "1":
-            pytest.fail("RMQ_REQUIRE_SPARK=1, but there is no Maven (mvn) in PATH", pytrace=False)
-        pytest.skip("no Maven (mvn) in PATH")
-    place = tmp_path_factory.mktemp("postgresql")
-    goal = ["dependency:copy", f"-Dartifact={POSTGRESQL_DRIVER}", f"-DoutputDirectory={place}"]
-    subprocess.run([maven, "-q", "-B", *goal], check=True, capture_output=True, text=True, timeout=300, cwd=place)
-    (jar,) = place.glob("postgresql-*.jar")
+            pytest.fail(f"RMQ_REQUIRE_SPARK=1, but {error}", pytrace=False)
+        pytest.skip(str(error))
     spark.sql(f"ADD JAR '{jar.as_uri()}'")
 
 

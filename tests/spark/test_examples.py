@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import runpy
+import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from rmq_async.testing.threaded import ThreadedRocketMQ
+
+from .jars import delta_missing
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -20,6 +23,8 @@ SAYS = {
     "spark_read_write.py": "eu: 37\nus: 12\n['order-1', 'order-3']\n",
     "spark_stream.py": "lag after each micro-batch: [600, 200, 0]\n1000 rows\nlag after each micro-batch: [0]\n1300 rows\n",
     "spark_postgresql.py": "customer-0: 434 payments, 281883 in all\n"
+    "customer-1: 433 payments, 281017 in all\ncustomer-2: 433 payments, 281450 in all\n",
+    "spark_delta.py": "customer-0: 434 payments, 281883 in all\n"
     "customer-1: 433 payments, 281017 in all\ncustomer-2: 433 payments, 281450 in all\n",
     "spark_backlog.py": "600 messages in 3 micro-batches, 0 left\n",
 }
@@ -55,6 +60,16 @@ def test_totals_in_postgresql(
     with ThreadedRocketMQ() as server:
         parts["main"](spark, server.namesrv, parts["Totals"](postgres_url.partition("@")[2], "postgres", ""))
     assert capsys.readouterr().out == SAYS["spark_postgresql.py"]
+
+
+def test_a_delta_table(tmp_path: Path) -> None:
+    """As a program, because a session has Delta from its start or not at all. Its parts without Delta: test_delta."""
+    if reason := delta_missing():
+        pytest.skip(reason)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, str(EXAMPLES / "spark_delta.py"), str(tmp_path)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900, check=False)
+    assert done.stdout == SAYS["spark_delta.py"], done.stderr[-2000:]
 
 
 def test_a_picture_of_a_backlog(spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

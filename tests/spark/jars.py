@@ -1,0 +1,92 @@
+"""Jars of Spark's sinks, from Maven's local repository; Maven fetches what is not there.
+
+Maven runs with its own settings. Jars that this machine cannot have are a reason, not an error: tests skip with it.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Final
+
+from rmq_async.testing._jars import find_maven
+
+__all__ = ["DELTA", "POSTGRESQL", "NoJarsError", "copy_jars", "delta_jars", "delta_missing"]
+
+POSTGRESQL: Final = ("org.postgresql:postgresql:42.7.8",)
+_DELTA_VERSION: Final = "4.4.0"
+DELTA: Final = tuple(
+    f"io.delta:{name}:{_DELTA_VERSION}"
+    for name in ("delta-spark_4.2_2.13", "delta-storage", "delta-kernel-api", "delta-kernel-defaults")
+)
+"""Those that a path in a file system needs: what they need in turn is among Spark's own jars."""
+DELTA_SPARK: Final = "4.2"
+TIMEOUT: Final = 300.0
+_POM: Final = """\
+<project xmlns="http://maven.apache.org/POM/4.0.0">
+  <modelVersion>4.0.0</modelVersion>
+  <groupId>rmq-async.tests</groupId>
+  <artifactId>jars</artifactId>
+  <version>1</version>
+  <packaging>pom</packaging>
+  <dependencies>{}</dependencies>
+</project>
+"""
+_DEPENDENCY: Final = """
+    <dependency>
+      <groupId>{}</groupId><artifactId>{}</artifactId><version>{}</version>
+      <exclusions><exclusion><groupId>*</groupId><artifactId>*</artifactId></exclusion></exclusions>
+    </dependency>"""
+"""Without what it needs in turn, which for Delta is all of Spark and Hadoop."""
+_QUICK: Final = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
+
+
+class NoJarsError(Exception):
+    """There is no Maven, or it could not have the jars."""
+
+
+def copy_jars(artifacts: tuple[str, ...], place: Path) -> list[Path]:
+    """Returns copies of the jars, in ``place``. Raises NoJarsError, with the reason."""
+    maven = find_maven()
+    if maven is None:
+        raise NoJarsError("no Maven (mvn) in PATH; install it")
+    wanted = "".join(_DEPENDENCY.format(*artifact.split(":")) for artifact in artifacts)
+    (place / "pom.xml").write_text(_POM.format(wanted))
+    try:
+        done = subprocess.run(
+            [maven, "-q", "-B", "-f", "pom.xml", "dependency:copy-dependencies", f"-DoutputDirectory={place}"],
+            cwd=place,
+            env={"MAVEN_OPTS": _QUICK, **os.environ},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise NoJarsError(f"Maven had no {artifacts[0]} within {TIMEOUT:.0f} s; check the network, and try again") from error
+    if done.returncode:
+        tail = (done.stdout + done.stderr).strip()[-500:]
+        raise NoJarsError(f"Maven could not have {', '.join(artifacts)} (exit {done.returncode}); see its last lines:\n{tail}")
+    return sorted(place.glob("*.jar"))
+
+
+def delta_missing(pyspark: str | None = None) -> str:
+    """Returns why Delta cannot be used with this PySpark, or an empty text. ``pyspark``: a version, that of the installed one."""
+    if pyspark is None:
+        try:
+            pyspark = version("pyspark")
+        except PackageNotFoundError:
+            return "no pyspark"
+    if not pyspark.startswith(f"{DELTA_SPARK}."):
+        return f"{DELTA[0]} is for Spark {DELTA_SPARK}, and pyspark {pyspark} is installed; install pyspark=={DELTA_SPARK}.*"
+    return ""
+
+
+def delta_jars(place: Path) -> list[Path]:
+    """Returns copies of Delta's jars, in ``place``. Raises NoJarsError, with the reason."""
+    if reason := delta_missing():
+        raise NoJarsError(reason)
+    return copy_jars(DELTA, place)
