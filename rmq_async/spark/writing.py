@@ -64,7 +64,8 @@ def sink_columns(schema: StructType, options: WriteOptions, mistakes: Mistakes |
     names = [field.name for field in schema.fields]
     unknown = [name for name in names if name not in SINK_COLUMNS and name != options.id_column]
     if unknown:
-        found.add(_unknown(unknown, names))
+        for text in _unknown(unknown, names):
+            found.add(text)
     for field in schema.fields:
         if field.name not in unknown:
             found.result(lambda field=field: _check_type(field, options), None)  # type: ignore[misc]
@@ -106,14 +107,22 @@ def _find_missing(names: Sequence[str], options: WriteOptions, found: Mistakes) 
         found.add("columns brokerName and queueId name a queue together; one of them is missing: give both or none")
 
 
-def _unknown(unknown: list[str], names: list[str]) -> str:
-    """Returns the error text for columns that the sink does not have."""
+def _unknown(unknown: list[str], names: list[str]) -> list[str]:
+    """Returns the error texts for columns that the sink does not have."""
+    spelt = {known.lower(): known for known in SINK_COLUMNS}
+    texts, others = [], []
     for name in unknown:
-        if (meant := {known.lower(): known for known in SINK_COLUMNS}.get(name.lower())) is not None:
-            return f"there is no column {name} to write, it is spelt {meant}"
-    for name in unknown:
-        if (called := sink_column_of_kafka(name)) is not None:
-            return f"there is no column {name} to write, it is called {called}"
+        if (meant := spelt.get(name.lower())) is not None:
+            texts.append(f"there is no column {name} to write, it is spelt {meant}")
+        elif (called := sink_column_of_kafka(name)) is not None:
+            texts.append(f"there is no column {name} to write, it is called {called}")
+        else:
+            others.append(name)
+    return [*texts, _without_counterpart(others, names)] if others else texts
+
+
+def _without_counterpart(unknown: list[str], names: list[str]) -> str:
+    """Returns the error text for columns in whose place no other one can be written."""
     what = "there is no column" if len(unknown) == 1 else "there are no columns"
     if set(unknown) <= SOURCE_COLUMNS.keys():
         kept = [repr(name) for name in names if name in _WORTH_KEEPING]

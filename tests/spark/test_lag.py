@@ -420,7 +420,9 @@ def test_prometheus_gets_the_gauges_as_the_page_says() -> None:
     pytest.importorskip("opentelemetry.exporter.prometheus")
     page = DASHBOARD.with_name("spark.md").read_text()
     (snippet,) = re.findall(r"^```text\n(from opentelemetry\.exporter.*?)^```$", page, re.MULTILINE | re.DOTALL)
-    source = snippet.replace("start_http_server(9464)", "server, thread = start_http_server(0, addr='127.0.0.1')")
+    source = snippet.replace(
+        'start_http_server(9464, addr="127.0.0.1")', "server, thread = start_http_server(0, addr='127.0.0.1')"
+    )
     names: dict[str, Any] = {"spark": Session()}
     exec(source, names)
     try:

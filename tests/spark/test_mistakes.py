@@ -134,6 +134,10 @@ def test_without_a_name_server_the_option_is_named(monkeypatch: pytest.MonkeyPat
          "there is no column key to write, it is called keys; shardingKey sends rows with the same one to the same queue"),
         ({"topic": "T"}, "body binary, partition integer", False,
          "there is no column partition to write, it is called queueId, with brokerName"),
+        ({"topic": "T"}, "key string, Body binary, timestamp timestamp", False,
+         f"3 mistakes: (1) there is no column key to write, it is called keys; shardingKey sends rows with the same one to the "
+         f"same queue; (2) there is no column Body to write, it is spelt body; (3) there is no column timestamp to write, only "
+         f"{SINK_COLUMNS}; .select() what is meant"),
         ({"topic": "T"}, "keys string, tags string", False,
          "column body is missing: what is written needs it, as binary or string; there are keys, tags"),
         ({"topic": "T"}, "body integer", False, "column body must be binary or string, not int"),
