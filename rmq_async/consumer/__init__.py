@@ -17,6 +17,7 @@ from .pulling import start_pull as start_pull
 from .read import PullConsumer
 from .read import SkippedOffsets as SkippedOffsets
 from .read import deleted_among as deleted_among
+from .read import may_pass as may_pass
 from .settled import Settled
 from .strategies import (
     Allocate,

@@ -31,12 +31,11 @@ from ..client import (
     store_time_ms,
     until_readable,
 )
+from ..consumer import may_pass
 from ..errors import (
     AuthenticationError,
     BrokerNotFoundError,
     ConfigError,
-    NameServerError,
-    NoPermissionError,
     RequestTimeoutError,
     RocketMQError,
     TopicNotFoundError,
@@ -46,7 +45,7 @@ from .positions import key_of
 from .renewal import forget
 from .worker import SparkReader, worker
 
-__all__ = ["Cluster", "Extents", "may_pass"]
+__all__ = ["Cluster", "Extents"]
 
 logger = logging.getLogger(__name__)
 
@@ -67,14 +66,6 @@ class Extents(NamedTuple):
     earliest: Offsets
     latest: Offsets
     proven: frozenset[MessageQueue]
-
-
-def may_pass(error: RocketMQError) -> bool:
-    """Returns whether the same request may succeed later: after a retriable error, a NameServerError and a BrokerNotFoundError,
-    but not after a NoPermissionError and a permanent NameServerError."""
-    if isinstance(error, NoPermissionError) or (isinstance(error, NameServerError) and error.permanent):
-        return False
-    return error.retriable or isinstance(error, NameServerError | BrokerNotFoundError)
 
 
 class Cluster:

@@ -9,8 +9,8 @@ from typing import Final
 
 from .._backoff import Backoff
 from .._text import printable
+from ..consumer import may_pass
 from ..errors import OffsetRangeError, RocketMQError, TopicNotFoundError
-from .cluster import may_pass
 
 __all__ = ["Patience"]
 

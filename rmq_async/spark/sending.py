@@ -24,6 +24,7 @@ from rmq_protocol.message import MessageQueue
 
 from .._backoff import Backoff
 from .._text import printable
+from ..consumer import may_pass
 from ..errors import (
     BrokerError,
     BrokerNotFoundError,
@@ -35,7 +36,6 @@ from ..errors import (
 )
 from ..producer import PreparedSend, Producer, compress_prepared, queues_instead, send_prepared
 from ..results import BatchSendResult, SendResult, SendStatus
-from .cluster import may_pass
 from .options import WriteOptions
 from .positions import key_of, named_queues
 from .rows import Block

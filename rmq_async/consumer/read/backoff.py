@@ -12,9 +12,9 @@ from ... import machine
 from ..._backoff import Backoff
 from ..._text import printable
 from ...client import ClientInstance
-from ...errors import BrokerError, BrokerNotFoundError, NameServerError, NoPermissionError, RocketMQError, TopicNotFoundError
+from ...errors import BrokerError, NameServerError, NoPermissionError, RocketMQError, TopicNotFoundError
 
-__all__ = ["FIRST_REST", "ReadBackoff", "has_left"]
+__all__ = ["FIRST_REST", "ReadBackoff", "has_left", "may_pass"]
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ class ReadBackoff:
         over."""
         now = machine.monotonic()
         self._since = self._since or now
-        if not _may_pass(error):
+        if not _may_pass_in_a_read(error):
             self._refused_since = self._refused_since or now
             if self._patience is not None or not _may_leave(error) or now - self._refused_since > ROUTE_LAG:
                 raise error
@@ -68,18 +68,23 @@ async def has_left(instance: ClientInstance, queue: MessageQueue, error: RocketM
     """Returns whether ``queue`` has left the route of its topic. If the broker has refused the pull, requests the route first:
     the broker may know of the change before the name servers are asked again."""
     routes = instance.routes
-    if not _may_pass(error):
+    if not _may_pass_in_a_read(error):
         with suppress(RocketMQError):
             await routes.refresh(queue.topic)
     route = routes.cached(queue.topic)
     return route is not None and queue not in route.subscribe_queues
 
 
-def _may_pass(error: RocketMQError) -> bool:
-    """Returns whether the same pull may succeed later: the cause is the broker or the connection, not the request."""
-    if isinstance(error, NoPermissionError | TopicNotFoundError) or (isinstance(error, NameServerError) and error.permanent):
-        return False
-    return error.retriable or isinstance(error, NameServerError | BrokerNotFoundError)
+def may_pass(error: RocketMQError) -> bool:
+    """Returns whether the same request to the same broker may succeed later: the cause is the broker, the connection or the name
+    servers, not the request."""
+    if isinstance(error, NameServerError):
+        return not error.permanent
+    return error.retriable and not isinstance(error, NoPermissionError)
+
+
+def _may_pass_in_a_read(error: RocketMQError) -> bool:
+    return may_pass(error) and not isinstance(error, TopicNotFoundError)
 
 
 def _may_leave(error: RocketMQError) -> bool:
