@@ -25,8 +25,6 @@ __all__ = ["group"]
 
 Target = int | Literal["earliest", "latest"] | datetime
 _NAME: Final = click.argument("name", metavar="GROUP")
-_PASSED_OVER: Final = logging.getLogger("rmq_async.admin.dead_letters")
-"""Logs dead letters that were passed over, and their number."""
 _YES: Final = click.option("--yes", "-y", is_flag=True, help="Do not ask.")
 
 
@@ -176,6 +174,7 @@ def reset(options: _ResetOptions) -> int:
     Members go on from there within some 20 s. "verified" says whether the broker showed the new offset afterwards.
     """
     output, config = Output(as_json=options.as_json), client_config(options.namesrv, options.timeout)
+    logging.getLogger("rmq_async").setLevel(logging.WARNING)  # says which letters it passes over
     where = options.name, options.topic, options.target
 
     async def plan(admin: Admin) -> None:
@@ -258,6 +257,7 @@ def resend(options: _ResendOptions) -> int:
     second may be missing; call again.
     """
     output, config = Output(as_json=options.as_json), client_config(options.namesrv, options.timeout)
+    logging.getLogger("rmq_async").setLevel(logging.WARNING)  # says which letters it passes over
     _confirm(
         f"Send the dead letters of group {options.name} to their topics again, where all groups get them?", yes=options.yes
     )
@@ -272,12 +272,7 @@ def resend(options: _ResendOptions) -> int:
         output.record({"group": options.name, "sent": count})
         output.line(f"{count} sent again")
 
-    before = _PASSED_OVER.level
-    _PASSED_OVER.setLevel(logging.WARNING)
-    try:
-        return with_admin(config, work)
-    finally:
-        _PASSED_OVER.setLevel(before)
+    return with_admin(config, work)
 
 
 def _confirm(question: str, *, yes: bool) -> None:
