@@ -15,7 +15,7 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
@@ -161,15 +161,20 @@ def _ask_maven(version: str, work: Path) -> list[Path]:
     maven = find_maven()
     if maven is None:
         raise ClusterError(missing(version))
-    (work / "pom.xml").write_text(_POM.format(version=version))
     goal = ["dependency:build-classpath", "-Dmdep.outputFile=maven.txt", "-DincludeScope=runtime"]
-    command = [maven, "-q", "-B", "-f", "pom.xml", *goal]
-    environment = {"MAVEN_OPTS": _QUICK, **os.environ}
+    run_maven(maven, goal, work, pom=_POM.format(version=version), wanted=f"RocketMQ {version}")
+    return [Path(jar) for jar in (work / "maven.txt").read_text().strip().split(os.pathsep)]
+
+
+def run_maven(maven: str, goal: Sequence[str], work: Path, *, pom: str, wanted: str) -> None:
+    """Runs Maven in ``work`` with the project ``pom``, whose dependencies are ``wanted``. Raises ClusterError if Maven fails, or
+    does not end within MAVEN_TIMEOUT."""
+    (work / "pom.xml").write_text(pom)
     try:
         run = subprocess.run(  # noqa: S603
-            command,
+            [maven, "-q", "-B", "-f", "pom.xml", *goal],
             cwd=work,
-            env=environment,
+            env={"MAVEN_OPTS": _QUICK, **os.environ},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -178,12 +183,11 @@ def _ask_maven(version: str, work: Path) -> list[Path]:
         )
     except subprocess.TimeoutExpired as error:
         raise ClusterError(
-            f"Maven did not resolve RocketMQ {version} within {MAVEN_TIMEOUT:.0f} s; check the network, and try again"
+            f"Maven did not resolve {wanted} within {MAVEN_TIMEOUT:.0f} s; check the network, and try again"
         ) from error
     if run.returncode:
         tail = "\n".join((run.stdout + run.stderr).strip().splitlines()[-15:])
-        raise ClusterError(f"Maven could not resolve RocketMQ {version} (exit {run.returncode}); see its last lines:\n{tail}")
-    return [Path(jar) for jar in (work / "maven.txt").read_text().strip().split(os.pathsep)]
+        raise ClusterError(f"Maven could not resolve {wanted} (exit {run.returncode}); see its last lines:\n{tail}")
 
 
 def _link(source: Path, target: Path) -> None:

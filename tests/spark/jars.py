@@ -5,13 +5,12 @@ Maven runs with its own settings. Jars that this machine cannot have are a reaso
 
 from __future__ import annotations
 
-import os
-import subprocess
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final
 
-from rmq_async.testing._jars import find_maven
+from rmq_async.testing import ClusterError
+from rmq_async.testing._jars import find_maven, run_maven
 
 __all__ = ["DELTA", "POSTGRESQL", "NoJarsError", "copy_jars", "delta_jars", "delta_missing"]
 
@@ -23,7 +22,6 @@ DELTA: Final = tuple(
 )
 """Those that a path in a file system needs: what they need in turn is among Spark's own jars."""
 DELTA_SPARK: Final = "4.2"
-TIMEOUT: Final = 300.0
 _POM: Final = """\
 <project xmlns="http://maven.apache.org/POM/4.0.0">
   <modelVersion>4.0.0</modelVersion>
@@ -40,7 +38,6 @@ _DEPENDENCY: Final = """
       <exclusions><exclusion><groupId>*</groupId><artifactId>*</artifactId></exclusion></exclusions>
     </dependency>"""
 """Without what it needs in turn, which for Delta is all of Spark and Hadoop."""
-_QUICK: Final = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
 
 
 class NoJarsError(Exception):
@@ -52,24 +49,12 @@ def copy_jars(artifacts: tuple[str, ...], place: Path) -> list[Path]:
     maven = find_maven()
     if maven is None:
         raise NoJarsError("no Maven (mvn) in PATH; install it")
-    wanted = "".join(_DEPENDENCY.format(*artifact.split(":")) for artifact in artifacts)
-    (place / "pom.xml").write_text(_POM.format(wanted))
+    pom = _POM.format("".join(_DEPENDENCY.format(*artifact.split(":")) for artifact in artifacts))
+    goal = ["dependency:copy-dependencies", f"-DoutputDirectory={place}"]
     try:
-        done = subprocess.run(
-            [maven, "-q", "-B", "-f", "pom.xml", "dependency:copy-dependencies", f"-DoutputDirectory={place}"],
-            cwd=place,
-            env={"MAVEN_OPTS": _QUICK, **os.environ},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT,
-            check=False,
-        )
-    except subprocess.TimeoutExpired as error:
-        raise NoJarsError(f"Maven had no {artifacts[0]} within {TIMEOUT:.0f} s; check the network, and try again") from error
-    if done.returncode:
-        tail = (done.stdout + done.stderr).strip()[-500:]
-        raise NoJarsError(f"Maven could not have {', '.join(artifacts)} (exit {done.returncode}); see its last lines:\n{tail}")
+        run_maven(maven, goal, place, pom=pom, wanted=", ".join(artifacts))
+    except ClusterError as error:
+        raise NoJarsError(str(error)) from error
     return sorted(place.glob("*.jar"))
 
 
