@@ -24,7 +24,7 @@ from rmq_async import (
     SendResult,
     TopicNotFoundError,
 )
-from rmq_async.errors import BrokerError, ClientStateError, GroupNotOnlineError, QueryNotFoundError
+from rmq_async.errors import BrokerError, ClientStateError, GroupNotOnlineError, QueryNotFoundError, RequestTimeoutError
 from rmq_async.testing.cluster import RealCluster
 
 from ..instances import client_of
@@ -223,6 +223,9 @@ async def test_reading_a_topic_without_read_permission(each_cluster: RealCluster
         assert await consumer.queues(topic) == ()
         with pytest.raises(BrokerNotFoundError, match=f"topic {topic} has no readable queue"):
             await anext(aiter(consumer.read(topic)))
+        empty = MessageQueue(topic, each_cluster.brokers[0].name, 1)
+        with pytest.raises(BrokerNotFoundError, match=f"queue 1 of topic {topic} on .* the topic has the permission 2 there"):
+            await anext(aiter(consumer.read(topic, queues=[empty])))
         await admin.create_topic(topic, queues=2, perm=6)
         assert [message.body async for message in consumer.read(topic)] == [b"x"]
 
@@ -280,6 +283,20 @@ async def test_attributes_are_checked_by_the_broker(cluster: RealCluster) -> Non
     async with admin_of(cluster) as admin:
         with pytest.raises(BrokerError, match="nonsense"):
             await admin.create_topic(new("T"), queues=1, attributes={"nonsense": "x"})
+
+
+async def test_topic_made_beside_a_silent_broker_is_an_error_that_names_both(two_brokers: RealCluster) -> None:
+    silent, other = two_brokers.brokers
+    async with admin_of(two_brokers, request_timeout=2.0) as admin:
+        silent.pause()
+        try:
+            with pytest.raises(RequestTimeoutError) as caught:
+                await admin.create_topic(topic := new("Half"), queues=1)
+        finally:
+            silent.resume()
+        assert f"from {silent.name}: whether topic {topic} was created or changed there is not known" in str(caught.value)
+        assert f"it was created or changed on {other.name}; repeat the call" in str(caught.value)
+        assert caught.value.broker == silent.name
 
 
 async def test_stopping_ends_calls_at_once(two_brokers: RealCluster) -> None:
