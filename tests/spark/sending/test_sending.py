@@ -6,7 +6,7 @@ import asyncio
 import random
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import suppress
 from itertools import pairwise
@@ -16,8 +16,6 @@ from typing import Any
 import pytest
 
 from rmq_async import (
-    Admin,
-    BrokerNotFoundError,
     MessageExt,
     NameServerError,
     RequestTimeoutError,
@@ -28,13 +26,13 @@ from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_async.errors import NoPermissionError
 from rmq_protocol.constants import RequestCode, ResponseCode
 
-from .conftest import Loop, Topics, resume
+from ..conftest import Loop, Topics, resume
+from .support import Write, options_of, rows
 
 pa = pytest.importorskip("pyarrow")
 pytest.importorskip("pyspark")
 
 from rmq_async.spark import sending as sending_module  # noqa: E402
-from rmq_async.spark.options import WriteOptions, write_options  # noqa: E402
 from rmq_async.spark.rows import blocks_of  # noqa: E402
 from rmq_async.spark.sending import IN_FLIGHT_BYTES, Sending  # noqa: E402
 from rmq_async.spark.worker import Worker  # noqa: E402
@@ -42,57 +40,6 @@ from rmq_async.spark.writing import check_topic  # noqa: E402
 
 BATCH = RequestCode.SEND_BATCH_MESSAGE
 FLUSH_TIMEOUT = ResponseCode.FLUSH_DISK_TIMEOUT
-
-
-@pytest.fixture(scope="module")
-def servers(loop: Loop) -> Iterator[EmbeddedRocketMQ]:
-    """Two brokers of this module's own, for what is done to them here."""
-    own = EmbeddedRocketMQ(brokers=2, auto_create_topics=False)
-    loop.run(own.start())
-    yield own
-    loop.run(own.stop())
-
-
-@pytest.fixture(scope="module")
-def topics(loop: Loop, servers: EmbeddedRocketMQ) -> Topics:
-    return Topics(loop, servers.namesrv)
-
-
-@pytest.fixture(scope="module")
-def here() -> Iterator[Worker]:
-    worker = Worker()
-    yield worker
-    worker.close()
-
-
-Write = Callable[..., Sending]
-
-
-def _options(namesrv: str, topic: str | None, given: dict[str, object]) -> WriteOptions:
-    options = {"nameserver": namesrv, **({} if topic is None else {"topic": topic})}
-    return write_options(options | {name: str(value) for name, value in given.items()}, streaming=False)
-
-
-@pytest.fixture
-def write(here: Worker, servers: EmbeddedRocketMQ) -> Write:
-    """``write(topic, batch, ...)`` as a task does it."""
-
-    def write(topic: str | None, *batches: Any, feed: Iterator[Any] | None = None, **given: object) -> Sending:
-        options = _options(servers.namesrv, topic, given)
-        sending = Sending(here, here.producer(options), options)
-        try:
-            for block in blocks_of(feed or iter(batches), options, "job:0", 0):
-                sending.send(block)
-            sending.finish()
-        finally:
-            sending.close()
-        return sending
-
-    return write
-
-
-def rows(count: int, first: int = 0, **columns: list[Any]) -> Any:
-    return pa.RecordBatch.from_pydict({"body": [str(first + row) for row in range(count)], **columns})
 
 
 def ids(messages: list[MessageExt]) -> Counter[tuple[str, str]]:
@@ -223,7 +170,7 @@ def test_bodies_up_to_the_limit_are_bounded_while_unanswered(
     here: Worker, topics: Topics, servers: EmbeddedRocketMQ, loop: Loop
 ) -> None:
     topic = topics.make()
-    options = _options(servers.namesrv, topic, {})
+    options = options_of(servers.namesrv, topic, {})
     body = random.randbytes(4 * 1024 * 1024)
     sending = Sending(here, here.producer(options), options)
     servers.stall()
@@ -244,7 +191,7 @@ def test_unanswered_properties_are_bounded_like_bodies(
     here: Worker, topics: Topics, servers: EmbeddedRocketMQ, loop: Loop
 ) -> None:
     topic = topics.make()
-    options = _options(servers.namesrv, topic, {"batchBytes": 1 << 20})
+    options = options_of(servers.namesrv, topic, {"batchBytes": 1 << 20})
     sending = Sending(here, here.producer(options), options)
     servers.stall()
     properties = pa.array([[("baggage", "x" * 30_000)]] * 100, pa.map_(pa.string(), pa.string()))
@@ -327,53 +274,8 @@ def test_what_a_broker_will_never_take_is_not_sent_for_half_a_minute(
     assert monotonic() - started < 10
 
 
-@pytest.mark.parametrize(("broker", "number"), [("broker-x", 0), ("broker-a", 4)])
-def test_send_to_a_queue_that_does_not_exist(
-    write: Write, topics: Topics, servers: EmbeddedRocketMQ, broker: str, number: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("rmq_async.spark.sending.ABSENT_PATIENCE", 0.5)
-    topic = topics.make()
-    started = monotonic()
-    with pytest.raises(BrokerNotFoundError) as caught:
-        write(topic, rows(1, brokerName=[broker], queueId=[number]))
-    assert monotonic() - started < 10  # sendTimeoutMs is 30 s
-    first = ", ".join(f"{topic}/broker-a/{number}" for number in range(4))
-    assert f"no queue {topic}/{broker}/{number} to write to" in str(caught.value)
-    assert str(caught.value).endswith(f"must name one of {first} and 4 more")
-    servers.resize(topic, 5)  # a queue that the producer's own route does not have yet
-    assert write(topic, rows(1, brokerName=["broker-a"], queueId=[4])).rows == 1
-
-
-@pytest.mark.parametrize("known", [True, False], ids=["later micro-batch", "first task"])
-def test_send_to_a_queue_of_a_broker_that_comes_back(
-    here: Worker, topics: Topics, servers: EmbeddedRocketMQ, loop: Loop, known: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It is in no route meanwhile. An earlier micro-batch may have sent to it, and then it is waited for in any case."""
-    if known:
-        monkeypatch.setattr("rmq_async.spark.sending.ABSENT_PATIENCE", 0.0)
-
-    async def make(broker: str) -> None:
-        async with Admin(namesrv=servers.namesrv) as admin:
-            await admin.create_topic(topic, queues=1, broker=broker)
-
-    topic = f"half-{known}"
-    loop.run(make("broker-a"))
-    options = _options(servers.namesrv, topic, {})
-    sending = Sending(here, here.producer(options), options, queues_known=known)
-    coming = threading.Timer(0.5, lambda: loop.run(make("broker-b")))
-    coming.start()
-    try:
-        for block in blocks_of(iter([rows(1, brokerName=["broker-b"], queueId=[0])]), options, "job", 0):
-            sending.send(block)
-        sending.finish()
-    finally:
-        sending.close()
-        coming.join()
-    assert [message.queue.broker_name for message in topics.read(topic)] == ["broker-b"]
-
-
 def test_a_topic_that_was_there_is_waited_for(here: Worker, topics: Topics, servers: EmbeddedRocketMQ) -> None:
-    options = _options(servers.namesrv, "comes-back", {})
+    options = options_of(servers.namesrv, "comes-back", {})
     sending = Sending(here, here.producer(options), options, topic_known=True)
 
     coming = threading.Timer(0.3, topics.make, kwargs={"name": "comes-back"})
@@ -392,23 +294,23 @@ def test_planning_finds_a_topic_that_is_not_there_or_will_be_made(
     servers: EmbeddedRocketMQ, topics: Topics, loop: Loop
 ) -> None:
     with pytest.raises(TopicNotFoundError, match="no-such-topic"):
-        check_topic(_options(servers.namesrv, "no-such-topic", {}))
-    check_topic(_options(servers.namesrv, topics.make(), {}))
-    check_topic(_options(servers.namesrv, None, {}))
+        check_topic(options_of(servers.namesrv, "no-such-topic", {}))
+    check_topic(options_of(servers.namesrv, topics.make(), {}))
+    check_topic(options_of(servers.namesrv, None, {}))
     making = EmbeddedRocketMQ()
     loop.run(making.start())
     try:
-        check_topic(_options(making.namesrv, "made-at-its-first-message", {}))
+        check_topic(options_of(making.namesrv, "made-at-its-first-message", {}))
     finally:
         loop.run(making.stop())
     with pytest.raises(NameServerError):
-        check_topic(_options(making.namesrv, "any", {"requestTimeoutMs": 500}))
+        check_topic(options_of(making.namesrv, "any", {"requestTimeoutMs": 500}))
 
 
 def test_an_unforeseen_error_is_no_silent_loss(
     here: Worker, topics: Topics, servers: EmbeddedRocketMQ, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    options = _options(servers.namesrv, topics.make(), {})
+    options = options_of(servers.namesrv, topics.make(), {})
     producer = here.producer(options)
     sending = Sending(here, producer, options)
 
@@ -452,7 +354,7 @@ def test_rate_saves_up_no_pause(write: Write, topics: Topics) -> None:
 def test_a_further_attempt_has_connections_of_its_own(
     here: Worker, servers: EmbeddedRocketMQ, write: Write, topics: Topics
 ) -> None:
-    options = _options(servers.namesrv, topics.make(), {})
+    options = options_of(servers.namesrv, topics.make(), {})
     producer = here.producer(options)
     assert here.producer(options) is producer
     assert here.producer(options, fresh=True) is not producer
