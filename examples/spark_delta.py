@@ -3,8 +3,8 @@
 Each micro-batch is one transaction of the table, which names the query (``txnAppId``) and the micro-batch (``txnVersion``). Delta
 passes over one that it has committed already, because Spark runs it again.
 
-For rows that go into one table as they are read, ``writeStream.format("delta")`` does the same by itself. ``foreachBatch`` is for
-what that sink cannot do: write several tables, or rows that are computed of a whole micro-batch, each with these options.
+For rows that go into one table as they are read, Delta documents the same of ``writeStream.format("delta")``. ``foreachBatch`` is
+for what that sink cannot do: write several tables, or rows that are computed of a whole micro-batch, each with these options.
 
 Needs the extra spark with PySpark 4.2, for which there is a Delta, and Java: ``python spark_delta.py DIRECTORY``. The table and the
 checkpoint of the query are in that directory; the messages are on a broker inside this process.
