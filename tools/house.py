@@ -5,7 +5,6 @@ Rules, each read from the syntax trees alone (nothing is imported):
 - circles: modules of ``rmq_async`` that import each other in a circle, imports under TYPE_CHECKING included; scripts of
   ``benchmarks``, with the imports inside functions;
 - deep-imports: imports of another package's module instead of its ``__init__`` (``rmq_protocol`` is exempt);
-- long-files: files above 450 lines;
 - parameters: functions with more than seven parameters, public ones excepted;
 - complexity: functions with a cyclomatic complexity above 15 (``producer/fast_path.py`` is exempt);
 - private-reads: attributes with a leading underscore that tests read, set or patch, by any means, on objects that are not
@@ -39,7 +38,6 @@ CODEC: Final = "protocol/rmq_protocol"
 PUBLIC_PACKAGES: Final = ("", "embedded", "outbox", "spark", "spark/pipelines", "testing")
 """Packages whose names users import."""
 SETTINGS: Final = Path(__file__).with_name("house.json")
-MAX_LINES: Final = 450
 MAX_PARAMETERS: Final = 7
 MAX_COMPLEXITY: Final = 15
 WORDS: Final = re.compile(r"\b(whoever|whatever|whom|nobody|told|tells?|telling)\b", re.IGNORECASE)
@@ -194,13 +192,6 @@ def deep_imports() -> Iterator[Finding]:
 
 
 # -- sizes
-
-
-def long_files() -> Iterator[Finding]:
-    for path in sources(PACKAGE, CODEC):
-        lines = len(path.read_bytes().splitlines())
-        if lines > MAX_LINES:
-            yield Finding(place(path), f"{lines} lines")
 
 
 def functions(path: Path) -> Iterator[tuple[Function, bool]]:
@@ -378,7 +369,6 @@ def _prose(path: Path, *, names: bool) -> Iterator[tuple[int, str]]:
 RULES: Final = {
     "circles": circles,
     "deep-imports": deep_imports,
-    "long-files": long_files,
     "parameters": parameters,
     "complexity": complexity,
     "private-reads": private_reads,
