@@ -70,7 +70,7 @@ if TYPE_CHECKING:
         TransactionError,
         WrongLoopError,
     )
-    from .health import BrokerHealth, Problem
+    from .health import BrokerHealth, Problem, ProblemCode
     from .producer import (
         Batching,
         FaultTable,
@@ -139,6 +139,7 @@ __all__ = [
     "Outcome",
     "PermissionDeniedError",
     "Problem",
+    "ProblemCode",
     "Producer",
     "ProducerConfig",
     "ProducerHealth",
@@ -200,7 +201,7 @@ _PLACES: Final = {
         "ReplyTimeoutError RequestTimeoutError RocketMQError SelectorError SendError SubscriptionConflictError "
         "SystemBusyError TopicNotFoundError TransactionError WrongLoopError"
     ),
-    ".health": "BrokerHealth Problem",
+    ".health": "BrokerHealth Problem ProblemCode",
     ".producer": (
         "Batching FaultTable Hook Producer ProducerConfig ProducerHealth ProducerState Selector SendContext TransactionProducer "
         "select_at_random select_best select_by_hash select_by_machine_room split_batches"

@@ -3,42 +3,51 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from enum import StrEnum
 
 from rmq_protocol.message import MessageQueue
 
 __all__ = ["BrokerHealth", "Problem", "ProblemCode"]
 
-ProblemCode = Literal[
-    "not_started",
-    "starting",
-    "stopping",
-    "stopped",
-    "forked",
-    "loop_blocked",
-    "loop_stopped",
-    "no_name_server",
-    "no_broker",
-    "broker_unreachable",
-    "broker_silent",
-    "no_credits",
-    "handler_stuck",
-    "handler_blocks",
-    "queue_stopped",
-    "queue_unreadable",
-    "queue_missing",
-    "queue_locked",
-    "queue_lost",
-    "key_held",
-    "group_unknown",
-    "not_committed",
-    "not_locked",
-    "not_taken_back",
-    "no_handler",
-    "subscription_conflict",
-    "restarted",
-]
-"""The kinds of problems. Codes do not change, for alerts and tests; docs/production.md says what each means."""
+
+class ProblemCode(StrEnum):
+    """The kinds of problems. Codes do not change, for alerts and tests; docs/production.md says what each means.
+
+    Each code is a ``str``, equal to its value: ``problem.code == "no_broker"``.
+    """
+
+    NOT_STARTED = "not_started"
+    STARTING = "starting"
+    STOPPING = "stopping"
+    STOPPED = "stopped"
+    FORKED = "forked"
+    LOOP_BLOCKED = "loop_blocked"
+    LOOP_STOPPED = "loop_stopped"
+    NO_NAME_SERVER = "no_name_server"
+    NO_BROKER = "no_broker"
+    BROKER_UNREACHABLE = "broker_unreachable"
+    BROKER_SILENT = "broker_silent"
+    NO_CREDITS = "no_credits"
+    NO_THREADS = "no_threads"
+    HANDLER_STUCK = "handler_stuck"
+    HANDLER_BLOCKS = "handler_blocks"
+    QUEUE_STOPPED = "queue_stopped"
+    QUEUE_UNREADABLE = "queue_unreadable"
+    QUEUE_MISSING = "queue_missing"
+    QUEUE_LOCKED = "queue_locked"
+    QUEUE_LOST = "queue_lost"
+    UNREADABLE_TOPIC = "unreadable_topic"
+    MESSAGES_SKIPPED = "messages_skipped"
+    KEY_HELD = "key_held"
+    KEY_MISSING = "key_missing"
+    GROUP_UNKNOWN = "group_unknown"
+    NOT_COMMITTED = "not_committed"
+    NOT_LOCKED = "not_locked"
+    NOT_TAKEN_BACK = "not_taken_back"
+    NO_HANDLER = "no_handler"
+    SUBSCRIPTION_CONFLICT = "subscription_conflict"
+    DUPLICATE_CLIENT_ID = "duplicate_client_id"
+    RESTARTED = "restarted"
 
 
 @dataclass(frozen=True, slots=True)

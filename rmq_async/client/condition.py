@@ -23,10 +23,10 @@ def loop_problem(instance: ClientInstance) -> Problem | None:
     """Returns the problem that keeps the instance's timers from running, or None."""
     loop_monitor = instance.loop_monitor
     if not loop_monitor.runs:
-        return Problem("loop_stopped", "the event loop that the client was started on does not run any more")
+        return Problem(ProblemCode.LOOP_STOPPED, "the event loop that the client was started on does not run any more")
     late = loop_monitor.late()
     if late > LATE_AFTER:
-        return Problem("loop_blocked", f"the event loop is blocked: a timer of the client is {late:.1f} s late")
+        return Problem(ProblemCode.LOOP_BLOCKED, f"the event loop is blocked: a timer of the client is {late:.1f} s late")
     return None
 
 
@@ -36,12 +36,12 @@ def name_server_problem(instance: ClientInstance) -> tuple[bool, Problem | None]
     failure = names.failure
     reason = f": {printable(failure, _TEXT_LIMIT)}" if failure is not None else ""
     if not names.answered.is_set():
-        return False, Problem("no_name_server", f"no name server has answered since the start{reason}")
+        return False, Problem(ProblemCode.NO_NAME_SERVER, f"no name server has answered since the start{reason}")
     if waits and not instance.cluster_probe.cluster_found.is_set():
-        return False, Problem("no_broker", "the name servers know no broker yet")
+        return False, Problem(ProblemCode.NO_BROKER, "the name servers know no broker yet")
     if failure is not None:
         return True, Problem(
-            "no_name_server", f"the newest request to the name servers failed, known routes stay in use{reason}"
+            ProblemCode.NO_NAME_SERVER, f"the newest request to the name servers failed, known routes stay in use{reason}"
         )
     return True, None
 
@@ -73,11 +73,11 @@ def _trouble(instance: ClientInstance, address: str) -> tuple[ProblemCode, str] 
     """Returns the code and the text of the problem with a broker, or None."""
     reason = instance.pool.trouble(address)
     if reason is not None:
-        return "broker_unreachable", printable(reason, _TEXT_LIMIT)
+        return ProblemCode.BROKER_UNREACHABLE, printable(reason, _TEXT_LIMIT)
     connection = instance.pool.get(address)
     if connection is None:
         return None
     silent = connection.silent_for(machine.monotonic())
     if silent < instance.config.request_timeout:
         return None
-    return "broker_silent", f"nothing has been heard for {silent:.1f} s, {connection.pending} requests are unanswered"
+    return ProblemCode.BROKER_SILENT, f"nothing has been heard for {silent:.1f} s, {connection.pending} requests are unanswered"

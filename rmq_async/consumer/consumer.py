@@ -37,10 +37,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 MOST_SUBSCRIPTIONS: Final = 1000
 _NOT_RUNNING: Final[dict[LifeState, ProblemCode]] = {
-    LifeState.NEW: "not_started",
-    LifeState.STARTING: "starting",
-    LifeState.STOPPING: "stopping",
-    LifeState.STOPPED: "stopped",
+    LifeState.NEW: ProblemCode.NOT_STARTED,
+    LifeState.STARTING: ProblemCode.STARTING,
+    LifeState.STOPPING: ProblemCode.STOPPING,
+    LifeState.STOPPED: ProblemCode.STOPPED,
 }
 
 
@@ -355,9 +355,9 @@ class Consumer(Reader):
         state, session = self._state, self._session
         if state in (LifeState.RUNNING, LifeState.STOPPING) and self._generation != generation():
             text = f"{self._label} was started before os.fork(); create and start a new one in the child process"
-            return ConsumerHealth(False, False, (Problem("forked", text),), None, None)
+            return ConsumerHealth(False, False, (Problem(ProblemCode.FORKED, text),), None, None)
         if session is None or state is not LifeState.RUNNING:
-            problem = Problem(_NOT_RUNNING.get(state, "starting"), f"{self._label} is {state.value}")
+            problem = Problem(_NOT_RUNNING.get(state, ProblemCode.STARTING), f"{self._label} is {state.value}")
             return ConsumerHealth(True, False, (problem,), None, None)
         return health_of(session) if isinstance(session, Session) else pop.health_of(session)
 

@@ -11,7 +11,7 @@ from rmq_protocol.message import MessageQueue
 from .. import machine
 from .._text import printable
 from ..client import brokers_of, loop_problem, name_server_problem
-from ..health import Problem
+from ..health import Problem, ProblemCode
 from .delivery import Delivery
 from .dispatch import Single
 from .group import Missing
@@ -146,7 +146,7 @@ def health_of(session: Session) -> ConsumerHealth:
     block = session.blocked
     if block is not None and now - block.at < BLOCK_SHOWN:
         text = f"{block.name} blocked the event loop for {block.seconds:.1f} s, {now - block.at:.0f} s ago"
-        problems.append(Problem("handler_blocks", text))
+        problems.append(Problem(ProblemCode.HANDLER_BLOCKS, text))
     progress = max((each.settled_at for each in held), default=None)
     return ConsumerHealth(
         live=blocked is None and not any(hangs(delivery) for delivery in list(session.calls.running)),
@@ -166,7 +166,7 @@ def stuck_problem(oldest: Delivery) -> Problem:
         text = f"handler {subscription.name} has been running for {age:.0f} s on message {first}"
     else:
         text = f"handler {subscription.name} has ended, and message {first} has no outcome {age:.0f} s after the call began"
-    return Problem("handler_stuck", text)
+    return Problem(ProblemCode.HANDLER_STUCK, text)
 
 
 def hangs(delivery: Delivery) -> bool:
@@ -179,12 +179,12 @@ def hangs(delivery: Delivery) -> bool:
 def _queue_problem(session: Session, held: HeldQueue) -> Problem | None:
     stopped = session.intake.stopped.get(held)
     if stopped is not None:
-        return Problem("queue_stopped", stopped, broker=held.shown.broker_name, queue=held.shown)
+        return Problem(ProblemCode.QUEUE_STOPPED, stopped, broker=held.shown.broker_name, queue=held.shown)
     error = held.error
     if error is None:
         return None
     text = f"pulls of {held.shown} fail: {printable(error, 300)}"
-    return Problem("queue_unreadable", text, broker=held.shown.broker_name, queue=held.shown)
+    return Problem(ProblemCode.QUEUE_UNREADABLE, text, broker=held.shown.broker_name, queue=held.shown)
 
 
 def _order_problems(session: Session) -> list[Problem]:
@@ -201,20 +201,20 @@ def _order_problems(session: Session) -> list[Problem]:
                 f"{what} has been held for {now - first.held_since:.0f} s by message {first.message.msg_id}: its attempt "
                 f"{first.attempt} is due in {max(first.due - now, 0.0):.0f} s, {line.waiting - 1} messages wait behind it"
             )
-            found.append(Problem("key_held", text, broker=shown.broker_name, queue=shown))
+            found.append(Problem(ProblemCode.KEY_HELD, text, broker=shown.broker_name, queue=shown))
     for queue, age in session.takeover.locked_out().items():
         if age > session.config.handover_timeout:
             shown = session.instance.names.shown_queue(queue)
             text = (
                 f"{shown} is ordered, and another client has had its lock for {age:.0f} s: one that crashed keeps it for 60 s"
             )
-            found.append(Problem("queue_locked", text, broker=shown.broker_name, queue=shown))
+            found.append(Problem(ProblemCode.QUEUE_LOCKED, text, broker=shown.broker_name, queue=shown))
     for shown, lost in session.assignment.losses.recent().items():
         text = (
             f"the lock of {shown}, an ordered queue, was lost {now - lost.at:.0f} s ago with {lost.running} messages in calls: "
             "another member may have begun them before these calls ended"
         )
-        found.append(Problem("queue_lost", text, broker=shown.broker_name, queue=shown))
+        found.append(Problem(ProblemCode.QUEUE_LOST, text, broker=shown.broker_name, queue=shown))
     return found
 
 
@@ -234,7 +234,7 @@ def _missing_problem(session: Session, missing: Missing) -> Problem:
         f"{missing.age:.0f} s ago, and no member reads {unread}: the broker is down, name servers have forgotten it or its queues, "
         "or an operator has taken them away"
     )
-    return Problem("queue_missing", text, broker=broker, queue=shown[0] if len(shown) == 1 else None)
+    return Problem(ProblemCode.QUEUE_MISSING, text, broker=broker, queue=shown[0] if len(shown) == 1 else None)
 
 
 def _group_problems(session: Session) -> list[Problem]:
@@ -242,30 +242,37 @@ def _group_problems(session: Session) -> list[Problem]:
     or have no handler, conflicting subscriptions, and restarted tasks."""
     found: list[Problem] = []
     if session.rebalance.problem is not None:
-        found.append(Problem("group_unknown", session.rebalance.problem))
+        found.append(Problem(ProblemCode.GROUP_UNKNOWN, session.rebalance.problem))
     found += [_missing_problem(session, missing) for missing in session.rebalance.missing.found()]
     for queue, text in list(session.takeover.errors.items()):
         shown = session.instance.names.shown_queue(queue)
         found.append(
-            Problem("queue_unreadable", f"the offset of {shown} is not known: {text}", broker=shown.broker_name, queue=shown)
+            Problem(
+                ProblemCode.QUEUE_UNREADABLE,
+                f"the offset of {shown} is not known: {text}",
+                broker=shown.broker_name,
+                queue=shown,
+            )
         )
     wanted = [*(each.queue for each in session.assignment.owned()), *session.takeover.queues]
     for broker, error in session.locks.errors_of(wanted).items():  # others were asked for the last time
         text = (
             f"broker {printable(broker)} grants no locks of queues, without which queues are read late: {printable(error, 300)}"
         )
-        found.append(Problem("not_locked", text, broker=broker))
+        found.append(Problem(ProblemCode.NOT_LOCKED, text, broker=broker))
     if session.commits.error is not None:
-        found.append(Problem("not_committed", f"offsets were not committed: {session.commits.error}"))
+        found.append(Problem(ProblemCode.NOT_COMMITTED, f"offsets were not committed: {session.commits.error}"))
     if session.outcomes.refused is not None:
-        found.append(Problem("not_taken_back", f"a message could not be given back to its broker: {session.outcomes.refused}"))
+        found.append(
+            Problem(ProblemCode.NOT_TAKEN_BACK, f"a message could not be given back to its broker: {session.outcomes.refused}")
+        )
     for topic, count in list(session.orphans.items()):
         found.append(
             Problem(
-                "no_handler",
+                ProblemCode.NO_HANDLER,
                 f"{count} messages of topic {topic} were to be delivered again, and no handler here subscribes to it",
             )
         )
-    found += [Problem("subscription_conflict", str(conflict)) for conflict in session.conflicts.found]
-    found += [Problem("restarted", text) for text in session.supervisor.recent()]
+    found += [Problem(ProblemCode.SUBSCRIPTION_CONFLICT, str(conflict)) for conflict in session.conflicts.found]
+    found += [Problem(ProblemCode.RESTARTED, text) for text in session.supervisor.recent()]
     return found

@@ -24,10 +24,10 @@ class ProducerState(Enum):
 
 
 _STATE_CODES: dict[ProducerState, ProblemCode] = {
-    ProducerState.NEW: "not_started",
-    ProducerState.STARTING: "starting",
-    ProducerState.STOPPING: "stopping",
-    ProducerState.STOPPED: "stopped",
+    ProducerState.NEW: ProblemCode.NOT_STARTED,
+    ProducerState.STARTING: ProblemCode.STARTING,
+    ProducerState.STOPPING: ProblemCode.STOPPING,
+    ProducerState.STOPPED: ProblemCode.STOPPED,
 }
 
 
@@ -68,7 +68,7 @@ def health_of(
     problems: list[Problem] = []
     if forked:
         text = f"producer {group} was started before os.fork(); create and start a new one in the child process"
-        return ProducerHealth(state, False, False, (Problem("forked", text),), None, 0, {})
+        return ProducerHealth(state, False, False, (Problem(ProblemCode.FORKED, text),), None, 0, {})
     if state is not ProducerState.RUNNING:
         problems.append(Problem(_STATE_CODES[state], f"producer {group} is {state.value}"))
     if instance is None or sender is None:
@@ -93,5 +93,5 @@ def _no_room(sender: ProducerCore) -> Problem | None:
     """Returns the problem that calls wait because a limit on unfinished messages is reached, or None."""
     for credits in (sender.credits, sender.oneway_credits):
         if (waiting := credits.waiting) > 0:
-            return Problem("no_credits", f"{waiting} calls wait to be accepted: {credits!r}")
+            return Problem(ProblemCode.NO_CREDITS, f"{waiting} calls wait to be accepted: {credits!r}")
     return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ... import machine
 from ..._text import printable
 from ...client import brokers_of, loop_problem, name_server_problem
-from ...health import Problem
+from ...health import Problem, ProblemCode
 from ..watching import BLOCK_SHOWN, ConsumerHealth, ConsumerStats, Lag, hangs, stuck_problem
 from .session import PopSession
 
@@ -54,7 +54,7 @@ def health_of(session: PopSession) -> ConsumerHealth:
     block = session.blocked
     if block is not None and now - block.at < BLOCK_SHOWN:
         text = f"{block.name} blocked the event loop for {block.seconds:.1f} s, {now - block.at:.0f} s ago"
-        problems.append(Problem("handler_blocks", text))
+        problems.append(Problem(ProblemCode.HANDLER_BLOCKS, text))
     return ConsumerHealth(
         live=blocked is None and not any(hangs(delivery) for delivery in running),
         ready=blocked is None and session.was_assigned and not session.closing,
@@ -70,18 +70,20 @@ def _broker_problems(session: PopSession) -> list[Problem]:
     for source in list(session.sources.values()):
         if (error := source.held.error) is not None:
             text = f"pops of topic {source.held.shown.topic} at broker {source.broker} fail: {printable(error, 300)}"
-            found.append(Problem("queue_unreadable", text, broker=source.broker, queue=source.held.shown))
+            found.append(Problem(ProblemCode.QUEUE_UNREADABLE, text, broker=source.broker, queue=source.held.shown))
     for broker, text in list(session.core.acks.errors.items()):
-        found.append(Problem("not_committed", f"messages were not acknowledged at broker {broker}: {text}", broker=broker))
+        found.append(
+            Problem(ProblemCode.NOT_COMMITTED, f"messages were not acknowledged at broker {broker}: {text}", broker=broker)
+        )
     if session.outcomes.refused is not None:
         text = f"a message could not be dead-lettered at its broker: {session.outcomes.refused}"
-        found.append(Problem("not_taken_back", text))
+        found.append(Problem(ProblemCode.NOT_TAKEN_BACK, text))
     return found
 
 
 def _group_problems(session: PopSession) -> list[Problem]:
     member = session.member
-    found = [Problem("group_unknown", f"the name servers know no route of topic {topic}") for topic in member.unknown]
-    found += [Problem("subscription_conflict", str(conflict)) for conflict in member.conflicts.found]
-    found += [Problem("restarted", text) for text in session.supervisor.recent()]
+    found = [Problem(ProblemCode.GROUP_UNKNOWN, f"the name servers know no route of topic {topic}") for topic in member.unknown]
+    found += [Problem(ProblemCode.SUBSCRIPTION_CONFLICT, str(conflict)) for conflict in member.conflicts.found]
+    found += [Problem(ProblemCode.RESTARTED, text) for text in session.supervisor.recent()]
     return found
