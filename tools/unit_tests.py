@@ -30,7 +30,7 @@ ELSEWHERE: Final = (
 )
 """They need a cluster or Spark, or run programs, pages and seeds as a whole."""
 COSTLY: Final = (
-    *("cli/outbox/test_database.py", "cli/test_demo_faults.py", "cli/test_flood.py", "cli/test_spark.py"),
+    *("cli/outbox/test_database.py", "cli/test_flood.py", "cli/test_spark.py"),
     *("client/test_unique_ids.py", "consumer/group/test_cuts.py", "consumer/group/test_members.py"),
     *("consumer/group/test_takeover.py", "embedded/test_thousand_clients.py", "outbox/test_alembic.py"),
     *("outbox/test_order.py", "outbox/test_stuck.py", "outbox/test_table.py", "plugin/test_plugin.py"),

@@ -28,7 +28,7 @@ COMMANDS: Final = MappingProxyType(
     {
         "bench": ".bench",
         "consume": ".consume",
-        "demo": ".demo.command",
+        "demo": ".demo",
         "group": ".group",
         "message": ".message",
         "outbox": ".outbox",

@@ -11,7 +11,7 @@ import pytest
 import rmq_async
 from rmq_async import cli
 from rmq_async.cli import app
-from rmq_async.cli.demo.command import demo
+from rmq_async.cli.demo import demo
 from rmq_async.errors import BrokerError
 
 from .support import one_line, rmq
