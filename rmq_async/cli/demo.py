@@ -279,22 +279,28 @@ class _Demo:
 
     def _verdict(self, seconds: float) -> int:
         """Prints the figures and the problems; returns the exit code."""
-        output, problems, rows = self._output, self._problems(), [mode.fields() for mode in self._modes]
-        table = plain_table(
-            "mode", **dict.fromkeys(("sent", "acked", "stored", "lost", "dupl.", "msg/s", "p50 ms", "p99 ms"), True)
-        )
-        for row in rows:
-            output.record(row)
-            table.add_row(*(_shown(value) for name, value in row.items() if name not in ("type", "failed")))
-        totals = {
-            "sent": sum(mode.sent for mode in self._modes),
-            "acknowledged": sum(len(mode.acknowledged) for mode in self._modes if mode.answered),
-            "stored": sum(len(mode.read) for mode in self._modes),
-            "lost": sum(len(mode.lost()) for mode in self._modes),
-            "duplicated": sum(mode.copies for mode in self._modes),
-        }
+        output, problems = self._output, self._problems()
+        totals = self._print_modes()
         place = {"namesrv": self._namesrv, "topic": self._topic, "seconds": round(seconds, 3), "problems": problems}
         output.record({"type": "summary", "ok": not problems, **totals, **place})
+        if problems:
+            output.trouble(f"demo: {'; '.join(problems)}")
+            return 1
+        lost = f"{totals['lost']} one-way messages lost" if totals["lost"] else "nothing lost"
+        copies = totals["duplicated"] or "nothing"
+        output.line()
+        output.line(f"{totals['sent']} messages sent and read back in {seconds:.1f} s: {lost}, {copies} duplicated.")
+        return 0
+
+    def _print_modes(self) -> dict[str, int]:
+        """Prints the figures of each mode, and what they mean; returns the sums over the modes."""
+        output = self._output
+        headings = ("sent", "acked", "stored", "lost", "dupl.", "msg/s", "p50 ms", "p99 ms")
+        table = plain_table("mode", **dict.fromkeys(headings, True))
+        for mode in self._modes:
+            row = mode.fields()
+            output.record(row)
+            table.add_row(*(_shown(value) for name, value in row.items() if name not in ("type", "failed")))
         output.line()
         output.table(table)
         output.line()
@@ -305,14 +311,13 @@ class _Demo:
         for mode in self._modes:
             if mode.sent < self._wanted:
                 output.line(f"{mode.name}: ended by time after {mode.sent} of {self._wanted} messages.")
-        if problems:
-            output.trouble(f"demo: {'; '.join(problems)}")
-            return 1
-        lost = f"{totals['lost']} one-way messages lost" if totals["lost"] else "nothing lost"
-        copies = totals["duplicated"] or "nothing"
-        output.line()
-        output.line(f"{totals['sent']} messages sent and read back in {seconds:.1f} s: {lost}, {copies} duplicated.")
-        return 0
+        return {
+            "sent": sum(mode.sent for mode in self._modes),
+            "acknowledged": sum(len(mode.acknowledged) for mode in self._modes if mode.answered),
+            "stored": sum(len(mode.read) for mode in self._modes),
+            "lost": sum(len(mode.lost()) for mode in self._modes),
+            "duplicated": sum(mode.copies for mode in self._modes),
+        }
 
 
 def _is_as_sent(message: MessageExt, mode: Mode) -> bool:

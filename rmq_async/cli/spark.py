@@ -19,7 +19,6 @@ PIPELINES: Final = {
     "publish": "Any table or file that Spark reads into a topic.",
     "dlq-replay": "Dead letters back to where they came from.",
     "reconcile": "What was sent against what the topic holds.",
-    "load": "Load from the executors, and its report.",
 }
 _NEEDED: Final = ("pyspark", "pyarrow")
 _SHORT_HELP: Final = """\

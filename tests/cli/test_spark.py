@@ -64,7 +64,7 @@ async def test_help_and_wrong_names_need_no_spark() -> None:
 
 @pytest.mark.parametrize("option", ["--help", "-h"])
 async def test_help_of_a_pipeline_without_the_extra(option: str) -> None:
-    ended = await rmq(command=program("pyspark", "spark", "load", option))
+    ended = await rmq(command=program("pyspark", "spark", "archive", option))
     assert (ended.code, ended.err) == (0, "")
-    assert ended.out.startswith("Usage: rmq spark load")
+    assert ended.out.startswith("Usage: rmq spark archive")
     assert "pip install 'rmq-async[spark]'" in ended.out

@@ -1,6 +1,6 @@
 """A program that uses Spark Connect: ``python connect_client.py URL NAMESRV PLACE``; prints a JSON object for each step.
 
-``PLACE``: a directory for files of Spark. The topics Written, Published and Loaded exist.
+``PLACE``: a directory for files of Spark. The topics Written and Published exist.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from pyspark.sql import SparkSession
 
 from rmq_async.errors import ConfigError
 from rmq_async.spark.pipelines.archive import archive
-from rmq_async.spark.pipelines.load import load
 from rmq_async.spark.pipelines.publish import publish
 
 
@@ -41,8 +40,6 @@ def main(url: str, namesrv: str, place: str) -> None:
 
     published = publish(rows, "Published", body="body", keys=["keys"], options=options, rate=1000)
     said(published=published.messages, arrived=published.arrived)
-    report = load(spark, topic="Loaded", results=f"{place}/results", options=options, rate=100.0, seconds=1.0, tasks=2)
-    said(acknowledged=report.acknowledged, attempted=report.attempted, lost=report.lost)
     try:
         archive(spark, "Written", f"{place}/archive", options=options)
     except ConfigError as error:

@@ -42,7 +42,7 @@ def connect_server(place: Path) -> Iterator[str]:
 
 def test_format_and_pipelines_work_over_spark_connect(spark: SparkSession, embedded_topics: Topics, tmp_path: Path) -> None:
     """``spark``: for its checks of what is installed."""
-    for name in ("Written", "Published", "Loaded"):
+    for name in ("Written", "Published"):
         embedded_topics.make(2, name)
     with connect_server(tmp_path) as url:
         command = [sys.executable, str(HERE / "connect_client.py"), url, embedded_topics.namesrv, str(tmp_path)]
@@ -55,6 +55,4 @@ def test_format_and_pipelines_work_over_spark_connect(spark: SparkSession, embed
     assert said["streamed"] == 40
     assert "unknown option 'topik'; is topic meant?" in said["error"]
     assert (said["published"], said["arrived"]) == (40, 40)
-    assert said["attempted"] == said["acknowledged"] > 0
-    assert said["lost"] == 0
     assert "this is one of Spark Connect" in said["refused"]

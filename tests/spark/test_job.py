@@ -25,7 +25,7 @@ from pyspark.errors import PySparkException
 
 from rmq_async import MessageQueue
 from rmq_async.errors import ConfigError, TopicNotFoundError
-from rmq_async.spark.pipelines import archive, dlq_replay, job, load, outgoing, publish, reconcile, replay
+from rmq_async.spark.pipelines import archive, dlq_replay, job, outgoing, publish, reconcile, replay
 from rmq_async.testing.threaded import ThreadedRocketMQ
 
 from .conftest import QUICK, Topics
@@ -216,8 +216,6 @@ def server() -> Iterator[ThreadedRocketMQ]:
         (dlq_replay, ["g o"], "group 'g o' holds a character that is not allowed"),
         (reconcile, ["--topic", "gone", "--sent", "p"], "gone"),
         (reconcile, ["--topic", "gone", "--by", "name"], "by must be id, key, spark-id or property:NAME, not 'name'"),
-        (load, ["--topic", "gone", "--results", "p"], "gone"),
-        (load, ["--topic", "gone"], "--topic needs --results; give the directory for the result files"),
     ],
     ids=lambda value: value.__name__.rpartition(".")[2] if isinstance(value, ModuleType) else None,
 )

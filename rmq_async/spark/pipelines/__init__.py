@@ -9,9 +9,9 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from . import archive, dlq_replay, job, load, publish, reconcile, replay, session, silence
+    from . import archive, dlq_replay, job, publish, reconcile, replay, session, silence
 
-__all__ = ["archive", "dlq_replay", "job", "load", "publish", "reconcile", "replay", "session", "silence"]
+__all__ = ["archive", "dlq_replay", "job", "publish", "reconcile", "replay", "session", "silence"]
 
 
 def __getattr__(name: str) -> ModuleType:
