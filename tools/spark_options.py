@@ -1,4 +1,5 @@
-"""Writes the table of options of a page anew, from the options: ``python -m rmq_async.spark.reference docs/spark.md``."""
+"""Writes the table of options of docs/spark.md anew, from the options: ``python tools/spark_options.py docs/spark.md``; with
+``--check`` only says whether the page differs (exit code 1)."""
 
 from __future__ import annotations
 
@@ -7,9 +8,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Final
 
-from .option_texts import OPTIONS, Option
-
-__all__ = ["options_table", "with_tables"]
+from rmq_async.spark.option_texts import OPTIONS, Option
 
 HEADING: Final = "| option | of | default | |\n|---|---|---|---|\n"
 
@@ -45,5 +44,9 @@ def _uses(option: Option) -> str:
 
 
 if __name__ == "__main__":
-    target = Path(sys.argv[1])
-    target.write_text(with_tables(target.read_text()))
+    check, target = "--check" in sys.argv, Path(sys.argv[1])
+    new = with_tables(target.read_text())
+    if not check:
+        target.write_text(new)
+    elif new != target.read_text():
+        sys.exit(f"the table of {target} is not that of the options: write it by python tools/spark_options.py {target}")

@@ -1,4 +1,4 @@
-"""Writes the page of commands, with the help that each command shows: ``python -m rmq_async.cli.reference > docs/cli.md``."""
+"""Writes the page of commands, with the help that each command shows: ``python tools/cli_page.py > docs/cli.md``."""
 
 from __future__ import annotations
 
@@ -12,18 +12,16 @@ from typing import Final
 
 import click
 
-from .app import rmq
-from .options import client_options
-from .spark import spark
-
-__all__ = ["reference"]
+from rmq_async.cli.app import rmq
+from rmq_async.cli.options import client_options
+from rmq_async.cli.spark import spark
 
 WIDTH: Final = 100
 _OPENING: Final = """\
 # Command line
 
 Every command of `rmq`, with its options. It comes with the extra `cli`: `pip install 'rmq-async[cli]'`. This page is made from
-what `--help` says, by `python -m rmq_async.cli.reference`.
+what `--help` says, by `python tools/cli_page.py`.
 
 - Results go to stdout, lines for people or with `--json` one object a line; errors are one line on stderr.
 - Exit codes: 0, 1 for failure, 2 for wrong use, 130 after Ctrl-C, 143 after SIGTERM; a second signal ends a command at once.
@@ -68,7 +66,7 @@ figures to scripts:
 """
 
 
-def reference() -> str:
+def page() -> str:
     """Returns the page. The extra ``spark`` must be installed: its pipelines print the help of their options themselves."""
     first, *others = _sections(rmq, "rmq", None)
     return "\n".join([_OPENING, first, _shared_options(), *others])
@@ -141,4 +139,4 @@ def _pipelines_help(name: str) -> str:
 
 
 if __name__ == "__main__":
-    click.echo(reference().rstrip())
+    click.echo(page().rstrip())
