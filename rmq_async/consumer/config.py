@@ -61,10 +61,11 @@ class Retry:
     before the second, third, ... attempt, the last one repeated, or a function that takes the number of the failed attempt,
     counted from 1, and returns the seconds; None: the broker's ladder, 10 s, 30 s, 1 min ... 2 h. Brokers delay by levels: the
     next level at or above a delay is used, 2 h for more; with ``mode="pop"`` the delay itself (2 h at most) and up to a tenth
-    more. Ordered messages (in ``order="key"`` those with a key) and those of broadcast members are repeated in place, after
-    exact delays; None stands for 1, 2, 5, 10, 30, 30 ... s. ``max_hold``: maximum seconds for which attempts are repeated in
-    place, while the message blocks its key or queue, before it is dead-lettered; None for no limit. In broadcast, which has no
-    dead letters, the message is given up. A listed delay is 0 or more, ``max_hold`` above 0, both below 1e9.
+    more. Ordered messages (in ``order="key"`` all but those for which ``key`` returns None) and those of broadcast members are
+    repeated in place, after exact delays; None stands for 1, 2, 5, 10, 30, 30 ... s. ``max_hold``: maximum seconds for which
+    attempts are repeated in place, while the message blocks its key or queue, before it is dead-lettered; None for no limit. In
+    broadcast, which has no dead letters, the message is given up. A listed delay is 0 or more, ``max_hold`` above 0, both below
+    1e9.
 
     Raises ConfigError for invalid values, TypeError for an unknown field.
     """

@@ -145,10 +145,12 @@ class Consumer(Reader):
         average; those of 0.1 s may begin at once. ``concurrency``, ``rate`` and ``timeout`` of the returned Subscription may be
         set while the consumer runs.
 
-        ``order``: "key" handles messages with the same key in one queue one after the other, in the order of their offsets;
-        "queue" all messages of a queue; None keeps no order. A failed attempt is repeated in place: its key or queue waits, up
-        to ``retry.max_hold``. ``key``: a plain function, called for each pulled message without a sharding key, that returns
-        its key; a message with the key None or "" has no order, and a message for which the function raises fails. Unless in
+        ``order``: "key" handles messages with the same key in one queue one after the other, in the order of their offsets,
+        and so the messages of a queue without a key; "queue" all messages of a queue; None keeps no order. The key is the
+        sharding key (``key`` of a send writes none), else what ``key`` returns, a plain function that is called for each pulled
+        message without a sharding key: "" for no key, None for a message that needs no order. A message for which it raises
+        fails. The first message without a key is logged, and ``health()`` has the problem ``key_missing``. A failed attempt is
+        repeated in place: its key or queue waits, up to ``retry.max_hold``. Unless in
         broadcast, ordered queues are locked under the group's name, as Java's orderly members lock them.
 
         Raises ClientStateError unless the consumer is new or stopped; ConfigError for an invalid value, options that exclude

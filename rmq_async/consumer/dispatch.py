@@ -3,8 +3,8 @@ queues."""
 
 # A subscription's turn takes the next message of one of its queues, or a batch. Inside a queue without order the calls begin in
 # the order of the offsets; they may end in any order. For an ordered queue the lines decide (``lines``): one call at a time for
-# a key, or for the whole queue, and a message that is to be handled again holds its line until it is due. One timer wakes all
-# subscriptions that wait for full batches or for their rate, another one all lines.
+# a key, for the messages without a key, or for the whole queue, and a message that is to be handled again holds its line until it
+# is due. One timer wakes all subscriptions that wait for full batches or for their rate, another one all lines.
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ from rmq_protocol.message import MessageExt
 from .. import machine
 from .backlog import Backlog
 from .held_queue import HeldQueue, Waiting
+from .keyless import KeylessMessages
 from .lines import Line, Lines
 from .rests import Rests
-from .subscription import Subscription
+from .subscription import NO_KEY, Subscription
 
 __all__ = ["Dispatcher", "HeldLine", "Single"]
 
@@ -59,6 +60,7 @@ class Dispatcher:
         self._concurrency = concurrency
         self._begin = begin
         self._rests = Rests(self._rested)
+        self.keyless = KeylessMessages()
         self.paused: frozenset[Subscription] = frozenset()
         """Paused subscriptions: no call begins with their messages, those of the retry topic included."""
         self.may_begin: Callable[[HeldQueue], bool] = _always
@@ -127,7 +129,7 @@ class Dispatcher:
                 item.since = since
         if backlog.has_lines and held.subscription is not None:
             for item in items:
-                lines.add(item, _key_of(subscription, item))
+                lines.add(item, self._key_of(subscription, item))
         else:
             lines.add_unordered(items)
         backlog.check(held, lines)
@@ -293,6 +295,20 @@ class Dispatcher:
 
     # -- inside
 
+    def _key_of(self, subscription: Subscription, item: Waiting) -> Hashable | None:
+        """Returns the key of a message's line; None for no line. An error of the user's ``key`` becomes the error of the
+        message's call; no other message waits for that one."""
+        if subscription.order == "queue":
+            return WHOLE_QUEUE
+        key: Hashable | None = None
+        try:
+            key = subscription.key_of(item.message) if subscription.order == "key" else None
+        except Exception as error:  # noqa: BLE001 - a function of the user
+            item.error = error
+        if key is NO_KEY:
+            self.keyless.add(subscription, item.message)
+        return Single() if key is None and subscription.retries_here else key
+
     def _lines_of(self, held: HeldQueue) -> list[Lines]:
         return [lines for backlog in self._backlogs.values() if (lines := backlog.lines.get(held)) is not None]
 
@@ -344,19 +360,6 @@ class Dispatcher:
     def _wake(self) -> None:
         self._at, self._timer = inf, None
         self.pump()
-
-
-def _key_of(subscription: Subscription, item: Waiting) -> Hashable | None:
-    """Returns the key of a message's line; None for no line. An error of the user's ``key`` becomes the error of the message's
-    call; no other message waits for that one."""
-    if subscription.order == "queue":
-        return WHOLE_QUEUE
-    key: Hashable | None = None
-    try:
-        key = subscription.key_of(item.message) if subscription.order == "key" else None
-    except Exception as error:  # noqa: BLE001 - a function of the user
-        item.error = error
-    return Single() if key is None and subscription.retries_here else key
 
 
 def _always(_: HeldQueue) -> bool:

@@ -13,8 +13,8 @@ class RetryLater(Exception):  # noqa: N818 - not an error
 
     ``delay``: seconds, a negative number as 0; None for the delay of the attempt (``Retry.delays``). The broker delays by
     levels (1 s, 5 s, 10 s, 30 s, 1 min ... 2 h): the next level at or above ``delay`` is used, 2 h for more. Ordered messages
-    (in ``order="key"`` those with a key), and those of broadcast, wait for ``delay`` exactly, up to ``max_hold``; with
-    ``mode="pop"`` a message waits for ``delay`` (2 h at most) and up to a tenth more.
+    (in ``order="key"`` all but those for which ``key`` returns None), and those of broadcast, wait for ``delay`` exactly, up to
+    ``max_hold``; with ``mode="pop"`` a message waits for ``delay`` (2 h at most) and up to a tenth more.
     """
 
     def __init__(self, delay: float | None = None) -> None:

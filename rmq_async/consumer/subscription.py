@@ -21,13 +21,15 @@ from .batch import Batch
 from .config import MAX_CONCURRENCY, Retry
 from .functions import handler_name, is_async, is_generator
 
-__all__ = ["Handler", "Subscription", "by_hand", "checked_tags"]
+__all__ = ["NO_KEY", "Handler", "Subscription", "by_hand", "checked_tags"]
 
 Handler = Callable[[MessageExt], Awaitable[object] | object] | Callable[[Batch], Awaitable[object] | object]
 """A coroutine function, or a plain function, which runs in a thread. With ``batch_size`` it takes a Batch."""
 Key = Callable[[MessageExt], Hashable]
 Order = Literal["key", "queue"]
 MAX_BATCH: Final = 65_536
+NO_KEY: Final = ""
+"""The key of all messages of a queue that have none, in ``order="key"``."""
 
 
 class Subscription:
@@ -35,12 +37,12 @@ class Subscription:
 
     ``tags``: "*" or "a || b"; ``sql``: a condition over properties instead. ``timeout``: seconds for one call of the handler;
     None for no limit. ``retry``: None for the consumer's. ``dead_letter_on``: exceptions after which the message is
-    dead-lettered at once. ``order``: None, "key" or "queue". ``key``: the key of a message without a sharding key, for
-    ``order="key"``. ``batch_size``: maximum messages of one call (1 to 65,536); None for one message instead of a Batch.
-    ``batch_wait``: maximum seconds for which a message waits until its batch is full. ``concurrency``: maximum number of calls
-    of the handler at a time (1 to 65,536), within that of the consumer. ``rate``: maximum messages per second. ``concurrency``,
-    ``rate`` and ``timeout`` may be set while the consumer runs. An invalid value raises ConfigError; a ``timeout`` that is not
-    a number raises TypeError, one that is not above 0 ValueError.
+    dead-lettered at once. ``order``: None, "key" or "queue". ``key``: for ``order="key"``, a function that returns the key of a
+    message without a sharding key, None for one that needs no order. ``batch_size``: maximum messages of one call (1 to 65,536);
+    None for one message instead of a Batch. ``batch_wait``: maximum seconds for which a message waits until its batch is full.
+    ``concurrency``: maximum number of calls of the handler at a time (1 to 65,536), within that of the consumer. ``rate``:
+    maximum messages per second. ``concurrency``, ``rate`` and ``timeout`` may be set while the consumer runs. An invalid value
+    raises ConfigError; a ``timeout`` that is not a number raises TypeError, one that is not above 0 ValueError.
     """
 
     __slots__ = (
@@ -115,21 +117,22 @@ class Subscription:
         return build_subscription(topic, self.tags, sub_version=version)
 
     def key_of(self, message: MessageExt) -> Hashable | None:
-        """Returns the sharding key of a message, else what ``key`` returns for it; None for a message without a key.
+        """Returns the sharding key of a message, else what ``key`` returns for it: None for a message without an order. Returns
+        "" for a message without a key: such messages of a queue share one line.
 
         Raises what ``key`` raises, and TypeError for a key that cannot be hashed.
         """
-        key: Hashable | None = message.sharding_key
-        if not key and self.key is not None:
-            key = self.key(message)
-            try:
-                hash(key)
-            except TypeError:
-                raise TypeError(
-                    f"key of subscription {self.topic} returned {type(key).__name__}, which cannot be hashed; "
-                    "return a str, a number or a tuple of such"
-                ) from None
-        return None if key == "" else key
+        if message.sharding_key or self.key is None:
+            return message.sharding_key or NO_KEY
+        key = self.key(message)
+        try:
+            hash(key)
+        except TypeError:
+            raise TypeError(
+                f"key of subscription {self.topic} returned {type(key).__name__}, which cannot be hashed; "
+                "return a str, a number or a tuple of such"
+            ) from None
+        return NO_KEY if isinstance(key, str) and not key else key
 
     @property
     def is_by_hand(self) -> bool:

@@ -13,10 +13,11 @@ from .._text import printable
 from ..client import brokers_of, loop_problem, name_server_problem
 from ..health import Problem, ProblemCode
 from .delivery import Delivery
-from .dispatch import Single
+from .dispatch import HeldLine, Single
 from .group import Missing
 from .held_queue import HeldQueue
 from .session import Session
+from .subscription import NO_KEY
 
 __all__ = [
     "BLOCK_SHOWN",
@@ -188,20 +189,24 @@ def _queue_problem(session: Session, held: HeldQueue) -> Problem | None:
 
 
 def _order_problems(session: Session) -> list[Problem]:
-    """Returns the problems of ordered subscriptions: messages that block their key or queue, queues whose locks other clients
-    have, and locks that were lost."""
+    """Returns the problems of ordered subscriptions: messages that block their key or queue, messages without a key, queues whose
+    locks other clients have, and locks that were lost."""
     now, found = machine.monotonic(), list[Problem]()
     for line in session.dispatcher.held_lines():
         first, shown = line.first, line.held.shown
         if len(found) < MOST_NAMED and first.held_since is not None and now - first.held_since >= session.config.stuck_after:
-            what = f"queue {shown}" if line.key is None else f"key {_key_text(line.key)} of {shown}"
-            if isinstance(line.key, Single):
-                what = f"a message of {shown}"
             text = (
-                f"{what} has been held for {now - first.held_since:.0f} s by message {first.message.msg_id}: its attempt "
+                f"{_line_text(line)} been held for {now - first.held_since:.0f} s by message {first.message.msg_id}: its attempt "
                 f"{first.attempt} is due in {max(first.due - now, 0.0):.0f} s, {line.waiting - 1} messages wait behind it"
             )
             found.append(Problem(ProblemCode.KEY_HELD, text, broker=shown.broker_name, queue=shown))
+    for subscription, keyless in session.dispatcher.keyless.recent().items():
+        shown = keyless.message.queue
+        text = (
+            f"messages of topic {subscription.topic} have no key, the newest one is {keyless.message.msg_id}, offset "
+            f"{keyless.message.queue_offset} of {shown}, {now - keyless.at:.0f} s ago: those of one queue are handled one at a time"
+        )
+        found.append(Problem(ProblemCode.KEY_MISSING, text, broker=shown.broker_name, queue=shown))
     for queue, age in session.takeover.locked_out().items():
         if age > session.config.handover_timeout:
             shown = session.instance.names.shown_queue(queue)
@@ -216,6 +221,16 @@ def _order_problems(session: Session) -> list[Problem]:
         )
         found.append(Problem(ProblemCode.QUEUE_LOST, text, broker=shown.broker_name, queue=shown))
     return found
+
+
+def _line_text(line: HeldLine) -> str:
+    if line.key is None:
+        return f"queue {line.held.shown} has"
+    if isinstance(line.key, Single):
+        return f"a message of {line.held.shown} has"
+    if line.key is NO_KEY:
+        return f"the messages without a key of {line.held.shown} have"
+    return f"key {_key_text(line.key)} of {line.held.shown} has"
 
 
 def _key_text(key: object) -> str:

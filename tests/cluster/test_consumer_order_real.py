@@ -3,8 +3,12 @@ full: ``benchmarks/consumer_order.py``."""
 
 from __future__ import annotations
 
+import asyncio
+from collections import Counter, defaultdict
 from pathlib import Path
+from uuid import uuid4
 
+from rmq_async import Admin, Consumer, Message, MessageExt, Producer
 from rmq_async.testing.cluster import RealCluster
 
 from ..java.program import require_javac
@@ -48,3 +52,35 @@ async def test_ordered_keys_are_handled_at_a_time(cluster: RealCluster) -> None:
     print(rates)
     assert rates.ordered[0] > 2 / 0.01
     assert (rates.overlaps, rates.backwards) == (0, 0)
+
+
+async def test_messages_without_a_key_are_handled_one_at_a_time(each_cluster: RealCluster) -> None:
+    """Sent with ``key=`` of the call, which no broker stores; those with a sharding key go on beside them."""
+    topic, running, begun = f"Keyless{uuid4().hex[:8]}", Counter[str](), defaultdict[str, list[int]](list)
+    beside = False
+
+    async def handle(message: MessageExt) -> None:
+        nonlocal beside
+        key = message.sharding_key or ""
+        running[key] += 1
+        assert running[key] == 1
+        begun[key].append(message.queue_offset)
+        await asyncio.sleep(0.01)
+        beside |= running.total() > 1
+        running[key] -= 1
+
+    async with Admin(namesrv=each_cluster.namesrv) as admin, Producer("senders", namesrv=each_cluster.namesrv) as producer:
+        await admin.create_topic(topic, queues=1)
+        for number in range(20):
+            await producer.send(Message(topic, b"x"), key=f"k{number}")
+            await producer.send(Message(topic, b"x", sharding_key="one"))
+    consumer = Consumer(f"{topic}Group", namesrv=each_cluster.namesrv, start_from="earliest")
+    consumer.subscribe(topic, handle, order="key")
+    async with consumer:
+        await consumer.wait_settled(40, timeout=20)
+        health = consumer.health()
+        assert consumer.stats().failed == 0
+    assert begun == {"": [*range(0, 40, 2)], "one": [*range(1, 40, 2)]}
+    assert beside
+    assert [problem.code for problem in health.problems] == ["key_missing"]
+    assert health.ready

@@ -17,9 +17,11 @@ from rmq_protocol.message import MessageQueue
 from .group_log import Delivery, GroupLog
 from .troubles import Troubles
 
-__all__ = ["disordered", "is_ordered", "overlapping", "repeats_behind_open"]
+__all__ = ["NO_ORDER", "disordered", "is_ordered", "overlapping", "repeats_behind_open"]
 
 SETTLED: Final = ("done", "dead")
+NO_ORDER: Final = "no-order"
+"""The key of messages that a group with ``order="key"`` handles in no order; those without a key are in order."""
 Line = tuple[MessageQueue, str]
 
 
@@ -124,7 +126,7 @@ def _lines(log: GroupLog) -> Iterator[tuple[Line, list[Delivery]]]:
     """Yields the calls of each ordered key, or queue, in the order in which they began."""
     lines: defaultdict[Line, list[Delivery]] = defaultdict(list)
     for each in log.deliveries:
-        if is_ordered(log, each.queue) and (each.key or log.order == "queue"):
+        if is_ordered(log, each.queue) and (each.key != NO_ORDER or log.order == "queue"):
             lines[each.queue, each.key if log.order == "key" else ""].append(each)
     yield from lines.items()
 

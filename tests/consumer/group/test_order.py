@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Hashable
 from time import monotonic
 from typing import Any
 
+import msgspec
 import pytest
 
 from rmq_async import Consumer, DeadLetter, Message, MessageExt, MessageQueue, Producer, Retry, RetryLater, current_delivery
@@ -69,7 +70,9 @@ async def send_keyed(namesrv: str, *bodies: bytes, key: Callable[[bytes], str | 
 
 def ordered(namesrv: str, handler: Callable[[MessageExt], Any], name: str = "one", **options: Any) -> Consumer:
     of_consumer = {
-        key: options.pop(key) for key in ("max_span", "concurrency", "stuck_after", "handover_timeout") if key in options
+        key: options.pop(key)
+        for key in ("max_span", "concurrency", "stuck_after", "handover_timeout", "broadcast")
+        if key in options
     }
     consumer = Consumer("g", namesrv=namesrv, instance_name=name, start_from="earliest", **of_consumer)
     consumer.subscribe("T", handler, **options)
@@ -144,18 +147,106 @@ async def test_order_by_key_ends_with_a_dead_letter_and_goes_on(error: Exception
         assert [message.body for message in server.dead_letters("g")] == [b"0"]
 
 
-async def test_order_by_key_messages_without_a_key_are_unordered_and_go_through_the_retry_topic() -> None:
+@pytest.mark.parametrize("key", [None, lambda message: ""], ids=["no function", "empty text"])
+@pytest.mark.parametrize("broadcast", [False, True], ids=["group", "broadcast"])
+async def test_order_by_key_messages_of_a_queue_without_a_key_share_one_line(
+    key: Callable[[MessageExt], Hashable] | None, *, broadcast: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A failed one is repeated in place and holds those behind it; messages with keys go on beside them."""
+
     async def work(message: MessageExt) -> None:
+        await asyncio.sleep(0.002)
+        if message.body == b"-0" and current_delivery().attempt < 3:
+            raise RetryLater(0.1)
+
+    async with EmbeddedRocketMQ() as server:
+        await create(server.namesrv, queues=1)
+        bodies = [b"%s%d" % (kind, number) for number in range(5) for kind in (b"-", b"a", b"b")]
+        await send_keyed(server.namesrv, *bodies, key=lambda body: None if body[:1] == b"-" else body[:1].decode())
+        seen = Ordered(work)
+        with caplog.at_level(logging.WARNING, "rmq_async"):
+            async with ordered(server.namesrv, seen, order="key", key=key, broadcast=broadcast) as consumer:
+                await consumer.wait_idle()
+                health = consumer.health()
+                assert consumer.stats().dead_lettered == 0
+        seen.check(15)
+        assert seen.begun[0, None][:3] == [0, 0, 0]
+        assert seen.bodies.index(b"b4") < seen.bodies.index(b"-1")
+        assert not server.retries("g")
+        assert [problem.code for problem in health.problems] == ["key_missing"]
+        assert health.ready
+        assert health.problems[0].queue == Q0
+        assert "topic T have no key" in health.problems[0].text
+        (warning,) = [record.getMessage() for record in caplog.records if record.name == "rmq_async.consumer.keyless"]
+        assert "Message(sharding_key=...)" in warning
+        assert "function key=" in warning
+
+
+async def test_order_by_key_none_of_the_function_says_that_a_message_has_no_order(caplog: pytest.LogCaptureFixture) -> None:
+    together = asyncio.Event()
+    running = 0
+
+    async def handler(message: MessageExt) -> None:
+        nonlocal running
+        running += 1
+        if running == 3:
+            together.set()
+        async with asyncio.timeout(5):
+            await together.wait()
         if message.body == b"0":
             raise ValueError("always")
 
     async with EmbeddedRocketMQ() as server:
         await create(server.namesrv, queues=1)
+        await send_keyed(server.namesrv, b"0", b"1", b"2")
+        retry = Retry(limit=0)
+        with caplog.at_level(logging.WARNING, "rmq_async.consumer.keyless"):
+            async with ordered(server.namesrv, handler, order="key", key=lambda message: None, retry=retry) as consumer:
+                await consumer.wait_idle()
+                assert consumer.health().problems == ()
+        assert [message.body for message in server.dead_letters("g")] == [b"0"]  # by the broker
+        assert not [record for record in caplog.records if record.name == "rmq_async.consumer.keyless"]
+
+
+async def test_key_of_an_empty_text_is_no_key() -> None:
+    async with EmbeddedRocketMQ() as server:
+        await create(server.namesrv, queues=1)
+        await send_keyed(server.namesrv, b"0")
+        (message,) = server.messages("T")
+    empty = msgspec.structs.replace(message, properties={**message.properties, "__SHARDINGKEY": ""})
+    given = ordered("127.0.0.1:1", Ordered(), order="key", key=lambda message: message.body).subscriptions[0]
+    bare = ordered("127.0.0.1:1", Ordered(), order="key").subscriptions[0]
+    assert given.key_of(empty) == b"0"
+    assert bare.key_of(empty) == bare.key_of(message) == ""
+
+
+def test_key_missing_ends_ten_minutes_after_the_last_such_message() -> None:
+    async def main(s: Simulation) -> None:
+        await create(s.namesrv, queues=1)
+        async with ordered(s.namesrv, Ordered(), order="key") as consumer:
+            for _ in range(2):
+                await send_keyed(s.namesrv, b"0")
+                await consumer.wait_idle()
+                await asyncio.sleep(590)
+                assert [problem.code for problem in consumer.health().problems] == ["key_missing"]
+            await asyncio.sleep(20)
+            assert consumer.health().problems == ()
+
+    Simulation(1, faults=None).run(main)
+
+
+async def test_health_names_messages_without_a_key_that_are_held() -> None:
+    async def fail(message: MessageExt) -> None:
+        raise RetryLater(100)
+
+    async with EmbeddedRocketMQ() as server:
+        await create(server.namesrv, queues=1)
         await send_keyed(server.namesrv, b"0", b"1")
-        seen = Ordered(work)
-        async with ordered(server.namesrv, seen, order="key", retry=Retry(limit=0)) as consumer:
-            await consumer.wait_idle()
-        assert [message.body for message in server.dead_letters("g")] == [b"0"]
+        async with ordered(server.namesrv, fail, order="key", stuck_after=0.05) as consumer:
+            await until(lambda: len(consumer.health().problems) == 2)
+            held = next(problem for problem in consumer.health().problems if problem.code == "key_held")
+            assert held.text.startswith(f"the messages without a key of {Q0} have been held")
+            assert "1 messages wait behind it" in held.text
 
 
 async def test_order_by_key_function_orders_messages_without_a_sharding_key() -> None:

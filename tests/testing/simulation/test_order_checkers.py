@@ -9,7 +9,7 @@ import pytest
 from rmq_async import MessageQueue
 from rmq_async.testing.simulation.group_checkers import repeated
 from rmq_async.testing.simulation.group_log import Delivery, GroupLog, Life
-from rmq_async.testing.simulation.order_checkers import disordered, overlapping
+from rmq_async.testing.simulation.order_checkers import NO_ORDER, disordered, overlapping
 from rmq_async.testing.simulation.troubles import Troubles
 
 QUEUE = MessageQueue("T", "broker-a", 0)
@@ -44,9 +44,14 @@ def test_overlapping_calls_of_a_key_are_found() -> None:
 def test_overlapping_leaves_alone_other_keys_and_calls_that_follow() -> None:
     assert not overlapping(log(call(0, 1.0), call(1, 2.0)), QUIET)
     assert not overlapping(log(call(0, 1.0), call(1, 1.5, key="b")), QUIET)
-    assert not overlapping(log(call(0, 1.0, key=""), call(1, 1.5, key="")), QUIET)
+    assert not overlapping(log(call(0, 1.0, key=NO_ORDER), call(1, 1.5, key=NO_ORDER)), QUIET)
     assert not overlapping(log(call(0, 1.0), call(1, 1.5), order=None), QUIET)
     assert not overlapping(log(call(0, 1.0, number=0), call(1, 1.0, number=0)), QUIET)  # a batch
+
+
+def test_overlapping_calls_without_a_key_are_found() -> None:
+    assert overlapping(log(call(0, 1.0, key=""), call(1, 1.5, key="")), QUIET)
+    assert not overlapping(log(call(0, 1.0, key=""), call(1, 1.5, key="b")), QUIET)
 
 
 def test_overlapping_by_queue_looks_at_all_keys() -> None:

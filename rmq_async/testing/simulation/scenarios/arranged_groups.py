@@ -16,6 +16,7 @@ from ....consumer import Batch, Consumer, Retry
 from ....errors import RocketMQError
 from ..chance import exponential
 from ..group_log import GROUP, Delivery, GroupLog
+from ..order_checkers import NO_ORDER
 from .groups import FAILURE, Crew, Staffed, decide
 from .services import Workload
 
@@ -51,7 +52,7 @@ class _ArrangedCrew(Crew):
 
     def message(self, topic: str, number: int) -> Message:
         key = self.chance.randint(0, KEYS)
-        return Message(topic, b"%d" % number, keys=f"key-{key}" if key else ())
+        return Message(topic, b"%d" % number, keys=(() if key == 0 else NO_ORDER if key == 1 else f"key-{key}"))
 
     def consumer(self, chance: Random, life: int) -> Consumer:
         if self.style == "by hand":
@@ -72,7 +73,8 @@ class _ArrangedCrew(Crew):
 
 
 def _key_of(message: MessageExt) -> str | None:
-    return message.keys[0] if message.keys else None
+    key = message.keys[0] if message.keys else ""
+    return None if key == NO_ORDER else key
 
 
 @asynccontextmanager

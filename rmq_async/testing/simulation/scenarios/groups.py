@@ -26,6 +26,8 @@ from .services import AGAIN, CALM, Cluster, Workload
 __all__ = ["FAILURE", "GROUPS", "Crew", "Staffed", "decide"]
 
 TOPICS: Final = ("Shared-0", "Shared-1")
+SENT_SO: Final = "key_missing"
+"""The code of a problem that says how messages were sent, and nothing of the member."""
 LOOK_EVERY: Final = 2.0
 """Seconds between two looks at a member's health, and at the queues."""
 REST: Final = 33.0
@@ -264,7 +266,7 @@ async def _live(crew: Crew, name: str) -> None:
                 log.joined(name, consumer)
                 while not crew.over and (cluster.now < end or crew.resting or cluster.now > crew.until):
                     health = consumer.health()
-                    log.sample(life, health.ready, ((problem.code, problem.text) for problem in health.problems))
+                    log.sample(life, health.ready, ((each.code, each.text) for each in health.problems if each.code != SENT_SO))
                     await asyncio.sleep(LOOK_EVERY)
         except (RocketMQError, TimeoutError):
             await asyncio.sleep(AGAIN)
