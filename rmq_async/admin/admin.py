@@ -149,7 +149,7 @@ class Admin(ClientUser):
             return await topic_settings.sync(instance, from_broker, to_broker, patterns, dry_run=dry_run, timeout=timeout)
 
     async def topics(self) -> tuple[str, ...]:
-        """Returns the names of all topics that a name server knows, sorted; with ``namespace``, of those in it and of those of
+        """Returns the names of all topics that the name servers know, sorted; with ``namespace``, of those in it and of those of
         the system."""
         code = RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER
 
@@ -161,12 +161,11 @@ class Admin(ClientUser):
             )
 
         async with self._call() as instance:
-            found, _ = await instance.name_servers.ask(RemotingCommand(code=code), instance.config.request_timeout, read)
-        return found
+            return await instance.name_servers.fullest(RemotingCommand(code=code), instance.config.request_timeout, read, len)
 
     async def topic_route(self, topic: str) -> TopicRouteData:
-        """Returns the current route of ``topic`` from a name server. Raises TopicNotFoundError for an unknown topic,
-        NameServerError if no name server responds."""
+        """Returns the current route of ``topic``, the fullest that a name server has. Raises TopicNotFoundError for an unknown
+        topic, NameServerError if no name server responds."""
         async with self._call() as instance:
             return (await instance.routes.fetch(self._wire(topic), instance.config.request_timeout)).data
 
@@ -177,7 +176,7 @@ class Admin(ClientUser):
             return await clients.stats(instance, self._wire(topic), self._deadline())
 
     async def cluster_info(self) -> ClusterInfo:
-        """Returns the clusters and brokers that a name server knows."""
+        """Returns the clusters and brokers that the name servers know."""
         async with self._call() as instance:
             return await cluster_info(instance, self._deadline())
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 
-from rmq_protocol.cluster import ClusterInfo, decode_cluster_info
+from rmq_protocol.cluster import ClusterInfo
 from rmq_protocol.command import RemotingCommand
 from rmq_protocol.constants import MASTER_ID, RequestCode, ResponseCode
 from rmq_protocol.errors import shown
@@ -30,17 +30,11 @@ __all__ = [
 
 
 async def cluster_info(instance: ClientInstance, deadline: float) -> ClusterInfo:
-    """Returns the clusters and brokers that a name server knows; a client that may start without a cluster waits for one first."""
+    """Returns the clusters and brokers that the name servers know; a client that may start without a cluster waits for one
+    first."""
     if instance.config.start_without_cluster:
         await instance.cluster_probe.wait(deadline)
-    code = RequestCode.GET_BROKER_CLUSTER_INFO
-
-    def read(response: RemotingCommand, address: str) -> ClusterInfo:
-        check(response, code, None, address)
-        return decode_cluster_info(response.body)
-
-    info, _ = await instance.name_servers.ask(RemotingCommand(code=code), max(deadline - machine.monotonic(), 0.0), read)
-    return info
+    return await instance.name_servers.cluster_info(max(deadline - machine.monotonic(), 0.0))
 
 
 def masters_of(

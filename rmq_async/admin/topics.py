@@ -214,8 +214,7 @@ async def _order_of(instance: ClientInstance, topic: str, deadline: float) -> st
         return from_ext(GetKVConfigResponseHeader, response.ext_fields).value or ""
 
     command = RemotingCommand(code=code, ext_fields={**to_ext(get)})
-    value, _ = await instance.name_servers.ask(command, max(deadline - machine.monotonic(), 0.0), read)
-    return value
+    return await instance.name_servers.fullest(command, max(deadline - machine.monotonic(), 0.0), read, len)
 
 
 async def _until_shown(

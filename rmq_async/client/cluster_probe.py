@@ -2,7 +2,8 @@
 
 A cluster counts as found when a name server's answer names a broker, has an error code or cannot be read. A name server that was
 just started knows no broker for some seconds, and answers "no such topic" for every topic. Calls of a client that started without a
-cluster wait until it is found.
+cluster wait until it is found. Of several name servers the client stays with the one that lists the most brokers: those that list
+fewer may have been restarted, and brokers register again within 30 s.
 
 A server that refuses the request for the cluster (3, request type not supported) is a proxy, which knows routes, or a broker, which
 knows none; a second request, for a route, distinguishes them.
@@ -41,6 +42,9 @@ MAX_PAUSE: Final = 1.0
 WAIT_SHARE: Final = 0.8
 """Share of a call's timeout for the wait for a cluster; the rest is for the call's request."""
 
+COMPARED_WITHIN: Final = 1.0
+"""Seconds, of which the other name servers get a share, to compare the brokers that they list with those of the first one."""
+
 LOCAL_ADDRESS_TIMEOUT: Final = 1.0
 """Seconds to resolve a name server's host without a connection to it."""
 
@@ -55,17 +59,16 @@ class ClusterProbe:
         """Set by the first answer that names a broker, has an error code or cannot be read; never cleared."""
 
     async def run_once(self) -> str:
-        """Sends one request, and a second one where a broker may have answered; returns the address of the name server that
-        answered. Raises NameServerError when none does, a permanent one if brokers are at all addresses."""
+        """Sends one request, a second one where a broker may have answered, and one to each other name server; returns the address
+        of the name server that lists the most brokers. Raises NameServerError when none answers, a permanent one if brokers are at
+        all addresses."""
         deadline = machine.monotonic() + self._timeout
         response, address = await self._ask_for_cluster(deadline)
         if response.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
             _, server = await self._name_servers.probe(_route_request(), _left(deadline), _check_for_broker)
             if server != address:  # there was a broker at the first address
                 response, address = await self._ask_for_cluster(deadline)
-        if _names_brokers(response):
-            self.cluster_found.set()
-        return address
+        return await self._fullest(address, _brokers_named(response), deadline)
 
     async def run_until_found(self) -> None:
         """Sends requests until there is a cluster, with pauses that grow to one second."""
@@ -92,13 +95,35 @@ class ClusterProbe:
         except TimeoutError:
             return
 
+    async def _fullest(self, address: str, named: int, deadline: float) -> str:
+        """Compares with the other name servers; returns the address of the one that names the most brokers, and stays with it."""
+        servers = self._name_servers
+        patience = min(_left(deadline), COMPARED_WITHIN) if named else _left(deadline)
+        enough = None if named else bool
+        others = await servers.others(
+            address, _cluster_request(), patience, lambda response, _: _brokers_named(response), enough
+        )
+        counts = {address: named, **others.results}
+        for each, number in counts.items():
+            if number:
+                servers.has_named_brokers(each)
+        best = max(counts, key=lambda each: counts[each])
+        if best != address:
+            servers.prefer(best, f"{address} lists {named} of {counts[best]} brokers, as after a restart")
+        if counts[best]:
+            self.cluster_found.set()
+        return best
+
     async def _ask_for_cluster(self, deadline: float) -> tuple[RemotingCommand, str]:
-        command = RemotingCommand(code=RequestCode.GET_BROKER_CLUSTER_INFO)
-        return await self._name_servers.probe(command, _left(deadline), lambda response, _: response)
+        return await self._name_servers.probe(_cluster_request(), _left(deadline), lambda response, _: response)
 
 
 def _left(deadline: float) -> float:
     return max(deadline - machine.monotonic(), 0.0)
+
+
+def _cluster_request() -> RemotingCommand:
+    return RemotingCommand(code=RequestCode.GET_BROKER_CLUSTER_INFO)
 
 
 def _route_request() -> RemotingCommand:
@@ -114,15 +139,15 @@ def _check_for_broker(response: RemotingCommand, address: str) -> RemotingComman
     return response
 
 
-def _names_brokers(response: RemotingCommand) -> bool:
-    """Returns whether the answer names a broker. True also for an error code and for a body that cannot be read: another answer
-    would hardly be better."""
+def _brokers_named(response: RemotingCommand) -> int:
+    """Returns the number of brokers that the answer names. It is 1 for an error code and for a body that cannot be read: another
+    answer would hardly be better."""
     if response.code != ResponseCode.SUCCESS:
-        return True
+        return 1
     try:
-        return bool(decode_cluster_info(response.body).broker_addr_table)
+        return len(decode_cluster_info(response.body).broker_addr_table)
     except RemoteProtocolError:
-        return True
+        return 1
 
 
 async def local_address(name_servers: Iterable[str]) -> str:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from rmq_protocol.cluster import ClusterInfo, decode_cluster_info
-from rmq_protocol.command import RemotingCommand
-from rmq_protocol.constants import MASTER_ID, RequestCode, ResponseCode
+from rmq_protocol.constants import MASTER_ID
 from rmq_protocol.message import MessageQueue
 
-from ..broker_answers import broker_error
 from .instance import ClientInstance
 
 __all__ = ["has_master", "known_master"]
@@ -34,18 +31,11 @@ async def has_master(instance: ClientInstance, queue: MessageQueue) -> bool:
     """Returns whether the broker that holds ``queue`` has a master.
 
     With ``enableSlaveActingMaster`` a name server names a replica in the master's place. The cluster's broker list keeps the real
-    broker ids, so it is requested where ``known_master`` returns None. Raises as ``NameServers.ask`` does.
+    broker ids, so it is requested where ``known_master`` returns None. Raises as ``NameServers.cluster_info`` does.
     """
     known = known_master(instance, queue)
     if known is not None:
         return known
-    command = RemotingCommand(code=RequestCode.GET_BROKER_CLUSTER_INFO)
-    info, _ = await instance.name_servers.ask(command, instance.config.request_timeout, _read)
+    info = await instance.name_servers.cluster_info(instance.config.request_timeout)
     data = info.broker_addr_table.get(instance.routes.broker_of(queue))
     return data is not None and MASTER_ID in data.broker_addrs
-
-
-def _read(response: RemotingCommand, address: str) -> ClusterInfo:
-    if response.code != ResponseCode.SUCCESS:
-        raise broker_error(response.code, response.remark, request="GET_BROKER_CLUSTER_INFO", address=address)
-    return decode_cluster_info(response.body)

@@ -5,6 +5,9 @@ fails, the same call tries the others, those to which a connect failed a moment 
 them that answers. A silent server may use only its share of the time that is left: with two servers the second is tried after half
 of it. A server whose connection broke during a request (it may have been restarted since) is tried once more at the end.
 
+One server's "no" is not enough: it may have been restarted, and brokers register again within 30 s only. So ``others`` asks the
+others at the same time, and ``knows_brokers`` says whether a server is a witness: one that lists no broker knows no topic either.
+
 A broker refuses requests for routes (3, request type not supported), which is all that distinguishes its address from that of a
 name server. Where every address is a broker's, the error is permanent: nothing passes that could be waited for.
 """
@@ -13,27 +16,30 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
-from typing import Final, TypeVar
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Final, Generic, NamedTuple, TypeVar
 
+from rmq_protocol.cluster import ClusterInfo, decode_cluster_info
 from rmq_protocol.command import RemotingCommand
-from rmq_protocol.constants import RequestCode
+from rmq_protocol.constants import MASTER_ID, RequestCode, ResponseCode
 
 from .. import machine
 from .._text import printable
+from ..broker_answers import broker_error
 from ..errors import (
     BrokerError,
     ConnectionLostError,
     NameServerError,
     ProtocolError,
+    RemoteProtocolError,
     RequestCodeNotSupportedError,
     RequestTimeoutError,
     RocketMQError,
 )
 from ..tracebacks import without_frames
-from ..transport import ConnectionPool
+from ..transport import Connection, ConnectionPool
 
-__all__ = ["NameServers", "NoUsableAnswerError"]
+__all__ = ["Answers", "NameServers", "NoUsableAnswerError", "listed_brokers"]
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +47,21 @@ T = TypeVar("T")
 
 _ADVICE: Final = "check the addresses, and that a name server runs"
 _WANTED: Final = "give the addresses of name servers (port 9876 by default), which know those of the brokers"
+
+
+OTHERS_SHARE: Final = 0.5
+"""Share of the time that is left for the answers of the other servers; the rest is for what follows from them."""
+
+SILENT_FOR: Final = 10.0
+"""Seconds for which a server that gave no answer beside others is not asked beside others again: each of thousands of topics would
+wait for it."""
+
+
+class Answers(NamedTuple, Generic[T]):
+    """What several servers said, by address. ``failures``: the errors of those without a usable answer."""
+
+    results: dict[str, T]
+    failures: dict[str, RocketMQError]
 
 
 class NoUsableAnswerError(NameServerError):
@@ -59,6 +80,10 @@ class NameServers:
         self._pool = pool
         self._addresses = list(addresses)
         machine.random.shuffle(self._addresses)
+        self._witnesses: dict[str, Connection] = {}
+        """The connection on which a server has named a broker: a server that was restarted since has another one."""
+        self._silent: dict[str, float] = {}
+        """Times (monotonic) until which servers without an answer are not asked beside the others."""
         self.patient = False
         """Whether requests wait, within their timeout, for the first answer of a name server instead of failing."""
         self.answered = asyncio.Event()
@@ -154,7 +179,120 @@ class NameServers:
             raise NameServerError(f"{text}; repeat the call when they run") from next(iter(failures.values()))
         return answers
 
+    async def others(
+        self,
+        address: str,
+        command: RemotingCommand,
+        timeout: float,
+        read: Callable[[RemotingCommand, str], T],
+        is_enough: Callable[[T], bool] | None = None,
+    ) -> Answers[T]:
+        """Asks all servers but ``address`` at the same time, and returns what ``read`` made of their answers.
+
+        It ends when all have answered or failed, after ``OTHERS_SHARE`` of ``timeout`` seconds, or with the first result for which
+        ``is_enough(result)`` is true. Raises nothing: errors are in the result.
+        """
+        share, now = timeout * OTHERS_SHARE, machine.monotonic()
+        answers: Answers[T] = Answers({}, {})
+        asking: dict[asyncio.Task[T], str] = {}
+        for other in self._addresses:
+            if other != address and self._silent.get(other, now) > now:
+                answers.failures[other] = RequestTimeoutError("not asked, it gave no answer a moment ago", address=other)
+            elif other != address:
+                asking[asyncio.ensure_future(self._read_from(other, command, share, read))] = other
+        try:
+            while asking:
+                done, _ = await asyncio.wait(asking, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    other = asking.pop(task)
+                    try:
+                        answers.results[other] = task.result()
+                    except RocketMQError as error:
+                        answers.failures[other] = without_frames(error)
+                        if not isinstance(error, BrokerError | ProtocolError):
+                            self._silent[other] = machine.monotonic() + SILENT_FOR
+                if is_enough is not None and any(is_enough(result) for result in answers.results.values()):
+                    break
+        finally:
+            for task in asking:
+                task.cancel()
+            if asking:
+                await asyncio.wait(asking)
+        return answers
+
+    async def fullest(
+        self, command: RemotingCommand, timeout: float, read: Callable[[RemotingCommand, str], T], size: Callable[[T], int]
+    ) -> T:
+        """Returns the largest of all servers' results: one that was restarted knows less than the others for some seconds. Raises
+        as ``ask`` does if none answers within ``timeout`` seconds."""
+        deadline = machine.monotonic() + timeout
+        found, address = await self.ask(command, timeout, read)
+        others = await self.others(address, command, max(deadline - machine.monotonic(), 0.0), read)
+        return max([found, *others.results.values()], key=size)
+
+    async def cluster_info(self, timeout: float) -> ClusterInfo:
+        """Returns the clusters and brokers that the server lists which lists the most. Raises as ``fullest`` does."""
+        command = RemotingCommand(code=RequestCode.GET_BROKER_CLUSTER_INFO)
+        return await self.fullest(command, timeout, _read_cluster, lambda info: len(_brokers_in(info)))
+
+    async def listed_at(self, address: str, timeout: float) -> frozenset[tuple[str, bool]] | None:
+        """Returns the brokers that a server lists now, as ``listed_brokers`` does; None if it answers otherwise, as a proxy does.
+        Raises the errors of a request without an answer."""
+        command = RemotingCommand(code=RequestCode.GET_BROKER_CLUSTER_INFO)
+        try:
+            info = await self._read_from(address, command, timeout, _read_cluster)
+        except (BrokerError, RemoteProtocolError):
+            return None
+        return _brokers_in(info)
+
+    async def knows_brokers(self, address: str, timeout: float) -> bool:
+        """Returns whether a server is a witness: it has named a broker since its connection was made, or lists one now. True for an
+        answer that says nothing about that, False without an answer."""
+        if self._is_witness(address):
+            return True
+        try:
+            listed = await self.listed_at(address, timeout)
+        except RocketMQError:
+            return False
+        if listed:
+            self.has_named_brokers(address)
+        return listed is None or bool(listed)
+
+    def has_named_brokers(self, address: str) -> None:
+        """Records that a server has named a broker."""
+        connection = self._pool.get(address)
+        if connection is not None:
+            self._witnesses[address] = connection
+
+    def prefer(self, address: str, why: str) -> None:
+        """Stays with a server from now on. ``why``: the reason, for the log."""
+        index = self._addresses.index(address) if address in self._addresses else 0
+        if index:
+            logger.info("name server %s is asked from now on: %s", address, why)
+            self._addresses = self._addresses[index:] + self._addresses[:index]
+
+    def unusable(self, answers: Mapping[str, str], failures: Mapping[str, RocketMQError]) -> NoUsableAnswerError:
+        """Returns the error of a request that has ``failures`` and ``answers`` (texts by address) that count for nothing."""
+        said = [f"{address}: {answers.get(address) or _reason(failures.get(address))}" for address in self._addresses]
+        error = NoUsableAnswerError(f"no name server gave a usable answer: {'; '.join(said)}; try again, or look at their logs")
+        error.__cause__ = next(iter(failures.values()), None)
+        return error
+
     # -- inside
+
+    def _is_witness(self, address: str) -> bool:
+        connection = self._witnesses.get(address)
+        return connection is not None and self._pool.get(address) is connection
+
+    async def _read_from(
+        self, address: str, command: RemotingCommand, timeout: float, read: Callable[[RemotingCommand, str], T]
+    ) -> T:
+        """Asks one server, once more if its connection breaks: it may have been restarted since the last request."""
+        deadline = machine.monotonic() + timeout
+        try:
+            return read(await self._one(address, command, timeout), address)
+        except ConnectionLostError:
+            return read(await self._one(address, command, max(deadline - machine.monotonic(), 0.0)), address)
 
     async def _first_answer(self, timeout: float) -> None:
         """Waits for the first answer if ``patient``. Raises NameServerError after ``timeout`` seconds."""
@@ -179,11 +317,8 @@ class NameServers:
         return [first, *sorted(others, key=self._pool.backing_off)]
 
     def _stay_with(self, address: str, failures: dict[str, RocketMQError]) -> None:
-        index = self._addresses.index(address)
-        if index:
-            said = "; ".join(f"{other}: {printable(error)}" for other, error in failures.items())
-            logger.info("name server %s answers now (%s)", address, said)
-            self._addresses = self._addresses[index:] + self._addresses[:index]
+        if address != self._addresses[0]:
+            self.prefer(address, "; ".join(f"{other}: {printable(error)}" for other, error in failures.items()))
 
     def _failed(self, failures: dict[str, RocketMQError], answered: bool, timeout: float) -> NameServerError:
         said = [f"{address}: {_reason(failures.get(address))}" for address in self._addresses]
@@ -202,6 +337,25 @@ class NameServers:
             error = NameServerError(f"no name server answered{when}: {tried}; {_ADVICE}")
         error.__cause__ = cause
         return error
+
+
+def listed_brokers(addresses: Mapping[str, Collection[int]]) -> frozenset[tuple[str, bool]]:
+    """Returns the brokers of an answer, so that two answers can be compared: (name, False) for each broker, and (name, True) for
+    each that has a master. ``addresses``: broker ids by broker name."""
+    masters = {(name, True) for name, ids in addresses.items() if MASTER_ID in ids}
+    return frozenset({*masters, *((name, False) for name in addresses)})
+
+
+def _brokers_in(info: ClusterInfo) -> frozenset[tuple[str, bool]]:
+    return listed_brokers({name: data.broker_addrs for name, data in info.broker_addr_table.items()})
+
+
+def _read_cluster(response: RemotingCommand, address: str) -> ClusterInfo:
+    """Reads the answer to GET_BROKER_CLUSTER_INFO. Raises BrokerError for a code other than success, RemoteProtocolError for a body
+    that cannot be read."""
+    if response.code != ResponseCode.SUCCESS:
+        raise broker_error(response.code, response.remark, request="GET_BROKER_CLUSTER_INFO", address=address)
+    return decode_cluster_info(response.body)
 
 
 def _nothing() -> None:

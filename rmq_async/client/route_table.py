@@ -3,7 +3,8 @@
 The hot path is ``cached``, a dict look-up. A miss costs one request for all its callers, and one more for TBW102 when the topic
 is not known and may be created by sending. The route of each topic in use is requested again every ``route_poll_interval``, and
 sooner after an error (``refresh_soon``). An answer that is empty, unreadable or "no such topic" never replaces a good route:
-the brokers' own answers are more reliable. Equal answers are recognised by their digests, so polling an unchanged cluster
+the brokers' own answers are more reliable. Nor is one name server's word enough for what would be lost by it: see ``_confirmed``.
+Equal answers are recognised by their digests, so polling an unchanged cluster
 decodes nothing; ``version`` grows only when a route is new or has changed. A topic without a use for some polls (``use``) is
 dropped, and requested anew at its next use.
 """
@@ -15,6 +16,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from hashlib import blake2b
 from typing import Final, NamedTuple
 
@@ -32,7 +34,7 @@ from .._asyncio import Flight, SingleFlight, WaitFor
 from .._text import printable, without_faq
 from ..broker_answers import broker_error
 from ..errors import NameServerError, RocketMQError, TopicNotFoundError
-from .name_servers import NameServers, NoUsableAnswerError
+from .name_servers import Answers, NameServers, NoUsableAnswerError, listed_brokers
 from .topic_route import BrokerLists, TopicRoute, topic_route
 from .topic_use import TopicUse, topics_to_keep
 
@@ -51,12 +53,14 @@ _SHARE: Final = 0.98
 
 
 class _Answer(NamedTuple):
-    """A name server's answer about a topic; ``route``: None for "no such topic", and for a route without queues or brokers."""
+    """A name server's answer about a topic; ``route``: None for "no such topic", and for a route without queues or brokers.
+    ``witnessed``: whether a name server that knows a broker has said so."""
 
     name_server: str
     digest: bytes
     route: TopicRoute | None
     remark: str
+    witnessed: bool = True
 
 
 class RouteTable:
@@ -166,15 +170,13 @@ class RouteTable:
         return old
 
     async def fetch(self, topic: str, timeout: float) -> TopicRoute:
-        """Requests the route now and returns the one that a name server answers. Does not count as a use of the topic.
+        """Requests the route now from all name servers and returns the fullest answer that they give. Does not count as a use of
+        the topic.
 
         Raises as ``get`` does.
         """
         try:
-            if topic in self._routes:
-                answer = await self._ask(topic, machine.monotonic() + timeout)
-            else:
-                answer = await self._ask_aside(topic, machine.monotonic() + timeout)
+            answer = await self._asking.join((topic, "all"), lambda: self._request_all(topic), machine.monotonic() + timeout)
         except TimeoutError:
             raise self._late(topic, timeout) from None
         if answer.route is None:
@@ -214,7 +216,9 @@ class RouteTable:
             if topic not in self._routes:  # dropped meanwhile, by the poll beside a sweep
                 continue
             try:
-                answers[topic] = (await self._ask(topic, self._patience())).route is not None
+                answer = await self._ask(topic, self._patience())
+                if answer.witnessed:
+                    answers[topic] = answer.route is not None
             except (NoUsableAnswerError, TimeoutError) as error:
                 logger.warning("route of topic %s not refreshed, the old one stays in use: %s", topic, printable(error, 1000))
             except NameServerError as error:
@@ -300,16 +304,79 @@ class RouteTable:
         return await self._asking.join((topic,), lambda: self._request(topic, enter=False), deadline)
 
     async def _request(self, topic: str, *, enter: bool = True) -> _Answer:
-        """Sends one request and enters a good answer into the table if ``enter``."""
-        await self._cluster()
-        command = RemotingCommand(
-            code=RequestCode.GET_ROUTEINFO_BY_TOPIC,
-            ext_fields={**to_ext(GetRouteInfoRequestHeader(topic=topic, acceptStandardJsonOnly=True))},
-        )
-        answer, _ = await self._name_servers.ask(
-            command, self._request_timeout * _SHARE, lambda response, address: self._read(topic, response, address)
-        )
+        """Requests a route and enters a good answer into the table if ``enter``."""
+        answer = await self._answer(topic)
         return self._enter(topic, answer) if enter else answer
+
+    async def _request_all(self, topic: str) -> _Answer:
+        """Requests a route from all name servers, and enters a good answer into the table if the topic is in use."""
+        answer = await self._answer(topic, from_all=True)
+        return self._enter(topic, answer) if topic in self._routes else answer
+
+    async def _answer(self, topic: str, *, from_all: bool = False) -> _Answer:
+        """Returns the answer of the name server in use, or that of another one if it is the better one. ``from_all``: True asks
+        the others in any case."""
+        await self._cluster()
+        timeout, names = self._request_timeout * _SHARE, self._name_servers
+        deadline = machine.monotonic() + timeout
+        answer, _ = await names.ask(_question(topic), timeout, partial(self._read, topic))
+        if answer.route is None:
+            return await self._confirmed(topic, answer, deadline)
+        names.has_named_brokers(answer.name_server)
+        known = self._routes.get(topic)
+        if from_all:
+            return await self._fullest(topic, answer, deadline)
+        if known is None or known.provisional or answer.route is known or not _lacks(answer.route, known):
+            return answer
+        return await self._fullest(topic, answer, deadline, lambda each: _has_route(each, known))
+
+    async def _others(
+        self, topic: str, answer: _Answer, deadline: float, is_enough: Callable[[_Answer], bool] | None
+    ) -> Answers[_Answer]:
+        return await self._name_servers.others(
+            answer.name_server, _question(topic), _left(deadline), partial(self._read, topic), is_enough
+        )
+
+    async def _confirmed(self, topic: str, answer: _Answer, deadline: float) -> _Answer:
+        """Returns another name server's route of a topic that one does not know, or the answer that there is none.
+
+        One that knows no broker, as after a restart, is no witness. Raises NoUsableAnswerError if no witness is among those that
+        answer while others do not.
+        """
+        names = self._name_servers
+        heard = await self._others(topic, answer, deadline, _has_route)
+        if found := [each for each in heard.results.values() if each.route is not None]:
+            best = max(found, key=lambda each: _weight(each.route))
+            names.prefer(best.name_server, f"{answer.name_server} has no route of topic {printable(topic)}")
+            names.has_named_brokers(best.name_server)
+            return best
+        said = [answer, *heard.results.values()]
+        for each in said:  # mostly the first is one, and known as such without a request
+            if await names.knows_brokers(each.name_server, _left(deadline)):
+                names.prefer(each.name_server, f"{answer.name_server} knows no broker, as after a restart")
+                return each
+        if heard.failures:
+            raise names.unusable({each.name_server: "it knows no broker yet" for each in said}, heard.failures)
+        return answer._replace(witnessed=False)
+
+    async def _fullest(
+        self, topic: str, answer: _Answer, deadline: float, is_enough: Callable[[_Answer], bool] | None = None
+    ) -> _Answer:
+        """Returns another name server's route if it names a broker or a master that this one's lacks, and that this one does not
+        list at all: then it knows less, as after a restart. Of a broker that it lists it knows all topics."""
+        names = self._name_servers
+        heard = await self._others(topic, answer, deadline, is_enough)
+        best = max([answer, *heard.results.values()], key=lambda each: _weight(each.route))
+        if best is answer:
+            return answer
+        if absent := _brokers(best.route) - _brokers(answer.route):
+            with suppress(RocketMQError):
+                listed = await names.listed_at(answer.name_server, _left(deadline))
+                if listed is None or absent <= listed:
+                    return answer
+        names.prefer(best.name_server, f"{answer.name_server} knows less of topic {printable(topic)}, as after a restart")
+        names.has_named_brokers(best.name_server)
+        return best
 
     async def _cluster(self) -> None:
         """Waits for a cluster that was missing at the start. Callers wait for the look-up, each with its own timeout."""
@@ -447,4 +514,37 @@ class RouteTable:
             text += (
                 f" (and it cannot be created by sending: the brokers do not offer {create_key}, autoCreateTopicEnable is off)"
             )
-        return TopicNotFoundError(f"{text}; create it, or check its name", address=answer.name_server)
+        if answer.witnessed:
+            return TopicNotFoundError(f"{text}; create it, or check its name", address=answer.name_server)
+        text += "; but no name server knows a broker, as for some seconds after a start: check that brokers run, and try again"
+        error = TopicNotFoundError(text, address=answer.name_server)
+        error.retriable = True
+        return error
+
+
+def _question(topic: str) -> RemotingCommand:
+    header = GetRouteInfoRequestHeader(topic=topic, acceptStandardJsonOnly=True)
+    return RemotingCommand(code=RequestCode.GET_ROUTEINFO_BY_TOPIC, ext_fields={**to_ext(header)})
+
+
+def _left(deadline: float) -> float:
+    return max(deadline - machine.monotonic(), 0.0)
+
+
+def _brokers(route: TopicRoute | None) -> frozenset[tuple[str, bool]]:
+    return frozenset() if route is None else listed_brokers(route.addresses)
+
+
+def _weight(route: TopicRoute | None) -> tuple[int, bool]:
+    """Returns what makes a route fuller than another one: brokers and masters, then an order of queues."""
+    return len(_brokers(route)), route is not None and bool(route.data.order_topic_conf)
+
+
+def _lacks(route: TopicRoute, known: TopicRoute) -> bool:
+    """Returns whether a route lacks a broker, a master or the order of queues of the known one."""
+    return bool(_brokers(known) - _brokers(route)) or bool(known.data.order_topic_conf and not route.data.order_topic_conf)
+
+
+def _has_route(answer: _Answer, known: TopicRoute | None = None) -> bool:
+    """Returns whether an answer has a route, one that lacks nothing of ``known``."""
+    return answer.route is not None and (known is None or not _lacks(answer.route, known))

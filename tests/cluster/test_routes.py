@@ -21,7 +21,7 @@ from rmq_async import (
     run,
 )
 from rmq_async.client.route_table import TopicRoute
-from rmq_async.testing.cluster import RealCluster
+from rmq_async.testing.cluster import DEFAULT_VERSION, OLD_VERSION, RealCluster
 from rmq_protocol.command import decode_command
 from rmq_protocol.constants import RequestCode
 from rmq_protocol.frame import FrameDecoder
@@ -166,6 +166,36 @@ def test_name_servers_die_one_after_the_other_and_forget_and_sends_go_on(two_bro
         assert verdict.duplicated == 0
 
     run(main())
+
+
+@pytest.mark.parametrize("version", [DEFAULT_VERSION, OLD_VERSION])
+def test_fresh_producers_send_while_a_restarted_name_server_knows_nothing(version: str) -> None:
+    async def main(cluster: RealCluster) -> None:
+        topic = new_topic("fresh")
+        async with Admin(namesrv=cluster.namesrv) as admin:
+            await admin.create_topic(topic)
+            assert topic in await admin.topics()
+        for server in cluster.nameservers:
+            await server.kill()
+            await server.start(registered=False)
+            began, sent = monotonic(), 0
+            while sent < 10 or monotonic() - began < 1.5:
+                sent += 1
+                config = ClientConfig(namesrv=cluster.namesrv, instance_name=f"{server.address}-{sent}")
+                async with Producer("routes", client=config) as producer:
+                    assert (await producer.send(Message(topic, b"x"))).attempts == 1
+            config = ClientConfig(namesrv=server.address, instance_name="alone")
+            async with Producer("routes", client=config) as producer:
+                with suppress(TopicNotFoundError):
+                    await producer.send(Message(topic, b"x"))
+                    pytest.fail(f"broker registered {monotonic() - began:.1f} s after the restart, too early for this test")
+            async with Admin(namesrv=cluster.namesrv) as admin:
+                assert topic in await admin.topics()
+                assert (await admin.cluster_info()).broker_addr_table
+            await cluster.heal()
+
+    for cluster in started(RealCluster(version=version, nameservers=2, broker_conf=NO_TIMERS)):
+        run(main(cluster))
 
 
 @asynccontextmanager
