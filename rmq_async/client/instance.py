@@ -267,10 +267,10 @@ class ClientInstance:
             return None
         return connection
 
-    def open_connection(self, broker_name: str) -> Connection | None:
-        """Returns the open connection to a broker's master, or without a known master to its replica with the lowest id; None
-        if it is not open."""
-        address = self._known_address(broker_name, True)
+    def open_connection(self, broker_name: str, *, any_replica: bool = True) -> Connection | None:
+        """Returns the open connection to a broker's master; None if it is not open. ``any_replica``: without a known master,
+        that to the replica with the lowest id."""
+        address = self._known_address(broker_name, any_replica)
         return None if address is None else self.pool.open.get(address)
 
     def explain(self, error: RocketMQError, broker_name: str, topic: str) -> None:

@@ -180,8 +180,11 @@ async def earliest_store_time_ms(instance: ClientInstance, queue: MessageQueue) 
     return int(text)
 
 
-async def committed_offset(instance: ClientInstance, group: str, queue: MessageQueue) -> int | None:
-    """Returns the offset that the broker keeps for ``group``; None when it keeps none.
+async def committed_offset(
+    instance: ClientInstance, group: str, queue: MessageQueue, *, any_replica: bool = True
+) -> int | None:
+    """Returns the offset that the broker keeps for ``group``; None when it keeps none. ``any_replica``: as for ``max_offset``; a
+    replica may have an old offset, or none.
 
     Brokers before 5.0 answer 0 when they keep none and the first message is not deleted; a second request then asks for the groups
     with offsets on the topic. So 0 is still returned for a group with an offset of another queue only.
@@ -190,13 +193,14 @@ async def committed_offset(instance: ClientInstance, group: str, queue: MessageQ
         consumerGroup=group, topic=queue.topic, queueId=queue.queue_id, setZeroIfNotFound=False, bname=queue.broker_name
     )
     try:
-        response, address = await _request(instance, queue, RequestCode.QUERY_CONSUMER_OFFSET, {**to_ext(header)})
+        code = RequestCode.QUERY_CONSUMER_OFFSET
+        response, address = await _request(instance, queue, code, {**to_ext(header)}, any_replica)
     except QueryNotFoundError:
         return None
     offset = _read(QueryConsumerOffsetResponseHeader, response, queue, address).offset
     if offset == 0 and response.version < _DISTINGUISHES_NONE_FROM:
         fields: dict[str, str | None] = {"topic": queue.topic}
-        response, _ = await _request(instance, queue, RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, fields)
+        response, _ = await _request(instance, queue, RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, fields, any_replica)
         if group not in decode_body(GroupList, response.body).group_list:
             return None
     return offset

@@ -23,7 +23,7 @@ from .._ordered import OrderedSet
 from ..client import ClientInstance
 from .callbacks import AssignmentCallbacks, Event, EventKind
 from .commits import Commits
-from .cut_off import cancel_calls, give_back_passed, request_cancel, warn_running, warn_uncommitted
+from .cut_off import cancel_calls, give_back_passed, request_cancel, warn_running
 from .dispatch import Dispatcher
 from .fetch import Pulling
 from .group import MemberLocks, Takeover
@@ -41,7 +41,10 @@ __all__ = ["Assignment"]
 logger = logging.getLogger(__name__)
 
 COMMIT_TIME: Final = 3.0
-"""Maximum seconds for the last commit of a queue after its drain."""
+"""Seconds for the last commit of a queue after its drain, at least; more where ``handover_timeout`` or a stop leaves more: the
+broker may be without a master."""
+UNLOCK_RESERVE: Final = 0.4
+"""Seconds of a stop that its last commits leave to the unlocks."""
 RESET_TIME: Final = 10.0
 """Seconds for which a reset waits for running handlers; Java's ``MQClientInstance.resetOffset`` sleeps as long."""
 SETTLE_TIME: Final = 2.0
@@ -130,10 +133,13 @@ class Assignment:
         """Adds a queue that was taken over, and starts its pulls unless it is paused, after ``on_assigned`` if there is one."""
         shown = self._instance.names.shown_queue(queue)
         held = HeldQueue(queue, shown, self._subscriptions.get(queue.topic), offset)
-        held.committed = committed
+        if committed is not None:
+            held.committed, held.confirmed_by = committed, self._commits.connection(held)
         self._intake.marks.taken_over(queue, committed)
         self.held[queue] = held
-        logger.info("%s is read from offset %d on", shown, offset)
+        logger.info(
+            "%s is read from offset %d on%s", shown, offset, "" if committed is not None else ", the group has none there"
+        )
         if "on_assigned" not in self.callbacks:
             self._begin_pulls(held)
             return
@@ -251,8 +257,7 @@ class Assignment:
                 await self._cut_off(held)
             elif held in self._abandoned:  # by a call with messages of several queues, which another one has cut off
                 await self._give_back_left(held)
-            if not await self._commits.commit_last(held, self._seconds(COMMIT_TIME, 0.6)):
-                warn_uncommitted(held)
+            await self._commit_last(held)
             locked = held.is_ordered and not await self._calls_over(held)
         finally:
             lost, held.state = held.state is QueueState.LOST, QueueState.RELEASED
@@ -280,8 +285,22 @@ class Assignment:
             with suppress(TimeoutError):
                 async with asyncio.timeout(min(left, LOOK_EVERY)):
                     await held.changed.wait()
-        await self._commits.commit_last(held, self._seconds(COMMIT_TIME, 0.6))
+        if held.committed != held.progress.watermark:
+            await self._commit_last(held)
         return True
+
+    async def _commit_last(self, held: HeldQueue) -> None:
+        """Commits a queue after its drain, and reports one that was not committed in time."""
+        began = machine.monotonic()
+
+        def deadline() -> float:
+            if self._end < inf and not self._aborted:
+                return self._end - UNLOCK_RESERVE
+            longest = COMMIT_TIME if self._aborted else max(COMMIT_TIME, self.handover_timeout)
+            return min(began + longest, self._end - UNLOCK_RESERVE)
+
+        if not await self._commits.commit_last(held, deadline):
+            self._commits.report_last(held)
 
     def _forget(self, held: HeldQueue) -> None:
         """Removes the state of a queue that has left this member."""
@@ -350,7 +369,8 @@ class Assignment:
         if held.state is QueueState.STOPPED:
             held.state = QueueState.RUNNING
             self._intake.stopped.pop(held, None)
-        await self._commits.commit_last(held, COMMIT_TIME)
+        end = machine.monotonic() + COMMIT_TIME
+        await self._commits.commit_last(held, lambda: end)
         self._begin_pulls(held)
 
     def lose(self, queues: Iterable[MessageQueue]) -> None:

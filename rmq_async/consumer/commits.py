@@ -4,6 +4,11 @@
 # one in flight at most. All held queues are committed once per ``rebalance_interval``: brokers accept offsets from any client,
 # and otherwise a stale offset of a former owner would stay. A commit without a response may reach its broker after a later one,
 # over a connection that was blocked: for a minute its queue is committed in each round.
+#
+# A broker's confirmation is worth no more than its process. The replicas of 5.5.0 do not copy offsets in time, so a new master
+# knows none, and a broker that has crashed lacks those of its last seconds. Both are reached over another connection than the
+# one that has confirmed an offset: after that, the next round commits the queue again, and the last commit of a queue is always
+# sent.
 
 from __future__ import annotations
 
@@ -16,10 +21,12 @@ from rmq_protocol.message import MessageQueue
 
 from .. import machine
 from .._asyncio import for_each
+from .._backoff import Backoff
 from .._text import printable
 from ..client import ClientInstance, commit_offset
 from ..errors import ConnectionLostError, RequestTimeoutError, RocketMQError
-from .held_queue import HeldQueue
+from ..transport import Connection
+from .held_queue import HeldQueue, QueueState
 
 __all__ = ["Commits", "Doubts"]
 
@@ -32,6 +39,10 @@ GAP: Final = 5.0
 
 DOUBT: Final = 60.0
 """Seconds for which a commit without an answer may still reach its broker."""
+ROUTE_TIME: Final = 1.0
+"""Maximum seconds for the look whether a queue's broker has another master, before the queue's last commit."""
+FIRST_PAUSE: Final = 0.1
+LONGEST_PAUSE: Final = 1.0
 
 
 class Doubts:
@@ -100,15 +111,12 @@ class Commits:
             await self.round(full=full)
 
     async def round(self, *, full: bool = False, wait: bool = False, failures: list[RocketMQError] | None = None) -> None:
-        """Commits the owned queues whose watermark has moved, and those with a commit whose arrival is in doubt.
+        """Commits the owned queues whose watermark is not confirmed: it has moved, an older commit may still arrive, or the broker
+        may be another one than the one that confirmed it.
 
         ``full``: True commits all owned queues. ``wait``: as for ``commit``. ``failures``: a list that receives the errors.
         """
-        due = [
-            each
-            for each in self._held()
-            if self._may(each) and (full or each.committed != each.progress.watermark or each.queue in self._doubts)
-        ]
+        due = [each for each in self._held() if self._may(each) and (full or not self._is_confirmed(each))]
         errors: list[str] = []
 
         async def commit(held: HeldQueue) -> None:
@@ -128,7 +136,7 @@ class Commits:
         self.error = error
 
     async def now(self) -> None:
-        """Commits the queues whose watermark has moved. Raises the first error, after all requests."""
+        """Commits the queues whose watermark is not confirmed. Raises the first error, after all requests."""
         failures: list[RocketMQError] = []
         await self.round(wait=True, failures=failures)
         if failures:
@@ -143,38 +151,76 @@ class Commits:
         if held.committing.locked() and not wait:
             return
         async with held.committing:
-            offset = held.progress.watermark
-            if wait and (not self._may(held) or (held.committed == offset and held.queue not in self._doubts)):
+            if wait and (not self._may(held) or self._is_confirmed(held)):
                 return
-            try:
-                await commit_offset(self._instance, self._group, held.queue, offset)
-            except asyncio.CancelledError:
+            await self._send(held)
+
+    async def _send(self, held: HeldQueue) -> None:
+        offset, connection = held.progress.watermark, self.connection(held)
+        try:
+            await commit_offset(self._instance, self._group, held.queue, offset)
+        except asyncio.CancelledError:
+            self._doubts.add(held.queue)
+            raise
+        except (ConnectionLostError, RequestTimeoutError) as error:
+            if error.maybe_stored:
                 self._doubts.add(held.queue)
-                raise
-            except (ConnectionLostError, RequestTimeoutError) as error:
-                if error.maybe_stored:
-                    self._doubts.add(held.queue)
-                raise
-            held.committed = offset
-            self.count += 1
+            raise
+        held.committed = offset
+        held.confirmed_by = connection if connection is self.connection(held) else None
+        self.count += 1
 
     def _may(self, held: HeldQueue) -> bool:
         return held.is_owned and self._owns(held.queue)
 
-    async def commit_last(self, held: HeldQueue, timeout: float) -> bool:
-        """Commits a queue that is given up or moved, and repeats the commit after an error. Returns whether the broker has
-        confirmed the watermark within ``timeout`` seconds."""
-        deadline = machine.monotonic() + timeout
-        while held.committed != held.progress.watermark:
-            left = deadline - machine.monotonic()
+    def _is_confirmed(self, held: HeldQueue) -> bool:
+        """Returns whether the watermark is committed as far as this member can know. Without a connection to the broker's master
+        it cannot know that there is another master: then this does not count."""
+        if held.committed != held.progress.watermark or held.queue in self._doubts:
+            return False
+        connection = self.connection(held)
+        return connection is None or connection is held.confirmed_by
+
+    def connection(self, held: HeldQueue) -> Connection | None:
+        """Returns the open connection to the master of a queue's broker."""
+        return self._instance.open_connection(self._instance.routes.broker_of(held.queue), any_replica=False)
+
+    async def commit_last(self, held: HeldQueue, deadline: Callable[[], float]) -> bool:
+        """Commits a queue that is given up or moved, also if its watermark is confirmed, and repeats the commit after an error:
+        the broker may have no master at the moment. Returns whether a broker has confirmed the watermark by ``deadline()``, a
+        monotonic time, which may come nearer meanwhile."""
+        routes = self._instance.routes
+        await routes.renew(held.queue.topic, min(deadline(), machine.monotonic() + ROUTE_TIME))
+        pauses, failed, sent = Backoff(FIRST_PAUSE, LONGEST_PAUSE), False, False
+        while not sent or held.committed != held.progress.watermark:
+            left = deadline() - machine.monotonic()
             if left <= 0 or not self._may(held):
                 return False
             try:
-                async with asyncio.timeout(left):
-                    await self.commit(held, wait=True)
+                async with asyncio.timeout(left), held.committing:
+                    await self._send(held)
+                    sent = True
             except TimeoutError:
                 return False
             except RocketMQError as error:
-                logger.warning("the last offset of %s was not committed; trying again: %s", held.shown, printable(error, 500))
-                await asyncio.sleep(min(0.1, max(deadline - machine.monotonic(), 0.0)))
+                if not failed:
+                    text = printable(error, 500)
+                    logger.warning("the last offset of %s was not committed; trying again: %s", held.shown, text)
+                failed = True
+                await asyncio.sleep(min(pauses.next(), max(deadline() - machine.monotonic(), 0.0)))
         return True
+
+    def report_last(self, held: HeldQueue) -> None:
+        """Logs that ``commit_last`` failed: as an error, unless another member may have the queue."""
+        offset, shown = held.progress.watermark, held.shown
+        if held.state is QueueState.LOST:
+            logger.warning(
+                "the last offset %d of %s was not committed, because the lock was lost before: messages below it may be "
+                "repeated, which handlers must allow for", offset, shown,
+            )  # fmt: skip
+            return
+        logger.error(
+            "the last offset %d of %s was not committed in time: the next member begins at an older one, or, if a new master knows "
+            "none of the group, where start_from says. When the broker has a master, compare rmq group lag, and move the group by "
+            "rmq group reset; raise stop_timeout if an election takes longer", offset, shown,
+        )  # fmt: skip

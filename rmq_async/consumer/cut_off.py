@@ -15,7 +15,7 @@ from .held_queue import HeldQueue
 from .outcome import Outcome
 from .outcomes import Outcomes
 
-__all__ = ["cancel_calls", "give_back_passed", "request_cancel", "warn_running", "warn_uncommitted"]
+__all__ = ["cancel_calls", "give_back_passed", "request_cancel", "warn_running"]
 
 logger = logging.getLogger(__name__)
 
@@ -63,15 +63,5 @@ def warn_running(held: HeldQueue) -> None:
         "calls of %d messages of %s run on after the handover, and the messages may be delivered again; raise "
         "handover_timeout, and for a stop stop_timeout",
         len(held.running),
-        held.shown,
-    )
-
-
-def warn_uncommitted(held: HeldQueue) -> None:
-    """Logs that the last watermark of a queue was not committed."""
-    logger.warning(
-        "the last offset %d of %s was not confirmed in time, or the lock was lost before: messages below it may be repeated, "
-        "which handlers must allow for",
-        held.progress.watermark,
         held.shown,
     )

@@ -13,6 +13,7 @@ from msgspec import Struct
 from rmq_protocol.message import MessageExt, MessageQueue
 
 from .. import machine
+from ..transport import Connection
 from .delivery import Delivery
 from .progress import Progress
 from .subscription import Subscription
@@ -48,9 +49,9 @@ class HeldQueue:
     """
 
     __slots__ = (
-        "announced", "changed", "committed", "committing", "cursor", "end", "ends", "error", "mean_size", "paused",
-        "progress", "pulled_at", "queue", "returning", "running", "settled_at", "shown", "squeezed", "state", "subscription",
-        "wakes_below",
+        "announced", "changed", "committed", "committing", "confirmed_by", "cursor", "end", "ends", "error", "mean_size",
+        "paused", "progress", "pulled_at", "queue", "returning", "running", "settled_at", "shown", "squeezed", "state",
+        "subscription", "wakes_below",
     )  # fmt: skip
 
     def __init__(self, queue: MessageQueue, shown: MessageQueue, subscription: Subscription | None, start: int) -> None:
@@ -60,6 +61,8 @@ class HeldQueue:
         self.cursor = start
         self.progress = Progress(start)
         self.committed: int | None = None
+        self.confirmed_by: Connection | None = None
+        """The connection over which the broker returned or confirmed ``committed``; None if that is not known."""
         self.committing = asyncio.Lock()
         """A lock that is held while a commit is under way."""
         self.end: int | None = None

@@ -14,6 +14,7 @@ from rmq_protocol.continuity import ranges_text
 from rmq_protocol.forwarding import original_topic
 from rmq_protocol.message import MessageExt, MessageQueue
 
+from .. import machine
 from .._text import printable
 from ..client import ClientInstance
 from ..results import PullResult, PullStatus
@@ -150,7 +151,8 @@ class Intake:
             marks.forget(queue)
         self.withdraw_waiting(held)
         held.restart(target)
-        await self._commits.commit_last(held, CONFIRM_WITHIN)
+        end = machine.monotonic() + CONFIRM_WITHIN
+        await self._commits.commit_last(held, lambda: end)
 
     def _after_deletion(self, held: HeldQueue, offset: int, low: int, high: int) -> int | None:
         """Returns the next offset of the queue according to ``out_of_range``; None if it stops."""

@@ -30,6 +30,8 @@ logger = logging.getLogger(__name__)
 
 SAVE_TIME: Final = 30.0
 """Maximum seconds of a save while the member runs, the wait for an earlier save included."""
+LAST_TIME: Final = 3.0
+"""Maximum seconds of the last save of a queue's position."""
 AGAIN_AFTER: Final = 0.1
 """Seconds between two attempts to save the last position of a queue."""
 MOST_KNOWN: Final = 65_536
@@ -89,21 +91,27 @@ class SavedPositions(Commits):
                 self._failed(TimeoutError(f"it has not ended within {SAVE_TIME:g} s"), error)
             raise
 
-    async def commit_last(self, held: HeldQueue, timeout: float) -> bool:
-        """Saves all positions, with that of a queue that is given up or moved; returns whether that succeeded within
-        ``timeout`` seconds."""
+    async def commit_last(self, held: HeldQueue, deadline: Callable[[], float]) -> bool:
+        """Saves all positions, with that of a queue that is given up or moved; returns whether that succeeded within LAST_TIME
+        seconds and by ``deadline()``, a monotonic time."""
         self._note(held)
-        deadline = machine.monotonic() + timeout
+        end = machine.monotonic() + LAST_TIME
         while True:
             try:
-                async with asyncio.timeout(max(deadline - machine.monotonic(), 0.0)):
+                async with asyncio.timeout(max(min(end, deadline()) - machine.monotonic(), 0.0)):
                     await self._save()
             except Exception:  # noqa: BLE001 - the error is logged, and in ``error``
-                if machine.monotonic() + AGAIN_AFTER >= deadline:
+                if machine.monotonic() + AGAIN_AFTER >= min(end, deadline()):
                     return False
                 await asyncio.sleep(AGAIN_AFTER)
             else:
                 return True
+
+    def report_last(self, held: HeldQueue) -> None:
+        logger.error(
+            "the last position %d of %s was not saved in time: the next start begins at an older one, and repeats messages, which "
+            "handlers must allow for", held.progress.watermark, held.shown,
+        )  # fmt: skip
 
     def _note(self, held: HeldQueue) -> None:
         known = self.known

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from datetime import datetime
 from typing import Final, Literal, TypeVar
 
@@ -36,6 +36,8 @@ logger = logging.getLogger(__name__)
 
 FIRST_PAUSE: Final = 0.1
 LONGEST_PAUSE: Final = 1.0
+MOST_NAMED: Final = 16
+"""Queues that one line of the log names."""
 T = TypeVar("T")
 StartFrom = Literal["latest", "earliest"] | datetime
 
@@ -45,12 +47,39 @@ async def first_positions(
 ) -> dict[MessageQueue, int]:
     """Returns the offsets at which a group starts in those of ``queues``, all of one topic, whose first offsets are still to be
     stored (``_unfinished``). Raises the errors of the requests."""
-    committed = await for_each(queues, lambda queue: committed_offset(instance, group, queue))
-    queues = _unfinished(queues, frozenset(queue for queue, offset in committed.items() if offset is not None))
+    committed = await for_each(queues, lambda queue: committed_offset(instance, group, queue, any_replica=False))
+    stored = frozenset(queue for queue, offset in committed.items() if offset is not None)
+    without = [queue for queue in queues if queue not in stored]
+    queues = _unfinished(queues, stored)
+    if stored and without:
+        _warn(instance, group, without, frozenset(queues), start_from)
     if isinstance(start_from, datetime):
         return await for_each(queues, lambda queue: search_offset(instance, queue, start_from, any_replica=False))
     find = max_offset if start_from == "latest" else min_offset
     return await for_each(queues, lambda queue: find(instance, queue, any_replica=False))
+
+
+def _warn(
+    instance: ClientInstance,
+    group: str,
+    without: Sequence[MessageQueue],
+    unfinished: Collection[MessageQueue],
+    start_from: StartFrom,
+) -> None:
+    """Logs where queues without an offset start, in a group that has offsets on other queues of their topic."""
+    for where, queues in (
+        (f"start_from={start_from!s}", [queue for queue in without if queue in unfinished]),
+        ("their first message", [queue for queue in without if queue not in unfinished]),
+    ):
+        if queues:
+            names = ", ".join(f"{queue.broker_name}:{queue.queue_id}" for queue in queues[:MOST_NAMED])
+            logger.warning(
+                "group %s has offsets in topic %s, but none of %d of its queues (%s), which start at %s: they are new, an earlier "
+                "start did not end, or the broker has a new master that did not copy the group's offsets; then messages are %s",
+                printable(instance.names.display_name(group)), printable(instance.names.display_name(queues[0].topic)),
+                len(queues), printable(names) + (", ..." if len(queues) > MOST_NAMED else ""), where,
+                "repeated" if where == "their first message" or start_from == "earliest" else "passed over or repeated",
+            )  # fmt: skip
 
 
 async def store_positions(instance: ClientInstance, group: str, positions: dict[MessageQueue, int]) -> None:
@@ -65,7 +94,7 @@ async def store_positions(instance: ClientInstance, group: str, positions: dict[
     async def store(queue: MessageQueue) -> bool:
         """Commits the offset of a queue; returns whether the broker shows it."""
         await _repeat(lambda: commit_offset(instance, group, queue, positions[queue]), deadline)
-        offset = await _repeat(lambda: committed_offset(instance, group, queue), deadline)
+        offset = await _repeat(lambda: committed_offset(instance, group, queue, any_replica=False), deadline)
         return offset is not None and offset >= positions[queue]
 
     async def store_all(queues: Sequence[MessageQueue]) -> None:
@@ -124,7 +153,7 @@ def _first_queues(queues: Iterable[MessageQueue]) -> list[MessageQueue]:
 async def start_offset(instance: ClientInstance, group: str, queue: MessageQueue) -> tuple[int, int | None]:
     """Returns the offset at which a member takes the queue over, and the committed offset, None without one. Raises the errors
     of the requests."""
-    committed = await committed_offset(instance, group, queue)
+    committed = await committed_offset(instance, group, queue, any_replica=False)
     if committed is not None:
         return committed, committed
     return await min_offset(instance, queue, any_replica=False), None

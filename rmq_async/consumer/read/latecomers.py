@@ -58,7 +58,7 @@ async def find_start(instance: ClientInstance, cursor: Cursor) -> None:
     """Moves a cursor to the committed offset of its ``group``, if there is one, or to the first message stored at its ``since``
     or later. Raises the errors of the requests."""
     if cursor.group is not None:
-        committed = await committed_offset(instance, cursor.group, cursor.queue)
+        committed = await committed_offset(instance, cursor.group, cursor.queue, any_replica=False)
         if committed is not None:
             cursor.offset, cursor.at_first = committed, False
         cursor.group = None

@@ -295,7 +295,7 @@ def _start_of(instance: ClientInstance, start: Start, group: str) -> Offsets:
 
 
 async def _committed_or_first(instance: ClientInstance, group: str, queue: MessageQueue) -> int:
-    committed = await committed_offset(instance, group, queue)
+    committed = await committed_offset(instance, group, queue, any_replica=False)
     return await min_offset(instance, queue, any_replica=False) if committed is None else committed
 
 

@@ -10,8 +10,10 @@ from rmq_async import ClientConfig, Consumer, MessageQueue, PullConsumer, machin
 from rmq_async.client import ClientInstance
 from rmq_async.consumer.commits import Commits, Doubts
 from rmq_async.embedded import EmbeddedRocketMQ
+from rmq_async.testing.simulation import Simulation
+from rmq_protocol.constants import RequestCode
 
-from .support import Seen, create, member, send, until
+from .support import Seen, create, member, send, taken, until
 
 Q0 = MessageQueue("T", "broker-a", 0)
 
@@ -84,3 +86,107 @@ async def test_warning_of_a_blocked_loop_leaves_out_the_commit_interval(
                 await Commits(instance, "g", list, lambda _: True, Doubts()).run(60.0, 300.0, confirm)
         await instance.release()
     assert "did not run for 7.0 s" in caplog.text
+
+
+@pytest.mark.parametrize("by_hand", [False, True])
+async def test_broker_that_has_lost_the_offsets_gets_them_in_the_next_round(by_hand: bool) -> None:
+    """Neither the watermark nor the address has changed: only the connection shows that it may be another process."""
+    async with EmbeddedRocketMQ() as server:
+        await create(server.namesrv, queues=2)
+        options = {"commit_interval": 0.05, "rebalance_interval": 300.0, "start_from": "earliest"}
+        await send(server.namesrv, b"1", b"2", b"3", b"4")
+        consumer = Consumer("g", namesrv=server.namesrv, topics="T" if by_hand else (), **options)  # type: ignore[arg-type]
+        if not by_hand:
+            consumer.subscribe("T", Seen())
+        async with consumer:
+            if by_hand:
+                await taken(consumer, 4)
+            else:
+                await consumer.wait_idle()
+            await consumer.commit()
+            before = server.progress("g")
+            assert sum(before.values()) == 4
+            server.lose_offsets()
+            assert server.progress("g") == {}
+            server.drop_connections("broker-a")
+            await until(lambda: server.progress("g") == before, 5.0)
+            commits = server.requests[RequestCode.UPDATE_CONSUMER_OFFSET]
+            await asyncio.sleep(0.2)
+            assert server.requests[RequestCode.UPDATE_CONSUMER_OFFSET] == commits, "one commit of each queue is enough"
+
+
+async def test_commit_of_the_user_reaches_a_broker_that_has_lost_the_offsets() -> None:
+    async with EmbeddedRocketMQ() as server:
+        await create(server.namesrv, queues=1)
+        consumer = Consumer("g", namesrv=server.namesrv, commit_interval=300.0, rebalance_interval=300.0)
+        consumer.subscribe("T", Seen())
+        async with consumer:
+            await send(server.namesrv, b"1")
+            await consumer.wait_idle()
+            await consumer.commit()
+            server.lose_offsets()
+            server.drop_connections("broker-a")
+            await send(server.namesrv, b"2")
+            await consumer.wait_idle()  # it has connected again
+            server.lose_offsets()
+            await consumer.commit()
+            assert server.progress("g")[Q0] == 2
+
+
+async def test_last_commit_is_sent_although_the_broker_has_confirmed_the_offset() -> None:
+    async with EmbeddedRocketMQ() as server:
+        await create(server.namesrv, queues=1)
+        consumer = Consumer("g", namesrv=server.namesrv, rebalance_interval=300.0)
+        consumer.subscribe("T", Seen())
+        await consumer.start()
+        await send(server.namesrv, b"1")
+        await consumer.wait_idle()
+        await consumer.commit()
+        server.lose_offsets()
+        await consumer.stop()
+        assert server.progress("g")[Q0] == 1
+
+
+@pytest.mark.parametrize("away", [15.0, 60.0])
+def test_stop_waits_for_a_broker_that_is_away(away: float, caplog: pytest.LogCaptureFixture) -> None:
+    """The offset was committed before; but the broker that comes, as a new master does, may not have it."""
+
+    async def main(s: Simulation) -> tuple[float, int]:
+        await create(s.namesrv, queues=1)
+        consumer = Consumer("g", namesrv=s.namesrv, start_from="earliest")
+        consumer.subscribe("T", Seen())
+        await consumer.start()
+        await send(s.namesrv, b"1", b"2")
+        await consumer.wait_settled(2)
+        await consumer.commit()
+        broker = s.machine("broker-a")
+        broker.crash()
+        asyncio.get_running_loop().call_later(away, broker.restart)
+        began = machine.monotonic()
+        await consumer.stop()
+        took = machine.monotonic() - began
+        await asyncio.sleep(away + 5.0)
+        return took, s.brokers[0].committed("g", Q0)
+
+    took, committed = Simulation(3, brokers=1, faults=None).run(main)
+    errors = [each.getMessage() for each in caplog.records if each.levelname == "ERROR" and "T" in each.getMessage()]
+    if away == 15.0:
+        assert 15.0 <= took < 18.0
+        assert committed == 2
+        assert not errors
+    else:
+        assert 24.0 <= took <= 25.1
+        assert committed == 0
+        assert any("offset 2" in text and f"{Q0}" in text for text in errors)
+
+
+async def test_start_in_a_group_without_an_offset_of_some_queues_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    async with EmbeddedRocketMQ(brokers=2) as server:
+        await create(server.namesrv, queues=2)
+        async with member("g", server.namesrv, "one", Seen()):
+            assert not caplog.text
+        server.lose_offsets(broker="broker-b")
+        async with member("g", server.namesrv, "two", Seen()):
+            (line,) = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
+    assert "group g has offsets in topic T, but none of 2 of its queues (broker-b:0, broker-b:1)" in line
+    assert "first message" in line
