@@ -11,11 +11,23 @@ import os
 import random as _random
 import time as _time
 from collections.abc import Callable
-from concurrent.futures import Executor
+from concurrent.futures import Future
 from random import Random, SystemRandom
-from typing import cast
+from typing import ParamSpec, Protocol, TypeVar, cast
 
-__all__ = ["address", "entropy", "executor", "instance_name", "monotonic", "process_id", "random", "time"]
+__all__ = ["Jobs", "address", "entropy", "executor", "instance_name", "monotonic", "process_id", "random", "time"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Jobs(Protocol):
+    """Runs jobs instead of threads. ``refused``: the error with which the machine refuses threads; None while it grants them."""
+
+    refused: str | None
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **options: P.kwargs) -> Future[T]: ...
+
 
 monotonic: Callable[[], float] = _time.monotonic
 """Seconds of a clock that is never set: deadlines and durations."""
@@ -26,8 +38,8 @@ random: Random = cast("Random", _random)
 entropy: Random = SystemRandom()
 """The source of ids and names, which two processes must not draw twice."""
 process_id: Callable[[], int] = os.getpid
-executor: Executor | None = None
-"""Runs the library's jobs and plain handlers; None: threads of the library's own (``transport/threads.py``) run them."""
+executor: Jobs | None = None
+"""Runs the library's jobs and plain handlers; None: threads of the library's own (``_threads``) run them."""
 address = ""
 """The IP address of this machine that name servers see; empty: the system is asked for it."""
 instance_name = ""

@@ -25,7 +25,19 @@ class Backlog:
     handler. ``size``: maximum number of messages of a call. ``wait``: maximum seconds for which a batch waits until it is full.
     """
 
-    __slots__ = ("_bucket", "has_lines", "is_held", "is_ordered", "lines", "rate", "running", "size", "turns", "wait")
+    __slots__ = (
+        "_bucket",
+        "has_lines",
+        "is_held",
+        "is_ordered",
+        "is_timed",
+        "lines",
+        "rate",
+        "running",
+        "size",
+        "turns",
+        "wait",
+    )
 
     def __init__(self, subscription: Subscription) -> None:
         self.lines: dict[HeldQueue, Lines] = {}
@@ -39,8 +51,10 @@ class Backlog:
         self.wait = subscription.batch_wait
         self.rate = subscription.rate
         """Messages per second, as of the last call of ``Dispatcher.settings_changed``."""
+        self.is_timed = self.size > 1 or self.rate is not None
+        """Whether ``due`` decides when a call begins, because there is a rate or a batch may wait until it is full."""
         self._bucket: Bucket | None = None
-        """The token bucket of ``rate``; None without a rate, and before the first call of ``allowed_at``."""
+        """The token bucket of ``rate``; None without a rate, and before the first call of ``due``."""
 
     def lines_of(self, held: HeldQueue) -> Lines:
         """Returns the lines of a queue, new ones for a new queue."""
@@ -56,9 +70,14 @@ class Backlog:
         elif held not in self.turns:
             self.turns[held] = lines
 
-    def due(self) -> float:
-        """Returns the monotonic time from which on a call may begin: 0 or less for at once. At least one queue must have a
+    def due(self, now: float) -> float:
+        """Returns the monotonic time from which on a call may begin: up to ``now`` for at once. At least one queue must have a
         turn; in an ordered subscription, the queue that is due first becomes the next one."""
+        due = self._full_at()
+        return due if self.rate is None else max(due, self._allowed_at(self.rate, now))
+
+    def _full_at(self) -> float:
+        """Returns the monotonic time up to which a call waits for a full batch."""
         if not self.wait:
             return 0.0
         if self.is_ordered:
@@ -77,10 +96,11 @@ class Backlog:
 
     def set_rate(self, rate: float | None) -> None:
         self.rate = rate
+        self.is_timed = self.size > 1 or rate is not None
         if rate is None:
             self._bucket = None
 
-    def allowed_at(self, rate: float, now: float) -> float:
+    def _allowed_at(self, rate: float, now: float) -> float:
         """Returns the monotonic time from which on the rate allows a call."""
         if self._bucket is None:
             self._bucket = Bucket(rate, now)

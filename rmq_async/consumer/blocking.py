@@ -60,7 +60,8 @@ class LoopWatch:
         """Finder -> the newest block whose function it has named."""
         self._reported: dict[str, float] = {}
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="rmq_async loop watch", daemon=True)
+        self._thread: threading.Thread | None = None
+        """The thread that looks; None while it is refused."""
 
     @classmethod
     def join(cls, find: Find, overdue: Callable[[], float]) -> LoopWatch | None:
@@ -74,7 +75,7 @@ class LoopWatch:
         watch = cls._running.get(loop)
         if watch is None:
             watch = cls._running[loop] = cls(loop)
-            watch._thread.start()
+        watch._start()
         watch._finders[find] = overdue
         return watch
 
@@ -84,11 +85,25 @@ class LoopWatch:
         self._blocks.pop(find, None)
         if not self._finders and self._running.pop(self._loop, None) is not None:
             self._over.set()
-            self._thread.join()
+            if self._thread is not None:
+                self._thread.join()
 
     def newest(self, find: Find) -> Block | None:
         """Returns the newest block that ``find`` has named; None without one. From any thread."""
         return self._blocks.get(find)
+
+    def _start(self) -> None:
+        """Starts the thread, unless it runs. Where threads are refused, nothing is watched until the next consumer starts."""
+        if self._thread is not None:
+            return
+        thread = threading.Thread(target=self._run, name="rmq_async loop watch", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            refused = printable(error, 200)
+            logger.warning("functions that block the event loop are not named, because no thread can be started (%s)", refused)
+        else:
+            self._thread = thread
 
     def _run(self) -> None:
         held: tuple[asyncio.Task[Any], float] | None = None

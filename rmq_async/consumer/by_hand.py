@@ -87,6 +87,9 @@ class ByHand:
     """
 
     concurrency: Final = 1
+    problem: Final = None
+    is_ready: Final = True
+    """No function of the user is called, so nothing keeps it from being called."""
 
     def __init__(
         self, settling: Settling, dispatcher: HandDispatcher, spawn: Spawn, owns: Callable[[MessageQueue], bool]

@@ -13,7 +13,6 @@ import inspect
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection
-from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import suppress
 from contextvars import Context, copy_context
 from functools import partial
@@ -24,6 +23,7 @@ from rmq_protocol.message import MessageExt
 
 from .. import machine
 from ..errors import HandlerTimeoutError
+from ..health import Problem
 from ..tracebacks import drop_frames
 from .batch import Batch, Marks
 from .call_hooks import CallHooks
@@ -32,6 +32,7 @@ from .delivery import CURRENT, Delivery, cut_off, delivery_of
 from .dispatch import Dispatcher
 from .eager import LONGEST_RUN, Pace, Row, cut_short, drive, failed, first_step, returned
 from .functions import handler_name
+from .handler_threads import HandlerThreads
 from .held_queue import Waiting
 from .settling import Settling
 from .subscription import Handler, Subscription
@@ -60,7 +61,7 @@ class HandlerCalls:
         self.concurrency = concurrency
         self._settling = settling
         self._context = context
-        self._threads: ThreadPoolExecutor | None = None
+        self.threads = HandlerThreads(concurrency, lambda: self.dispatcher.pump())
         self.ending: Callable[[], bool] = _never
         """Returns whether the event loop ends, which cancels all tasks."""
         self.dispatcher: Dispatcher
@@ -72,9 +73,21 @@ class HandlerCalls:
         """Calls that have not ended, and their messages; those with an outcome may be missing."""
         self._deadlines = CallDeadlines(self.running, self._expire)
 
+    @property
+    def problem(self) -> Problem | None:
+        """The problem that no thread is granted for plain functions. From any thread."""
+        return self.threads.problem
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether handlers can be called: False while a plain one waits and there is no thread at all."""
+        return not self.threads.is_missing
+
     def begin(self, subscription: Subscription, taken: tuple[Waiting, ...]) -> None:
         """Starts the task of one call."""
         delivery = self._begun(subscription, taken, machine.monotonic())
+        if not subscription.is_async:
+            self.threads.take(delivery)
         pace = None if self.hooks is not None else self._pace_of(subscription)
         holds = False
         if pace is not None and pace.begins_run():
@@ -182,11 +195,9 @@ class HandlerCalls:
             await asyncio.wait(tasks, timeout=timeout)
 
     def close(self) -> None:
-        """Cancels the timer and gives up the threads."""
+        """Cancels the timers and gives up the threads."""
         self._deadlines.close()
-        if self._threads is not None:
-            self._threads.shutdown(wait=False, cancel_futures=True)
-            self._threads = None
+        self.threads.close()
 
     async def _make_calls(self, delivery: Delivery, item: Waiting, pace: Pace, *, holds: bool) -> None:
         """Makes up to ``pace.length`` calls of one subscription, of which only the last one may wait, fail or be cancelled.
@@ -274,6 +285,8 @@ class HandlerCalls:
         finally:
             delivery.state = "finished"
             self.running.pop(delivery, None)
+            if not delivery.subscription.is_async:
+                self.threads.ended(delivery)
             self.dispatcher.ended(delivery.subscription, taken)
             if hooks is not None:
                 hooks.end(delivery, error, frames)
@@ -346,7 +359,9 @@ class HandlerCalls:
     async def _call_in_thread(self, delivery: Delivery, given: MessageExt | Batch) -> object:
         """Calls a plain function, and waits until it returns, the consumer cancels the call, or the event loop ends."""
         handler = delivery.subscription.handler
-        future = self._loop.run_in_executor(self._executor(), copy_context().run, _call_plain, handler, given)
+        future: asyncio.Future[object]
+        thread = self.threads.of(delivery)
+        future = self._loop.run_in_executor(thread, copy_context().run, _call_plain, handler, given)  # type: ignore[arg-type]
         while not future.done():
             try:
                 await asyncio.wait([future])
@@ -357,13 +372,6 @@ class HandlerCalls:
                     future.cancel()
                     raise
         return future.result()
-
-    def _executor(self) -> Executor:
-        if machine.executor is not None:
-            return machine.executor
-        if self._threads is None:
-            self._threads = ThreadPoolExecutor(self.concurrency, thread_name_prefix="rmq_async handler")
-        return self._threads
 
     def _expire(self, delivery: Delivery) -> None:
         delivery.timed_out = True

@@ -65,6 +65,8 @@ class Dispatcher:
         """Paused subscriptions: no call begins with their messages, those of the retry topic included."""
         self.may_begin: Callable[[HeldQueue], bool] = _always
         """Returns whether calls of an ordered queue may begin; ``look_again`` is to be called where this has become true."""
+        self.has_thread: Callable[[], bool] = _granted
+        """Returns whether a plain function can be called; ``pump`` is to be called where this has become true."""
         self.running = 0
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
@@ -212,14 +214,14 @@ class Dispatcher:
                     or (backlog.has_lines and not self._any_may_begin(backlog))
                 ):
                     continue
-                if backlog.size == 1 and backlog.rate is None:
+                due = 0.0
+                if backlog.is_timed:
+                    now = now or machine.monotonic()
+                    due = backlog.due(now)
+                if due > now:
+                    next_at = min(next_at, due)
+                elif subscription.is_async or self.has_thread():
                     break
-                due, now = backlog.due(), now or machine.monotonic()
-                if backlog.rate is not None:
-                    due = max(due, backlog.allowed_at(backlog.rate, now))
-                if due <= now:
-                    break
-                next_at = min(next_at, due)
             else:
                 self._wake_at(next_at)
                 return
@@ -364,4 +366,9 @@ class Dispatcher:
 
 def _always(_: HeldQueue) -> bool:
     """Returns True: calls of all queues may begin."""
+    return True
+
+
+def _granted() -> bool:
+    """Returns True: threads are granted."""
     return True

@@ -152,6 +152,7 @@ class Session:
         if isinstance(self.calls, HandlerCalls):
             self.calls.ending = self.supervisor.is_ending
             self.calls.dispatcher = self.dispatcher
+            self.dispatcher.has_thread = self.calls.threads.has_next
             self.calls.hooks = self.attached.call_hooks
         self.intake.dispatcher = self.assignment.dispatcher = self.dispatcher
         self.intake.spawn = self.supervisor.once
@@ -175,6 +176,11 @@ class Session:
     def is_assigned(self) -> bool:
         """Whether a first round has been made, each queue of the share is held, and ``on_assigned`` has ended."""
         return self._assigned.is_set() and not self.takeover.queues and self.assignment.begun.is_set()
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the member does its work: it has read its first share, does not stop, and can call its handlers."""
+        return self.was_assigned and not self.assignment.closing and self.calls.is_ready
 
     def is_own_task(self, task: asyncio.Task[Any] | None) -> bool:
         """Returns whether ``task`` is that of a handler call or of a callback, or has messages of an iterator in hand."""

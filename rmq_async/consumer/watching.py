@@ -90,9 +90,10 @@ class ConsumerHealth:
 
     ``live``: False if only a restart helps: the event loop is blocked or has stopped, the process was forked, or a plain
     function runs in its thread for more than twice its timeout, extensions included. ``ready``: the consumer runs and does not
-    stop, the reading of its first share has begun, and the event loop is not blocked. ``problems``: all problems, including
-    those that leave the consumer ready. ``last_progress_age``: seconds since a message was settled or a queue was taken, the
-    later of the two; None without a queue; with ``mode="pop"`` since a message had its outcome, or the start.
+    stop, the reading of its first share has begun, the event loop is not blocked, and no plain handler waits without any thread
+    to call it in. ``problems``: all problems, including those that leave the consumer ready. ``last_progress_age``: seconds since
+    a message was settled or a queue was taken, the later of the two; None without a queue; with ``mode="pop"`` since a message
+    had its outcome, or the start.
     ``oldest_unfinished``: the handler call that has run longest, or the step of reading by hand whose messages are in hand for
     longest; None without one.
     """
@@ -151,7 +152,7 @@ def health_of(session: Session) -> ConsumerHealth:
     progress = max((each.settled_at for each in held), default=None)
     return ConsumerHealth(
         live=blocked is None and not any(hangs(delivery) for delivery in list(session.calls.running)),
-        ready=blocked is None and session.was_assigned and not session.assignment.closing,
+        ready=blocked is None and session.is_ready,
         problems=tuple(problems),
         last_progress_age=None if progress is None else max(now - progress, 0.0),
         oldest_unfinished=oldest,
@@ -253,9 +254,9 @@ def _missing_problem(session: Session, missing: Missing) -> Problem:
 
 
 def _group_problems(session: Session) -> list[Problem]:
-    """Returns the problems of membership, missing queues, unknown offsets, locks, commits, messages that could not be given back
-    or have no handler, conflicting subscriptions, and restarted tasks."""
-    found: list[Problem] = []
+    """Returns the problems of membership, threads, missing queues, unknown offsets, locks, commits, messages that could not be
+    given back or have no handler, conflicting subscriptions, and restarted tasks."""
+    found = [problem for problem in (session.calls.problem,) if problem is not None]
     if session.rebalance.problem is not None:
         found.append(Problem(ProblemCode.GROUP_UNKNOWN, session.rebalance.problem))
     found += [_missing_problem(session, missing) for missing in session.rebalance.missing.found()]

@@ -3,7 +3,8 @@
 They are the library's own. The loop's default executor belongs to the service, whose blocking calls would delay this work for
 seconds. A process has one set of threads, at most as many as the machine has processors and at most ``MAX_THREADS``, made at
 first use and ended when the last client stops. Clients wait until a deadline: work that has not started by then never starts, and
-the result of work that has started is dropped.
+the result of work that has started is dropped. The loop itself does the work while no thread exists and none can be started: it
+takes milliseconds, and without it neither a large message nor those behind it would get on.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import asyncio
 import os
 from collections.abc import Callable
 from concurrent.futures import CancelledError as JobCancelled
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import suppress
 from threading import Lock
 from typing import Any, Final, TypeVar
@@ -20,6 +21,7 @@ from typing import Any, Final, TypeVar
 from .. import machine
 from .._asyncio import WaitTable
 from .._ordered import OrderedSet
+from .._threads import NoThreadError, ThreadPool
 from ..errors import ClientStateError
 
 __all__ = ["MAX_THREADS", "Threads"]
@@ -40,7 +42,7 @@ class _Shared:
         """Sets the state without threads and clients. Also called in a forked child, which has none of its parent's threads."""
         self._lock = Lock()
         self._users = 0
-        self._executor: ThreadPoolExecutor | None = None
+        self._pool: ThreadPool | None = None
 
     def join(self) -> None:
         with self._lock:
@@ -51,17 +53,15 @@ class _Shared:
             self._users -= 1
             if self._users > 0:
                 return
-            executor, self._executor = self._executor, None
-        if executor is not None:
-            executor.shutdown(wait=False, cancel_futures=True)
+            pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.close()
 
     def submit(self, work: Callable[[], T]) -> Future[T]:
-        if machine.executor is not None:
-            return machine.executor.submit(work)
         with self._lock:
-            if self._executor is None:
-                self._executor = ThreadPoolExecutor(min(MAX_THREADS, os.cpu_count() or 1), thread_name_prefix="rmq_async")
-            return self._executor.submit(work)
+            if self._pool is None:
+                self._pool = ThreadPool(min(MAX_THREADS, os.cpu_count() or 1), "rmq_async")
+            return self._pool.submit(work)
 
 
 _shared = _Shared()
@@ -95,10 +95,12 @@ class Threads:
         Raises ClientStateError if the last client stops before the work has started. ``calls``: contains a future during the
         wait, so that other code can end it with an exception.
         """
-        future = self._waits.join(deadline)
-        job = None
         try:
             job = _shared.submit(work)
+        except NoThreadError:
+            return work()
+        future = self._waits.join(deadline)
+        try:
             job.add_done_callback(lambda _: self._ended(future))
             if calls is not None:
                 calls.add(future)
@@ -111,8 +113,7 @@ class Threads:
             self._waits.leave(future)
             if calls is not None:
                 calls.discard(future)
-            if job is not None:
-                job.cancel()
+            job.cancel()
 
     def _ended(self, future: asyncio.Future[bool | None]) -> None:
         """Handles the end of a job, in the thread or after a cancellation."""

@@ -115,6 +115,7 @@ class PopSession:
         self.calls.hooks = self.attached.call_hooks
         self.calls.ending = self.supervisor.is_ending
         self.calls.dispatcher = self.dispatcher
+        self.dispatcher.has_thread = self.calls.threads.has_next
         for subscription in subscriptions.values():
             subscription.wake = self._settings_changed
 

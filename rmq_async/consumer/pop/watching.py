@@ -57,7 +57,7 @@ def health_of(session: PopSession) -> ConsumerHealth:
         problems.append(Problem(ProblemCode.HANDLER_BLOCKS, text))
     return ConsumerHealth(
         live=blocked is None and not any(hangs(delivery) for delivery in running),
-        ready=blocked is None and session.was_assigned and not session.closing,
+        ready=blocked is None and session.was_assigned and not session.closing and session.calls.is_ready,
         problems=tuple(problems),
         last_progress_age=max(now - session.settled_at, 0.0),
         oldest_unfinished=oldest,
@@ -83,7 +83,10 @@ def _broker_problems(session: PopSession) -> list[Problem]:
 
 def _group_problems(session: PopSession) -> list[Problem]:
     member = session.member
-    found = [Problem(ProblemCode.GROUP_UNKNOWN, f"the name servers know no route of topic {topic}") for topic in member.unknown]
+    found = [problem for problem in (session.calls.problem,) if problem is not None]
+    found += [
+        Problem(ProblemCode.GROUP_UNKNOWN, f"the name servers know no route of topic {topic}") for topic in member.unknown
+    ]
     found += [Problem(ProblemCode.SUBSCRIPTION_CONFLICT, str(conflict)) for conflict in member.conflicts.found]
     found += [Problem(ProblemCode.RESTARTED, text) for text in session.supervisor.recent()]
     return found

@@ -83,6 +83,7 @@ class _Executor(Executor):
 
     def __init__(self, loop: SimulatedLoop) -> None:
         self._loop = loop
+        self.refused: str | None = None
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **options: Any) -> Future[Any]:
         job: Future[Any] = Future()
@@ -262,6 +263,14 @@ class Machine:
             raise SimulationError(f"{self.name} must be slowed by a finite number of seconds from 0 on, not {seconds!r}")
         self._world.record(self.name, "slow", seconds=seconds)
         self.loop.longest_turn = nanoseconds(seconds)
+
+    def refuse_threads(self, refused: bool = True) -> None:
+        """Refuses threads for plain handlers and the library's jobs, as a machine at its limit of processes does; False grants them
+        again. A process that starts later has threads. Raises SimulationError while no process runs."""
+        self._world.record(self.name, "refuse_threads", refused=refused)
+        self.loop  # noqa: B018 - raises while no process runs
+        assert self._executor is not None
+        self._executor.refused = "can't start new thread" if refused else None
 
     def move(self, address: str) -> None:
         """Gives the machine another IPv4 address, to which its name resolves then; connections of the old one fall silent.

@@ -1,0 +1,238 @@
+"""Threads of the library's own. A job is begun in one of them, or it is refused and never runs.
+
+``concurrent.futures`` refuses all jobs once the main thread has returned, also those of a loop that lives on in another thread.
+And where the system grants no thread ("can't start new thread"), ``ThreadPoolExecutor.submit`` raises after it has queued the job,
+which runs all the same as soon as a thread is free. Here a job is queued only for a thread that exists.
+
+All threads are daemons. Jobs that must not end half done (``is_awaited``) are waited for when the process exits.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, wait
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+from typing import Any, Final, ParamSpec, TypeVar
+from weakref import WeakSet
+
+from rmq_protocol.errors import printable
+
+from . import machine
+from .errors import ClientStateError
+
+__all__ = ["FreeThread", "NoThreadError", "ThreadPool", "what_to_do"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class NoThreadError(ClientStateError):
+    """No thread exists for a job, and none can be started. The job does not run."""
+
+
+class FreeThread:
+    """A thread that is kept for one job: ``submit`` the job, or ``release`` the thread. ``submit`` is that of an executor, for
+    ``loop.run_in_executor``."""
+
+    __slots__ = ("_room",)
+
+    def __init__(self, room: _Room) -> None:
+        self._room = room
+
+    def submit(self, work: Callable[P, T], *args: P.args, **options: P.kwargs) -> Future[T]:
+        if machine.executor is not None:
+            return machine.executor.submit(work, *args, **options)
+        return self._room.put(lambda: work(*args, **options))
+
+    def release(self) -> None:
+        """Gives the thread back unused."""
+        self._room.freed()
+
+
+class ThreadPool:
+    """Up to ``most`` threads, started when they are needed and kept until ``close``. Its methods may be called from any thread.
+
+    ``name``: of the threads, with a number. ``is_awaited``: whether the process waits at its exit for jobs that have begun.
+    Where ``machine.executor`` is set, that one runs the jobs.
+    """
+
+    def __init__(self, most: int, name: str, *, is_awaited: bool = False) -> None:
+        self.most = most
+        self.refused: str | None = None
+        """The error of the newest attempt to start a thread; None if the thread was started, and without an attempt."""
+        self._name = name
+        self._room = _Room(is_awaited=is_awaited)
+
+    @property
+    def count(self) -> int:
+        """Number of threads."""
+        return self._room.count
+
+    def reserve(self, *, start: bool = True) -> FreeThread | None:
+        """Keeps a free thread for one job and returns it, a new one where all are at work. ``start``: False for no new one.
+
+        Returns None without a free thread: after ``close``, where all ``most`` are at work, and where a new one is refused.
+        """
+        room = self._room
+        if machine.executor is not None:
+            self.refused = machine.executor.refused
+            return FreeThread(room) if self.refused is None else None
+        with room.lock:
+            if room.closed or (room.free <= 0 and not (start and self._start())):
+                return None
+            room.free -= 1
+        return FreeThread(room)
+
+    def start_one(self) -> bool:
+        """Starts a thread ahead of its need. Returns False if it is refused."""
+        if machine.executor is not None:
+            self.refused = machine.executor.refused
+            return self.refused is None
+        with self._room.lock:
+            return self._start() or self._room.count >= self.most
+
+    def submit(self, work: Callable[P, T], *args: P.args, **options: P.kwargs) -> Future[T]:
+        """Runs a job in a free thread, in a new one, or in the first one that is free again.
+
+        Raises NoThreadError without any thread, where none can be started; and after ``close``.
+        """
+        room = self._room
+        if machine.executor is not None:
+            if machine.executor.refused is not None:
+                raise _no_thread(machine.executor.refused)
+            return machine.executor.submit(work, *args, **options)
+        with room.lock:
+            if room.closed:
+                raise NoThreadError("the threads have ended with their client; start it again")
+            if room.free <= 0 and not self._start() and not room.count:
+                raise _no_thread(self.refused or "")
+            room.free -= 1
+            return room.put(lambda: work(*args, **options))
+
+    def close(self) -> None:
+        """Cancels the jobs that have not begun, and ends the threads; those with a job end after it."""
+        self._room.close()
+
+    def __del__(self) -> None:
+        self._room.close()
+
+    def _start(self) -> bool:
+        """Starts a thread; returns False where ``most`` exist, and where it is refused."""
+        room = self._room
+        if room.count >= self.most:
+            return False
+        try:
+            threading.Thread(target=_work, args=(room,), name=f"{self._name} {room.count + 1}", daemon=True).start()
+        except RuntimeError as error:
+            self.refused = printable(error, 200)
+            return False
+        self.refused = None
+        room.count += 1
+        room.free += 1
+        return True
+
+
+class _Room:
+    """What the threads of a pool share. They do not know the pool itself: one that is dropped ends its threads.
+
+    ``free``: number of threads that have no job and are not kept for one, less the number of jobs that wait. ``under_way``: the
+    jobs that have begun, where ``is_awaited``.
+    """
+
+    def __init__(self, *, is_awaited: bool) -> None:
+        self.lock = threading.Lock()
+        self.jobs: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
+        self.free = 0
+        self.count = 0
+        self.closed = False
+        self.is_awaited = is_awaited
+        self.under_way: set[Future[Any]] = set()
+        _rooms.add(self)
+
+    def put(self, work: Callable[[], T]) -> Future[T]:
+        """Queues a job; a thread is free or will be."""
+        future: Future[T] = Future()
+        self.jobs.put((future, work))
+        return future
+
+    def freed(self) -> None:
+        with self.lock:
+            self.free += 1
+
+    def forget(self) -> None:
+        """Ends the pool where its threads do not exist, and its lock may be held for ever."""
+        self.lock, self.closed, self.under_way = threading.Lock(), True, set()
+
+    def close(self) -> None:
+        left: list[Future[Any]] = []
+        with self.lock:
+            if self.closed:
+                return
+            self.closed = True
+            with suppress(Empty):
+                while (job := self.jobs.get_nowait()) is not None:
+                    left.append(job[0])
+            for _ in range(self.count):
+                self.jobs.put(None)
+        for future in left:
+            future.cancel()
+
+
+def _work(room: _Room) -> None:
+    """Runs the jobs of a pool, in one of its threads."""
+    while (job := room.jobs.get()) is not None:
+        future, work = job
+        if room.is_awaited:
+            room.under_way.add(future)
+        if future.set_running_or_notify_cancel():
+            try:
+                result = work()
+            except BaseException as error:  # noqa: BLE001 - the error belongs to the job
+                room.freed()  # first: who waits for the result may have the next job
+                future.set_exception(error)
+            else:
+                room.freed()
+                future.set_result(result)
+                del result
+        else:
+            room.freed()
+        room.under_way.discard(future)
+        del job, future, work
+
+
+def _no_thread(refused: str) -> NoThreadError:
+    return NoThreadError(f"no thread can be started ({refused}); {what_to_do(refused)}")
+
+
+def what_to_do(refused: str) -> str:
+    """Returns what helps where threads are refused. ``refused``: the error of an attempt."""
+    if "shutdown" in refused:
+        return "the main thread has ended: let it run for as long as the client does, with asyncio.run() or Thread.join()"
+    return "raise the limit of threads and processes (pids.max of the container, ulimit -u), or end threads that are not needed"
+
+
+_rooms: Final[WeakSet[_Room]] = WeakSet()
+
+
+def _wait_at_exit() -> None:
+    for room in list(_rooms):
+        wait(list(room.under_way))
+
+
+def _forget() -> None:
+    """Ends all pools in a forked child, which has none of its parent's threads."""
+    for room in list(_rooms):
+        room.forget()
+
+
+# Children of ``multiprocessing`` exit without calling the functions of ``atexit``, and a loop that outlives the main thread begins
+# jobs after those of ``threading`` were called.
+atexit.register(_wait_at_exit)
+if hasattr(threading, "_register_atexit"):
+    threading._register_atexit(_wait_at_exit)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget)
