@@ -24,14 +24,28 @@ from rmq_protocol.errors import printable
 from . import machine
 from .errors import ClientStateError
 
-__all__ = ["FreeThread", "NoThreadError", "ThreadPool", "what_to_do"]
+__all__ = ["FreeThread", "NoThreadError", "ThreadPool", "start_thread", "what_to_do"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
 class NoThreadError(ClientStateError):
-    """No thread exists for a job, and none can be started. The job does not run."""
+    """No thread exists for a job, and none can be started: the job does not run. ``refused``: the error of the attempt."""
+
+    def __init__(self, refused: str) -> None:
+        super().__init__(f"no thread can be started ({refused}); {what_to_do(refused)}")
+        self.refused = refused
+
+
+def start_thread(target: Callable[P, object], name: str, *args: P.args, **options: P.kwargs) -> threading.Thread:
+    """Starts a daemon thread. Raises NoThreadError where it is refused."""
+    thread = threading.Thread(target=target, name=name, args=args, kwargs=options, daemon=True)
+    try:
+        thread.start()
+    except RuntimeError as error:
+        raise NoThreadError(printable(error, 200)) from None
+    return thread
 
 
 class FreeThread:
@@ -98,18 +112,18 @@ class ThreadPool:
     def submit(self, work: Callable[P, T], *args: P.args, **options: P.kwargs) -> Future[T]:
         """Runs a job in a free thread, in a new one, or in the first one that is free again.
 
-        Raises NoThreadError without any thread, where none can be started; and after ``close``.
+        Raises NoThreadError without any thread, where none can be started, and ClientStateError after ``close``.
         """
         room = self._room
         if machine.executor is not None:
             if machine.executor.refused is not None:
-                raise _no_thread(machine.executor.refused)
+                raise NoThreadError(machine.executor.refused)
             return machine.executor.submit(work, *args, **options)
         with room.lock:
             if room.closed:
-                raise NoThreadError("the threads have ended with their client; start it again")
+                raise ClientStateError("the threads have ended with their client; start it again")
             if room.free <= 0 and not self._start() and not room.count:
-                raise _no_thread(self.refused or "")
+                raise NoThreadError(self.refused or "")
             room.free -= 1
             return room.put(lambda: work(*args, **options))
 
@@ -126,9 +140,9 @@ class ThreadPool:
         if room.count >= self.most:
             return False
         try:
-            threading.Thread(target=_work, args=(room,), name=f"{self._name} {room.count + 1}", daemon=True).start()
-        except RuntimeError as error:
-            self.refused = printable(error, 200)
+            start_thread(_work, f"{self._name} {room.count + 1}", room)
+        except NoThreadError as error:
+            self.refused = error.refused
             return False
         self.refused = None
         room.count += 1
@@ -202,10 +216,6 @@ def _work(room: _Room) -> None:
             room.freed()
         room.under_way.discard(future)
         del job, future, work
-
-
-def _no_thread(refused: str) -> NoThreadError:
-    return NoThreadError(f"no thread can be started ({refused}); {what_to_do(refused)}")
 
 
 def what_to_do(refused: str) -> str:

@@ -15,6 +15,7 @@ import logging
 import os
 import signal
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Generator
@@ -196,3 +197,17 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(report.longreprtext)
     for where in canaries.found:
         terminalreporter.write_line(f"A SECRET IN THE LOG: {where}", red=True)
+
+
+@pytest.fixture
+def refusing(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Threads are refused, as at the limit of processes of a container, while the only element is True."""
+    start, refused = threading.Thread.start, [False]
+
+    def start_or_not(thread: threading.Thread) -> None:
+        if refused[0]:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_or_not)
+    return refused

@@ -13,6 +13,8 @@ from collections.abc import AsyncGenerator
 from contextlib import suppress
 from typing import Final
 
+from .._threads import start_thread
+
 __all__ = ["lines_of"]
 
 CHUNK: Final = 64 * 1024
@@ -22,7 +24,7 @@ AHEAD: Final = 4
 
 async def lines_of(descriptor: int, limit: int) -> AsyncGenerator[bytes, None]:
     """Yields each line without its end. Raises OSError as reading does, ValueError for a line of more than ``limit`` bytes; one
-    that ends in the chunk in which it exceeds the limit passes."""
+    that ends in the chunk in which it exceeds the limit passes; NoThreadError where no thread can be started."""
     loop = asyncio.get_running_loop()
     chunks: asyncio.Queue[bytes | OSError] = asyncio.Queue()
     room = threading.Semaphore(AHEAD)
@@ -40,7 +42,7 @@ async def lines_of(descriptor: int, limit: int) -> AsyncGenerator[bytes, None]:
             if not chunk or isinstance(chunk, OSError):
                 return
 
-    threading.Thread(target=read, name="rmq standard input", daemon=True).start()
+    start_thread(read, "rmq standard input")
     rest = bytearray()
     number = 1
     while True:

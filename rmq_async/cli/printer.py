@@ -12,10 +12,11 @@ import os
 import queue
 import select
 import sys
-import threading
 from contextlib import suppress
 
 import click
+
+from .._threads import NoThreadError, start_thread
 
 __all__ = ["Printer"]
 
@@ -25,13 +26,20 @@ class Printer:
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
+        self._has_thread = True
         self._waiting: queue.SimpleQueue[tuple[bytes, asyncio.Future[None]] | None] = queue.SimpleQueue()
         sys.stdout.flush()
-        threading.Thread(target=self._write_all, name="rmq standard output", daemon=True).start()
+        try:
+            start_thread(self._write_all, "rmq standard output")
+        except NoThreadError:
+            self._has_thread = False
 
     async def write(self, data: bytes) -> None:
         """Writes ``data`` and returns when that is done. Raises OSError as writing does, BrokenPipeError if the reader has
-        closed the pipe."""
+        closed the pipe. Where no thread can be started, the loop itself writes."""
+        if not self._has_thread:
+            _write(data)
+            return
         written: asyncio.Future[None] = self._loop.create_future()
         self._waiting.put((data, written))
         await written

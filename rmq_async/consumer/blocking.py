@@ -20,6 +20,7 @@ from typing import Any, Final, NamedTuple
 
 from .. import machine
 from .._text import printable
+from .._threads import NoThreadError, start_thread
 
 __all__ = ["Block", "Find", "LoopWatch"]
 
@@ -96,14 +97,10 @@ class LoopWatch:
         """Starts the thread, unless it runs. Where threads are refused, nothing is watched until the next consumer starts."""
         if self._thread is not None:
             return
-        thread = threading.Thread(target=self._run, name="rmq_async loop watch", daemon=True)
         try:
-            thread.start()
-        except RuntimeError as error:
-            refused = printable(error, 200)
-            logger.warning("functions that block the event loop are not named, because no thread can be started (%s)", refused)
-        else:
-            self._thread = thread
+            self._thread = start_thread(self._run, "rmq_async loop watch")
+        except NoThreadError as error:
+            logger.warning("functions that block the event loop are not named: %s", error)
 
     def _run(self) -> None:
         held: tuple[asyncio.Task[Any], float] | None = None

@@ -22,6 +22,7 @@ from time import monotonic
 from typing import Any, Final
 
 from .._text import printable
+from .._threads import NoThreadError, start_thread
 from ..credentials import Credentials
 from ..errors import ConfigError
 from .connection import Access
@@ -54,7 +55,11 @@ class _Question:
         self._access = access
         self._over = threading.Event()
         self._found: Credentials | ConfigError | None = None
-        threading.Thread(target=self._ask, name="rmq_async credentials", daemon=True).start()
+        try:
+            start_thread(self._ask, "rmq_async credentials")
+        except NoThreadError as error:
+            self._found = ConfigError(f"option {_asked(access)} cannot be asked: {error}")
+            self._over.set()
 
     def _ask(self) -> None:
         try:

@@ -23,6 +23,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 from .._text import printable
+from .._threads import NoThreadError, start_thread
 from ..client import ClientInstance
 from ..consumer import PullConsumer
 from ..errors import ClientStateError, RocketMQError
@@ -82,8 +83,11 @@ class Worker:
         self._clients: dict[object, _Kept] = {}
         self._lock = threading.Lock()
         self._counting = threading.Lock()
-        self._thread = threading.Thread(target=self._serve, name="rmq_async spark", daemon=True)
-        self._thread.start()
+        try:
+            self._thread = start_thread(self._serve, "rmq_async spark")
+        except NoThreadError:
+            self._loop.close()
+            raise
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Runs ``work`` on the loop and returns its result. Raises its error, and ClientStateError if the worker is closed."""

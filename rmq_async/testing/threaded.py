@@ -20,6 +20,7 @@ from concurrent.futures import Future
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+from rmq_async._threads import start_thread
 from rmq_async.embedded import EmbeddedRocketMQ
 
 __all__ = ["ThreadedRocketMQ"]
@@ -41,8 +42,7 @@ class ThreadedRocketMQ(EmbeddedRocketMQ):
         if self._thread is not None:
             raise RuntimeError("the server runs already; leave its `with` block first")
         ready: Future[None] = Future()
-        self._thread = threading.Thread(target=self._run, args=(ready,), name="rmq_async embedded", daemon=True)
-        self._thread.start()
+        self._thread = start_thread(self._run, "rmq_async embedded", ready)
         try:
             ready.result()
         except BaseException:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from rmq_async import Admin, PullConsumer, errors
+from rmq_async import Admin, Consumer, MessageExt, Producer, PullConsumer, errors
 from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_async.transport import Threads
 from rmq_async.transport.threads import MAX_THREADS
@@ -199,3 +199,29 @@ async def test_threads_are_made_anew(cluster: Cluster) -> None:
         async with producer(cluster) as sender:
             await sender.send(message(LARGE))
     assert len(cluster.sends) == 2
+
+
+async def test_large_bodies_while_no_thread_is_granted(refusing: list[bool]) -> None:
+    """The loop packs and unpacks them; no message waits behind one that is large."""
+    async with (
+        EmbeddedRocketMQ() as server,
+        Admin(namesrv=server.namesrv) as admin,
+        Producer("p", namesrv=server.namesrv) as sender,
+    ):
+        await admin.create_topic(TOPIC, queues=1)
+        refusing[0] = True
+        for body in (LARGE, b"small", INCOMPRESSIBLE):
+            await sender.send(message(body))
+        assert not ours()
+        seen: list[int] = []
+
+        async def handler(message: MessageExt) -> None:
+            seen.append(len(message.body))
+
+        consumer = Consumer("g", namesrv=server.namesrv, start_from="earliest")
+        consumer.subscribe(TOPIC, handler)
+        async with consumer, PullConsumer("r", namesrv=server.namesrv) as reader:
+            assert [len(each.body) async for each in reader.read(TOPIC)] == [len(LARGE), 5, len(INCOMPRESSIBLE)]
+            await consumer.wait_idle(timeout=5)
+        assert sorted(seen) == sorted([len(LARGE), 5, len(INCOMPRESSIBLE)])
+        assert not ours()

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from datetime import datetime
 from typing import Any, Final, TypeVar
 
@@ -13,6 +13,7 @@ from pyspark.sql import Column
 from pyspark.sql import functions as sql
 
 from rmq_async._text import printable
+from rmq_async._threads import ThreadPool
 from rmq_async.admin import Admin
 from rmq_async.errors import BrokerNotFoundError, ConfigError
 from rmq_async.spark.connection import Access, client_config
@@ -123,8 +124,8 @@ def ask_at(access: Access, question: Callable[[Admin], Coroutine[Any, Any, T]]) 
         async with Admin(client=client_config(current(access))) as admin:
             return await question(admin)
 
-    with ThreadPoolExecutor(1) as thread:
-        return thread.submit(asyncio.run, asking()).result()
+    with closing(ThreadPool(1, "rmq_async spark question")) as thread:
+        return thread.submit(lambda: asyncio.run(asking())).result()
 
 
 def column(option: str, name: str, columns: Iterable[str]) -> Column:

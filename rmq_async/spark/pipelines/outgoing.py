@@ -19,6 +19,7 @@ from pyspark.sql import DataFrame, Observation
 from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 
 from rmq_async._text import printable
+from rmq_async._threads import NoThreadError, start_thread
 from rmq_async.admin import Admin
 from rmq_async.errors import BrokerNotFoundError, NoPermissionError, RocketMQError, TopicNotFoundError
 from rmq_async.spark.connection import Access
@@ -152,7 +153,8 @@ def write(
 
 @contextmanager
 def watched(arrivals: Arrivals, report: Callable[[int], None]) -> Iterator[None]:
-    """Calls ``report`` with the growth at intervals, in a separate thread, while the body runs; not where it cannot be read."""
+    """Calls ``report`` with the growth at intervals, in a separate thread, while the body runs; not where it cannot be read, and
+    without a thread."""
     over = threading.Event()
 
     def watch() -> None:
@@ -166,8 +168,12 @@ def watched(arrivals: Arrivals, report: Callable[[int], None]) -> Iterator[None]
                 return
             report(arrived)
 
-    thread = threading.Thread(target=watch, name="rmq_async spark arrivals", daemon=True)
-    thread.start()
+    try:
+        thread = start_thread(watch, "rmq_async spark arrivals")
+    except NoThreadError as error:
+        logger.info("the growth of the topics is not shown: %s", error)
+        yield
+        return
     try:
         yield
     finally:

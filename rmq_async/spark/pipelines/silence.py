@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Final
+
+from rmq_async._threads import start_thread
 
 __all__ = ["Said", "silent_start", "stderr_kept"]
 
@@ -29,8 +30,7 @@ class Said:
         self._reader = reader
         self._kept = bytearray()
         self._left_out = 0
-        self._thread = threading.Thread(target=self._read_all, name="rmq_async stderr", daemon=True)
-        self._thread.start()
+        self._thread = start_thread(self._read_all, "rmq_async stderr")
 
     def text(self) -> str:
         """Returns the first 64 KiB, and the number of bytes after them, when the children have ended or a second is over."""

@@ -6,7 +6,6 @@ import asyncio
 import logging
 import subprocess
 import sys
-import threading
 from typing import Any
 
 import pytest
@@ -27,20 +26,6 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "with a rate": ({}, {"rate": 50.0}),
 }
 """Options of the consumer, and of its subscription."""
-
-
-@pytest.fixture
-def refusing(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Threads are refused while the only element is True."""
-    start, refused = threading.Thread.start, [False]
-
-    def start_or_not(thread: threading.Thread) -> None:
-        if refused[0]:
-            raise RuntimeError("can't start new thread")
-        start(thread)
-
-    monkeypatch.setattr(threading.Thread, "start", start_or_not)
-    return refused
 
 
 def reports(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
