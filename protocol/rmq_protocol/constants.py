@@ -36,6 +36,10 @@ ONEWAY_FLAG: Final = 0x2
 AUTO_CREATE_TOPIC_KEY: Final = "TBW102"
 """Topic whose settings a broker copies when it creates a topic on the first send; clients use its route until then."""
 
+ORDER_TOPIC_CONFIG: Final = "ORDER_TOPIC_CONFIG"
+"""Namespace, in the name servers' key-value table, of topic -> "broker-a:8;broker-b:8", the number of queues on each broker
+(``NamesrvUtil.NAMESPACE_ORDER_TOPIC_CONFIG``)."""
+
 RETRY_TOPIC_PREFIX: Final = "%RETRY%"
 DLQ_TOPIC_PREFIX: Final = "%DLQ%"
 LMQ_PREFIX: Final = "%LMQ%"

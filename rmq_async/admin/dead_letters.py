@@ -212,19 +212,19 @@ async def _send(instance: ClientInstance, group: str, received: MessageExt, dead
     """
     message = Message.from_received(received)
     route = await instance.routes.fetch(message.topic, max(deadline - machine.monotonic(), 0.0))
-    queues = route.publish_queues
-    if not queues:
+    if not (usable := route.reachable_queues):
         raise TopicNotFoundError(
             f"topic {instance.names.display_name(message.topic)} has no queue to write to; give it queues with "
             "write permission on a broker whose master runs"
         )
     if message.sharding_key is not None:
+        queues = route.publish_queues
         queue = queues[abs(java_hash(message.sharding_key)) % len(queues)]  # beside the other messages of the key
-        holder, broker, queue_id = route.broker_of(queue), queue.broker_name, queue.queue_id
+        queue_id = queue.queue_id
     else:
-        brokers = sorted({queue.broker_name for queue in queues})
-        broker = received.queue.broker_name if received.queue.broker_name in brokers else brokers[0]
-        holder, queue_id = broker, _ANY_QUEUE
+        queue = next((each for each in usable if route.broker_of(each) == received.queue.broker_name), usable[0])
+        queue_id = queue.queue_id if route.holders else _ANY_QUEUE  # a static topic's brokers want the number of its own
+    holder, broker = route.broker_of(queue), queue.broker_name
     properties = message_properties(message, received.unique_id or received.offset_msg_id)
     body, sys_flag = await _as_stored(instance, received, deadline)
     header = SendMessageRequestHeaderV2(

@@ -12,7 +12,7 @@ import msgspec
 
 from rmq_protocol.bodies import TopicConfigSerializeWrapper
 from rmq_protocol.command import RemotingCommand
-from rmq_protocol.constants import AUTO_CREATE_TOPIC_KEY, RequestCode, ResponseCode
+from rmq_protocol.constants import AUTO_CREATE_TOPIC_KEY, ORDER_TOPIC_CONFIG, RequestCode, ResponseCode
 from rmq_protocol.errors import InvalidMessageError, shown
 from rmq_protocol.headers import (
     CreateTopicRequestHeader,
@@ -49,10 +49,6 @@ __all__ = [
 
 SHOWN_EVERY: Final = 0.05
 """Seconds between two requests for the route of a new topic; a broker registers the topic within milliseconds."""
-
-ORDER_NAMESPACE: Final = "ORDER_TOPIC_CONFIG"
-"""Namespace, in the name servers' key-value table, of topic -> "broker-a:8;broker-b:8", the number of queues on each broker
-(``NamesrvUtil.NAMESPACE_ORDER_TOPIC_CONFIG``)."""
 
 AT_ONCE: Final = 8
 _OWN_PREFIXES: Final = ("%RETRY%", "%DLQ%", "rmq_sys_")
@@ -117,7 +113,7 @@ async def delete(instance: ClientInstance, topic: str, cluster: str | None, dead
     masters = masters_of(await cluster_info(instance, deadline), cluster)
     await delete_at(instance, topic, masters, deadline, cluster)
     if cluster is None:
-        header = DeleteKVConfigRequestHeader(namespace=ORDER_NAMESPACE, key=topic)
+        header = DeleteKVConfigRequestHeader(namespace=ORDER_TOPIC_CONFIG, key=topic)
         command = RemotingCommand(code=RequestCode.DELETE_KV_CONFIG, ext_fields={**to_ext(header)})
         await ask_every_name_server(instance, command, deadline)
 
@@ -196,7 +192,7 @@ async def _put_order(
         )
     counts |= {name: str(header.writeQueueNums) for name in brokers}
     put = PutKVConfigRequestHeader(
-        namespace=ORDER_NAMESPACE,
+        namespace=ORDER_TOPIC_CONFIG,
         key=header.topic,
         value=";".join(f"{name}:{count}" for name, count in sorted(counts.items())),
     )
@@ -205,7 +201,7 @@ async def _put_order(
 
 async def _order_of(instance: ClientInstance, topic: str, deadline: float) -> str:
     code = RequestCode.GET_KV_CONFIG
-    get = GetKVConfigRequestHeader(namespace=ORDER_NAMESPACE, key=topic)
+    get = GetKVConfigRequestHeader(namespace=ORDER_TOPIC_CONFIG, key=topic)
 
     def read(response: RemotingCommand, address: str) -> str:
         if response.code == ResponseCode.QUERY_NOT_FOUND:

@@ -51,6 +51,17 @@ class TopicRoute:
     provisional: bool = False
     holders: Mapping[MessageQueue, str] = field(default_factory=dict)
 
+    @property
+    def is_fixed(self) -> bool:
+        """Whether ``publish_queues`` stays the same while brokers are away: the list of an order conf, or of a static topic."""
+        conf = self.data.order_topic_conf
+        return bool(self.holders if conf is None else conf)  # an empty one hides a static topic from senders
+
+    @property
+    def reachable_queues(self) -> tuple[MessageQueue, ...]:
+        """The queues to send to on brokers with a master's address."""
+        return tuple([queue for queue in self.publish_queues if self.master_address(self.broker_of(queue)) is not None])
+
     def broker_of(self, queue: MessageQueue) -> str:
         """Returns the name of the broker that holds a queue of this topic."""
         return self.holders.get(queue, queue.broker_name)

@@ -41,7 +41,7 @@ async def send_trace(instance: ClientInstance, group: str, message: Message, dea
     route = await instance.routes.get(
         topic, deadline - machine.monotonic(), create_key=AUTO_CREATE_TOPIC_KEY, default_queues=QUEUES
     )
-    queues = [*route.publish_queues]
+    queues = route.reachable_queues
     if not queues:
         raise TopicNotFoundError(
             f"no master has trace topic {message.topic} with write permission; give it perm 6, or turn tracing off"

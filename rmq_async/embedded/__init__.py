@@ -98,7 +98,9 @@ class EmbeddedRocketMQ(PopSwitches):
 
     ``server_side_reset``: whether a broker keeps a reset of a group's offsets (222) for the next pull or pop of each queue, as
     5.x does; False: it sends the offsets to the members (220), as 4.9 does. ``property_filter``: whether brokers filter by
-    SQL92 conditions; a real broker does with ``enablePropertyFilter=true``, which is not its default.
+    SQL92 conditions; a real broker does with ``enablePropertyFilter=true``, which is not its default. ``order_conf``: whether
+    routes carry the order of queues that ``create_topic(order=True)`` writes; a real name server adds it with
+    ``orderMessageEnable=true``, which is not its default.
 
     ``version``: "5.5.0" or "4.9.7"; as 4.9.7, brokers answer pops and other requests of 5.x with code 3, and send resets of
     offsets to the members. ``pop_store``: the store of popped messages that brokers imitate: "log", the revive log, or "kv", the
@@ -130,6 +132,7 @@ class EmbeddedRocketMQ(PopSwitches):
         transaction_check_max: int = 15,
         server_side_reset: bool = True,
         property_filter: bool = True,
+        order_conf: bool = False,
         version: str = VERSIONS[0],
         pop_store: PopStore = "log",
         pop_retry_v2: bool = False,
@@ -176,7 +179,7 @@ class EmbeddedRocketMQ(PopSwitches):
         ]
         for broker in self._brokers:
             broker.state.peers = [each.state for each in self._brokers]
-        self._name_server = NameServer(LiveBrokers(self._brokers), self._failures)
+        self._name_server = NameServer(LiveBrokers(self._brokers), self._failures, order_conf=order_conf)
         self._services: list[BaseService] = [self._name_server, *self._brokers]
 
     async def start(self) -> None:

@@ -14,7 +14,7 @@ from typing import Final
 from rmq_protocol.bodies import KVTable, TopicList, encode_body
 from rmq_protocol.cluster import ClusterInfo, encode_cluster_info
 from rmq_protocol.command import RemotingCommand, make_response
-from rmq_protocol.constants import MASTER_ID, RequestCode, ResponseCode
+from rmq_protocol.constants import MASTER_ID, ORDER_TOPIC_CONFIG, RequestCode, ResponseCode
 from rmq_protocol.headers import (
     DeleteKVConfigRequestHeader,
     DeleteTopicFromNamesrvRequestHeader,
@@ -45,12 +45,22 @@ _STANDARD_JSON_FROM: Final = 401
 
 class NameServer(BaseService):
     """A name server. ``directory``: the brokers that it knows. ``failures``: the script of requests that fail; by default a new
-    one. ``name``: for log records. The docstring of ``Broker`` shows the use without an ``EmbeddedRocketMQ``. After a crash,
-    make a new object with a new directory; its key-value settings are lost, as in a name server without a file of them."""
+    one. ``name``: for log records. ``order_conf``: whether routes carry the order of queues that ``create_topic(order=True)``
+    writes (``orderMessageEnable``). ``settings``: the key-value settings, by namespace and key, as a name server's file has
+    them; by default none. The docstring of ``Broker`` shows the use without an ``EmbeddedRocketMQ``. After a crash, make a new
+    object with a new directory, and the settings of the old one."""
 
     named_failures_only = True
 
-    def __init__(self, directory: BrokerDirectory, failures: FailureScript | None = None, *, name: str = NAME) -> None:
+    def __init__(
+        self,
+        directory: BrokerDirectory,
+        failures: FailureScript | None = None,
+        *,
+        name: str = NAME,
+        order_conf: bool = False,
+        settings: dict[str, dict[str, str]] | None = None,
+    ) -> None:
         super().__init__(name, failures)
         self._directory = directory
         self.handlers = {
@@ -65,10 +75,11 @@ class NameServer(BaseService):
             RequestCode.DELETE_KV_CONFIG: self._delete_setting,
             RequestCode.GET_KVLIST_BY_NAMESPACE: self._settings_of,
         }
-        self._settings: dict[str, dict[str, str]] = {}
-        self._count = 0
+        self._order_conf = order_conf
+        self._settings = {} if settings is None else settings
+        self._count = sum([1 + len(table) for table in self._settings.values()])
         """Number of namespaces and keys."""
-        self._size = 0
+        self._size = sum([len(each) + sum(map(_length, table, table.values())) for each, table in self._settings.items()])
 
     def _route(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         header = from_ext(GetRouteInfoRequestHeader, command.ext_fields, lenient=True)
@@ -83,7 +94,8 @@ class NameServer(BaseService):
             remark = f"No topic route info in name server for the topic: {shown}\n{FAQ}"
             raise Refused(ResponseCode.TOPIC_NOT_EXIST, remark)
         standard = command.version >= _STANDARD_JSON_FROM or bool(header.acceptStandardJsonOnly)
-        route = TopicRouteData(tuple(queues), tuple(brokers))
+        order = self._settings.get(ORDER_TOPIC_CONFIG, {}).get(header.topic) if self._order_conf else None
+        route = TopicRouteData(tuple(queues), tuple(brokers), order)
         return make_response(command, ResponseCode.SUCCESS, body=encode_route(route, standard=standard))
 
     def _topics(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:

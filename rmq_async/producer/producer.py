@@ -151,7 +151,8 @@ class Producer(SendMethods):
         return await recall(self._usable(), topic, recall_handle)
 
     async def fetch_publish_queues(self, topic: str) -> tuple[MessageQueue, ...]:
-        """Returns the writable queues of ``topic`` in the order of the round robin.
+        """Returns the queues of ``topic`` among which keys and selectors choose, in the order of the round robin: those that may
+        be written to, but with an order conf and for a static topic all that the route lists, also on brokers that are away.
 
         Takes at most the producer's ``timeout``. Raises InvalidMessageError for an invalid name, and TopicNotFoundError,
         NameServerError, BrokerNotFoundError and RequestTimeoutError as ``send`` does.
@@ -159,7 +160,7 @@ class Producer(SendMethods):
         sender = self._usable()
         check_topic(topic)
         topic_queues = await sender.topics.find(topic, machine.monotonic() + self.config.timeout)
-        return topic_queues.queues
+        return topic_queues.keyed
 
     async def flush(self, timeout: float | None = None) -> None:
         """Waits until all messages accepted so far have a result or an error; one-way messages, until they are written.

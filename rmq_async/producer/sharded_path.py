@@ -38,7 +38,7 @@ def place_sharded(sender: ProducerCore, message: Message) -> tuple[QueueGatherin
     line = sender.admission.lines.by_topic.get(topic)
     if (line is not None and line.busy) or topic.startswith(RETRY_TOPIC_PREFIX):
         return None
-    queues, batcher = topic_queues.queues, sender.batcher
+    queues, batcher = topic_queues.keyed, sender.batcher
     queue = queues[abs(hash_of(key)) % len(queues)]  # what ``select_by_hash`` does
     gathering = batcher.fixed.get(queue)
     started = machine.monotonic()
@@ -48,7 +48,9 @@ def place_sharded(sender: ProducerCore, message: Message) -> tuple[QueueGatherin
     if room > batcher.max_bytes:
         return None
     if gathering is None or gathering.topic_queues is not topic_queues:
-        gathering = batcher.in_order(topic_queues, topic_queues.by_queue.get(queue) or topic_queues.target(queue), fixed=True)
+        if (target := topic_queues.reachable(queue)) is None:
+            return None
+        gathering = batcher.in_order(topic_queues, target, fixed=True)
     future: asyncio.Future[SendResult] = sender.create_future()
     outgoing = Outgoing(topic, unique_id, properties, message.body, 0, message.flag)
     gathering.add(future, outgoing, room, started + sender.timeout, wait_store=message.wait_store)

@@ -34,7 +34,9 @@ NO_TIMERS: Final = {"timerWheelEnable": "false"}
 """For a broker without messages due at a time: it writes no wheel of 38 MB at its start, which takes 1.3 s of CPU then, not 1.8 s,
 and has seven threads less that look for something to do 100 times a second: idle it takes 5 % of a core, not 7 %."""
 SHARED: Final[Mapping[str, Callable[[], RealCluster]]] = {
-    "two_brokers": lambda: RealCluster(brokers=2, nameservers=2, broker_conf=NO_TIMERS),
+    "two_brokers": lambda: RealCluster(
+        brokers=2, nameservers=2, broker_conf=NO_TIMERS, namesrv_conf={"orderMessageEnable": "true"}
+    ),
     "feature_cluster": lambda: RealCluster(
         profile=PROFILES["transactions"] | PROFILES["recall"] | PROFILES["trace"],
         broker_conf={"enablePropertyFilter": "true", "enableLmq": "true", "enableMultiDispatch": "true"},

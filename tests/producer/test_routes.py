@@ -55,10 +55,11 @@ async def test_a_retry_of_a_static_topic_goes_to_another_broker(pair: Cluster) -
     assert 2 in {result.attempts for result in results} <= {1, 2}
 
 
-async def test_a_static_queue_that_no_broker_holds_is_left_out(pair: Cluster) -> None:
+async def test_a_static_queue_that_no_broker_holds_is_for_keys_only(pair: Cluster) -> None:
     pair.name_server.routes[TOPIC] = static_route(pair, {0: 0}, {2: 0})
     async with producer(pair) as sender:
-        assert [queue.queue_id for queue in await sender.fetch_publish_queues(TOPIC)] == [0, 2]
+        assert [queue.queue_id for queue in await sender.fetch_publish_queues(TOPIC)] == [0, 1, 2, 3]
+        assert {(await sender.send(message())).queue.queue_id for _ in range(4)} == {0, 2}
         with pytest.raises(errors.BrokerNotFoundError, match=STATIC):
             await sender.send(message(), queue=MessageQueue(TOPIC, STATIC, 1))
         instance = await client_of(sender)
@@ -97,8 +98,9 @@ async def test_an_order_conf_decides_about_the_queues(pair: Cluster) -> None:
     pair.name_server.routes[TOPIC] = TopicRouteData(route.queue_datas, route.broker_datas, "b:3;a:1;gone:7")
     async with producer(pair) as sender:
         queues = await sender.fetch_publish_queues(TOPIC)
-        assert queues == (*[MessageQueue(TOPIC, "b", queue_id) for queue_id in range(3)], MessageQueue(TOPIC, "a", 0))
-        assert {(await sender.send(message())).queue for _ in range(4)} == set(queues)
+        there = (*[MessageQueue(TOPIC, "b", queue_id) for queue_id in range(3)], MessageQueue(TOPIC, "a", 0))
+        assert queues == (*there, *[MessageQueue(TOPIC, "gone", queue_id) for queue_id in range(7)])
+        assert {(await sender.send(message())).queue for _ in range(4)} == {*there}
 
 
 async def test_a_topic_that_may_not_be_written_to_says_so(pair: Cluster) -> None:

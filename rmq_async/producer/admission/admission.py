@@ -140,16 +140,16 @@ class Admitted(msgspec.Struct):
         outgoing, message = call.outgoing, call.message
         if message is not None and call.choice is None:
             outgoing.message = message  # the selector of further attempts needs it as well
-        queue, place = None if call.choice is None else call.choice.queue, self.place
-        aim = partial(router.aim, outgoing.topic, message, outgoing.message, call.choice, call.deadline)
-        if place is not None and queue is not None and router.is_away(outgoing.topic, queue):
-            self.place = place = place.step_aside(queue)
-        self.topic_queues, self.target = await aim()
-        if place is None:
+        topic, choice, deadline, place = outgoing.topic, call.choice, call.deadline, self.place
+        if choice is None or place is None:
+            self.topic_queues, self.target = await router.aim(topic, message, outgoing.message, choice, deadline)
             return
+        queue = await router.chosen(topic, message, choice, deadline)
+        if router.is_away(topic, queue):
+            self.place = place = place.step_aside(queue)
+        self.topic_queues, self.target = await router.at(topic, queue, deadline)
         if place.must_step_aside(self.target.queue):
             self.place = place = place.step_aside(self.target.queue)
         if not place.is_first():
-            await place.turn(call.deadline)
-            if queue is not None:  # the route may have changed; a selector is asked once
-                self.topic_queues, self.target = await aim()
+            await place.turn(deadline)
+            self.topic_queues, self.target = await router.at(topic, queue, deadline)  # the route may have changed

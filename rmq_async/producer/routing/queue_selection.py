@@ -212,19 +212,18 @@ class QueueSelection:
         self,
         selector: Selector | None,
         topic_queues: TopicQueues,
-        brokers: Collection[str],
+        queues: Sequence[MessageQueue],
         message: Message,
         key: object,
         deadline: float,
     ) -> MessageQueue | Coroutine[Any, Any, MessageQueue]:
-        """Returns the queue that a selector chooses among those of ``brokers``, or a coroutine that returns it.
+        """Returns the queue that a selector chooses among ``queues`` of the topic, or a coroutine that returns it.
 
         ``selector``: None for the producer's own, or ``select_by_hash`` without one. Raises a RocketMQError that the selector
         raises; SelectorError for another error of it and for a queue that it was not given; RequestTimeoutError for a choice at
         ``deadline`` or later.
         """
         selector = selector or (self.selector if self.custom else select_by_hash)
-        queues = topic_queues.queues if brokers is topic_queues.brokers else topic_queues.queues_of(brokers)
         pick = partial(self.pick, topic_queues)
         with picking(pick):
             chosen = ask(selector, queues, message, key)
@@ -239,7 +238,13 @@ class QueueSelection:
             return one_of(await awaited(selector, choosing, deadline), queues, selector, deadline)
 
     def pick(self, topic_queues: TopicQueues, queues: Sequence[MessageQueue]) -> MessageQueue:
-        """Returns the next of ``queues``, any of the topic's; called by ``select_best`` inside a selector of this producer."""
+        """Returns the next of ``queues``, any of the topic's; called by ``select_best`` inside a selector of this producer. Those
+        of brokers that are away are passed over, if there are others."""
+        if topic_queues.route.is_fixed:
+            here = [queue for queue in queues if topic_queues.knows(queue)]
+            if not here:
+                return self._turns.next(queues)
+            queues = here
         if self.faults is not None:
             return self._best_of(self.faults, topic_queues, queues)
         return self._turns.next(queues)

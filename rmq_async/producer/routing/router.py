@@ -41,23 +41,25 @@ class Router:
         """Returns the topic's queues and the target of the first attempt: the caller's choice, a selector's, or the next queue.
 
         ``message``: None for a batch. ``shown``: the message for the producer's selector, which is not called without one: a
-        prepared send takes the next queue, as its further attempts do. Raises as ``TopicTable.find``,
-        ``TopicTable.with_queue``, ``TopicQueues.target`` and ``QueueSelection.ask`` do.
+        prepared send takes the next queue, as its further attempts do. Raises as ``choose``, ``chosen`` and ``at`` do.
         """
+        if choice is not None:
+            return await self.at(topic, await self.chosen(topic, message, choice, deadline), deadline)
         topic_queues = self.queues_by_topic.get(topic) or await self.topics.find(topic, deadline)
-        if choice is None:
-            if self.asks and shown is not None:
-                return topic_queues, await self.choose(topic_queues, topic_queues.brokers, shown, deadline)
-            return topic_queues, topic_queues.next()
-        if choice.queue is not None or message is None:
-            queue = cast(MessageQueue, choice.queue)
-            target = topic_queues.by_queue.get(queue)
-            if target is not None:
-                return topic_queues, target
-            if not topic_queues.knows(queue):
-                topic_queues = await self.topics.with_queue(topic, queue, deadline)
-            return topic_queues, topic_queues.target(queue)
-        return topic_queues, await self._selected(topic_queues, message, choice, deadline)
+        if self.asks and shown is not None:
+            return topic_queues, await self.choose(topic_queues, topic_queues.brokers, shown, deadline)
+        return topic_queues, topic_queues.next()
+
+    async def at(self, topic: str, queue: MessageQueue, deadline: float) -> tuple[TopicQueues, Target]:
+        """Returns the topic's queues and the target of a queue that was chosen; waits for its broker if that is away. Raises as
+        ``TopicTable.find``, ``TopicTable.with_queue`` and ``TopicQueues.target`` do."""
+        topic_queues = self.queues_by_topic.get(topic) or await self.topics.find(topic, deadline)
+        target = topic_queues.by_queue.get(queue)
+        if target is not None:
+            return topic_queues, target
+        if not topic_queues.knows(queue):
+            topic_queues = await self.topics.with_queue(topic, queue, deadline)
+        return topic_queues, topic_queues.target(queue)
 
     def is_away(self, topic: str, queue: MessageQueue) -> bool:
         """Returns whether the known route has no address for the queue, so that ``aim`` waits for a newer one."""
@@ -65,25 +67,31 @@ class Router:
         return topic_queues is not None and not topic_queues.knows(queue)
 
     def target_now(self, topic_queues: TopicQueues, message: Message | None, choice: QueueChoice) -> Target | None:
-        """Returns the target of a key by hash; None for a batch, and if a selector must choose. Raises SelectorError for an invalid
-        key."""
+        """Returns the target of a key by hash; None for a batch, if a selector must choose, and if the queue's broker is away.
+        Raises SelectorError for an invalid key."""
         if message is None or choice.selector is not None or self.asks:
             return None
-        queue = select_by_hash(topic_queues.queues, message, choice.key)
-        return topic_queues.by_queue.get(queue) or topic_queues.target(queue)
+        queue = select_by_hash(topic_queues.keyed, message, choice.key)
+        return topic_queues.by_queue.get(queue) or topic_queues.reachable(queue)
 
     async def choose(self, topic_queues: TopicQueues, brokers: Collection[str], message: Message, deadline: float) -> Target:
         """Returns the queue that the producer's selector chooses for an attempt, among those of ``brokers``."""
-        chosen = cast(QueueSelection, self.selection).ask(None, topic_queues, brokers, message, None, deadline)
+        queues = topic_queues.queues if brokers is topic_queues.brokers else topic_queues.queues_of(brokers)
+        chosen = cast(QueueSelection, self.selection).ask(None, topic_queues, queues, message, None, deadline)
         return topic_queues.target(chosen if isinstance(chosen, MessageQueue) else await self.unless_stopped(chosen))
 
-    async def _selected(self, topic_queues: TopicQueues, message: Message, choice: QueueChoice, deadline: float) -> Target:
-        """Returns the queue by the call's selector, else the producer's selector, else the hash of the key."""
+    async def chosen(self, topic: str, message: Message | None, choice: QueueChoice, deadline: float) -> MessageQueue:
+        """Returns the queue that the caller gave, or that the call's selector chooses, else the producer's selector, else the hash
+        of the key; its broker may be away. Raises as ``TopicTable.find`` and ``QueueSelection.ask`` do."""
+        if choice.queue is not None or message is None:
+            return cast(MessageQueue, choice.queue)
+        topic_queues = self.queues_by_topic.get(topic) or await self.topics.find(topic, deadline)
+        queues = topic_queues.keyed
         if self.selection is not None and (choice.selector is not None or self.selection.custom):
-            found = self.selection.ask(choice.selector, topic_queues, topic_queues.brokers, message, choice.key, deadline)
-            return topic_queues.target(found if isinstance(found, MessageQueue) else await self.unless_stopped(found))
+            found = self.selection.ask(choice.selector, topic_queues, queues, message, choice.key, deadline)
+            return found if isinstance(found, MessageQueue) else cast(MessageQueue, await self.unless_stopped(found))
         selector: Selector = choice.selector or select_by_hash
-        chosen = ask(selector, topic_queues.queues, message, choice.key)
+        chosen = ask(selector, queues, message, choice.key)
         if not isinstance(chosen, MessageQueue) and isawaitable(chosen):
             chosen = await self.unless_stopped(awaited(selector, chosen, deadline))
-        return topic_queues.target(one_of(chosen, topic_queues.queues, selector, deadline))
+        return one_of(chosen, queues, selector, deadline)

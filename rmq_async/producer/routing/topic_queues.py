@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from itertools import chain, cycle, islice
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from rmq_protocol.constants import AUTO_CREATE_TOPIC_KEY, MAX_FRAME_SIZE, RETRY_TOPIC_PREFIX, Perm
 from rmq_protocol.errors import shown
 from rmq_protocol.message import Message, MessageQueue
 from rmq_protocol.namespace import with_namespace, without_namespace
+from rmq_protocol.route import NO_BROKER
 from rmq_protocol.send_codec import SendTemplate
 from rmq_protocol.signed_send_codec import SignedSendTemplate
 
@@ -144,8 +145,10 @@ class TopicQueues:
 
     A queue's target is made when it is first used, since a topic may have hundreds of queues and few messages. ``next()``
     returns the next target, round robin from a random start; ``LatencyRotation`` and ``FailureRotation`` replace it.
-    ``several``: a retry may go to another broker. ``without``: queues that the route names but their brokers do not have.
-    ``addresses``: of the masters, by broker. ``by_queue``: the targets made so far. ``gathering``: gathers messages for
+    ``queues``: those of brokers with a master. ``keyed``: those among which keys and selectors choose: ``queues``, but with an
+    order conf and for a static topic all that the route lists, so that no key moves while a broker is away. ``several``: a retry
+    may go to another broker. ``without``: queues that the route names but their brokers do not have; they stay in a list that is
+    fixed. ``addresses``: of the masters, by broker. ``by_queue``: the targets made so far. ``gathering``: gathers messages for
     ``next()`` into batches; None without batching.
 
     Raises BrokerNotFoundError if no writable queue has a master's address.
@@ -160,6 +163,7 @@ class TopicQueues:
         "brokers",
         "by_queue",
         "gathering",
+        "keyed",
         "next",
         "queues",
         "route",
@@ -182,6 +186,7 @@ class TopicQueues:
         if topic != route.topic:
             queues = tuple([queue._replace(topic=topic) for queue in queues])
             self._holders = {queue._replace(topic=topic): broker for queue, broker in route.holders.items()}
+        listed = queues
         if without:
             queues = tuple([queue for queue in queues if queue not in without])
         self.addresses: dict[str, str] = {}
@@ -192,6 +197,7 @@ class TopicQueues:
         if not usable:
             raise BrokerNotFoundError(_nowhere(topic, route))
         self.queues = queues if len(usable) == len(queues) else usable
+        self.keyed = listed if route.is_fixed else self.queues
         self.brokers = frozenset(self.addresses)
         self.several = len(self.brokers) > 1
         self.by_queue: dict[MessageQueue, Target] = {}
@@ -223,11 +229,23 @@ class TopicQueues:
         holders, queues = self._holders, self.queues if queues is None else queues
         return tuple([queue for queue in queues if holders.get(queue, queue.broker_name) in brokers])
 
+    def holder(self, queue: MessageQueue) -> str:
+        """Returns the name of the broker that holds a queue: of a static topic's queue not the one that it names."""
+        return self._holders.get(queue, queue.broker_name)
+
+    def is_away(self, queue: MessageQueue) -> bool:
+        """Returns whether the fixed list of the topic's queues names the queue, and the broker that holds it has no address."""
+        return self.route.is_fixed and not self.knows(queue) and queue in self.keyed and self.holder(queue) != NO_BROKER
+
     def knows(self, queue: MessageQueue) -> bool:
         """Returns whether ``target`` has an address for the queue."""
         return (
             queue in self.by_queue or self._own(queue) is not None or self.route.master_address(queue.broker_name) is not None
         )
+
+    def reachable(self, queue: MessageQueue) -> Target | None:
+        """Returns the target of a queue; None if the route has no address of its broker's master."""
+        return self.target(queue) if self.knows(queue) else None
 
     def target(self, queue: MessageQueue) -> Target:
         """Returns the target of a queue that the caller chose, also of one that the route does not list.
@@ -242,26 +260,28 @@ class TopicQueues:
             return self._target(own)
         address = self.route.master_address(queue.broker_name)
         if address is None:
-            known = ", ".join(sorted(self.brokers))
+            known, holder = ", ".join(sorted(self.brokers)), self.holder(queue)
+            held = "" if holder == queue.broker_name else f", which holds queue {queue.queue_id} of {queue.broker_name},"
             raise BrokerNotFoundError(
-                f"broker {shown(queue.broker_name)} has no master's address in the route of topic {queue.topic}; start its master, "
+                f"broker {shown(holder)}{held} has no master's address in the route of topic {queue.topic}; start its master, "
                 f"or choose a queue on one that is known: {known}",
-                broker=queue.broker_name,
+                broker=holder,
             )
         return Target(queue, queue.broker_name, self._settings.send_address(address), self._settings)
 
     def _own(self, queue: MessageQueue) -> MessageQueue | None:
         """Returns the topic's own queue that equals ``queue``, else None: a queue id may be a bool, whose text differs."""
         if not self._members:
-            self._members = {each: each for each in self.queues}
+            self._members = {each: each for each in self.keyed if self.route.master_address(self.holder(each)) is not None}
         return self._members.get(queue)
 
     def _target(self, queue: MessageQueue) -> Target:
         """Returns the target of one of the topic's queues, made at its first use."""
         target = self.by_queue.get(queue)
         if target is None:
-            broker = self._holders.get(queue, queue.broker_name)
-            target = self.by_queue[queue] = Target(queue, broker, self.addresses[broker], self._settings)
+            broker = self.holder(queue)
+            address = self.addresses.get(broker) or self._settings.send_address(cast(str, self.route.master_address(broker)))
+            target = self.by_queue[queue] = Target(queue, broker, address, self._settings)
         return target
 
 

@@ -187,7 +187,8 @@ class TopicTable:
             return topic_queues
 
     async def with_queue(self, topic: str, queue: MessageQueue, deadline: float) -> TopicQueues:
-        """Returns the topic's queues, from a newer route. Waits for the broker of ``queue`` if it was in the route earlier.
+        """Returns the topic's queues, from a newer route. Waits for the broker of ``queue`` if it was in the route earlier, or if
+        the topic's list of queues is fixed and names it.
 
         A broker that restarts is not in routes meanwhile. At the deadline it returns the queues known then. Raises as ``find``.
         """
@@ -198,7 +199,13 @@ class TopicTable:
             topic_queues = self.now(topic)
             return topic_queues is not None and topic_queues.knows(queue)
 
-        if not is_there() and queue.broker_name in self._departed.get(wire_topic, ()):
+        def may_return() -> bool:
+            topic_queues = self.now(topic)
+            if topic_queues is None:
+                return queue.broker_name in self._departed.get(wire_topic, ())
+            return topic_queues.is_away(queue) or topic_queues.holder(queue) in self._departed.get(wire_topic, ())
+
+        if not is_there() and may_return():
             await self._until(is_there, wire_topic, deadline)
         return self.now(topic) or await self.find(topic, deadline)
 

@@ -6,6 +6,7 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Final, NamedTuple
 
 import msgspec
@@ -69,10 +70,10 @@ class _RegisteringNameServer(NameServer):
     """A name server with which brokers register over the network, and which removes a broker when the last connection of its name
     has ended."""
 
-    def __init__(self, name: str, forgotten: Callable[[str], object]) -> None:
+    def __init__(self, name: str, forgotten: Callable[[str], object], settings: dict[str, dict[str, str]]) -> None:
         self._forgotten = forgotten
         self.registrations = DoubtfulRegistrations()
-        super().__init__(self.registrations, name=name)
+        super().__init__(self.registrations, name=name, order_conf=True, settings=settings)
         self._brokers: dict[Connection, str] = {}
         self.handlers[RequestCode.REGISTER_BROKER] = self._register
 
@@ -91,10 +92,11 @@ class _RegisteringNameServer(NameServer):
 
 
 class NameServerMachine(ServerMachine):
-    """The machine of a name server; a new process of it knows no broker."""
+    """The machine of a name server; a new process of it knows no broker, and has the key-value settings of the one before."""
 
     def __init__(self, name: str, world: World, host: Host) -> None:
         super().__init__(name, world, host)
+        self._settings: dict[str, dict[str, str]] = {}
         self.server = self._new()
         self.serve(self._serve)
 
@@ -116,7 +118,8 @@ class NameServerMachine(ServerMachine):
         self.server.crash()
 
     def _new(self) -> _RegisteringNameServer:
-        return _RegisteringNameServer(self.name, lambda broker: self._world.record(self.name, "forget", broker=broker))
+        forgotten = partial(self._world.record, self.name, "forget")
+        return _RegisteringNameServer(self.name, lambda broker: forgotten(broker=broker), self._settings)
 
     async def _serve(self) -> None:
         self.server = self._new()

@@ -84,7 +84,9 @@ def _started(name: str, simulation: Simulated, until: float) -> Callable[[], Awa
     return service
 
 
-MIXED: Final = tuple(name for name in WORKLOADS if name not in ("bursts", "callbacks", "resized", "returning", "streams"))
+MIXED: Final = tuple(
+    name for name in WORKLOADS if name not in ("bursts", "callbacks", "kept", "resized", "returning", "streams")
+)
 """Services of the mixed scenario: they send few messages, to topics whose queues stay, and only the cluster fails."""
 
 SCENARIOS: Final[Mapping[str, Scenario]] = MappingProxyType(

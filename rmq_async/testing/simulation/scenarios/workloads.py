@@ -10,17 +10,31 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, Final
 
-from rmq_protocol.message import Message
+from rmq_protocol.message import Message, MessageQueue
 
 from ....admin import Admin
 from ....consumer import PullConsumer
 from ....errors import QueueNotExistError, ReplyTimeoutError, RocketMQError
 from ....producer import Batching, Producer, TransactionProducer
-from ....results import TransactionStatus
+from ....results import SendResult, TransactionStatus
 from ..chance import exponential
 from ..errors import CallbackError
 from .readings import READINGS
-from .services import CALM, KEYS, ROUND, Cluster, Workload, every, keeps_sending, keeps_taking, new_body, reaches, serve, turns
+from .services import (
+    AGAIN,
+    CALM,
+    KEYS,
+    ROUND,
+    Cluster,
+    Workload,
+    every,
+    keeps_sending,
+    keeps_taking,
+    new_body,
+    reaches,
+    serve,
+    turns,
+)
 
 __all__ = ["WORKLOADS"]
 
@@ -28,6 +42,7 @@ LONG: Final = 60.0
 """Seconds of a long local transaction, or of a long check, at most: the broker checks meanwhile."""
 SPACING: Final = 0.0005
 """Mean seconds between two calls of a stream."""
+MANY_KEYS: Final = tuple(f"key-{number}" for number in range(12))
 LAST_REQUESTS: Final = 60.0
 """Seconds after ``CALM`` in which requests still come."""
 REJOINED: Final = 10.0
@@ -67,6 +82,46 @@ async def ordered(cluster: Cluster, until: float) -> None:
             await every(calls)
 
     await serve(cluster, until, lambda: Producer("ordered", namesrv=cluster.namesrv), work, keeps_taking("Ordered", KEYS))
+
+
+async def kept(cluster: Cluster, until: float) -> None:
+    """Sends with keys to a topic with an order conf. Reports a key whose messages go to another queue than before."""
+    chance = cluster.generator("workload kept")
+    queues: dict[str, MessageQueue] = {}
+
+    def check(key: str, result: SendResult) -> None:
+        if queues.setdefault(key, result.queue) != result.queue:
+            cluster.violation(f"moved: {key} has gone from {queues[key]} to {result.queue}, though the topic has an order conf")
+
+    async def send(producer: Producer, key: str) -> None:
+        message, kind = Message("Kept", new_body(chance, cluster.number())), chance.randrange(4)
+        with suppress(RocketMQError):
+            if kind == 0:
+                check(key, await producer.send(message, key=key))
+            elif kind == 1:
+                check(key, await producer.send(Message("Kept", message.body, sharding_key=key)))
+            elif kind == 2:
+                check(key, await (await producer.send_async(message, key=key)))
+            else:
+                await producer.send(message)
+
+    async def work(producer: Producer) -> None:
+        async for _ in turns(cluster, chance, until):
+            await every([send(producer, chance.choice(MANY_KEYS)) for _ in range(chance.randint(1, 12))])
+
+    async def afterwards(producer: Producer) -> None:
+        for key in MANY_KEYS:
+            check(key, await producer.send(Message("Kept", f"afterwards-{key}".encode()), key=key))
+        await reaches(cluster, "Kept")(producer)
+
+    created = False
+    while not created:
+        with suppress(RocketMQError):
+            async with Admin(namesrv=cluster.namesrv) as admin:
+                await admin.create_topic("Kept", queues=4, order=True)
+                created = True
+        await asyncio.sleep(AGAIN)
+    await serve(cluster, until, partial(Producer, "kept", namesrv=cluster.namesrv), work, afterwards)
 
 
 async def streams(cluster: Cluster, until: float) -> None:
@@ -303,6 +358,7 @@ WORKLOADS: Final[Mapping[str, Workload]] = MappingProxyType(
     {
         "plain": plain,
         "ordered": ordered,
+        "kept": kept,
         "streams": streams,
         "gathered": gathered,
         "batches": batches,
