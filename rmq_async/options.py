@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from dataclasses import MISSING, Field, fields
 from functools import wraps
 from inspect import cleandoc
@@ -20,9 +21,11 @@ Class = TypeVar("Class", bound=type[Any])
 
 def unexpected_keyword(owner: str, name: str, known: Collection[str]) -> TypeError:
     """Returns the error for the keyword ``name`` of ``owner``; it suggests the one of ``known`` that is most like it, if any."""
-    import difflib  # here, since it is only needed for errors
+    like: list[str] = []
+    with suppress(ImportError, OSError):  # of a process that may open no more files
+        from difflib import get_close_matches  # here, since it is only needed for errors
 
-    like = difflib.get_close_matches(name, known, n=1)
+        like = get_close_matches(name, known, n=1)
     return TypeError(
         f"{owner}() got an unexpected keyword argument {shown(name)}" + (f": did you mean {like[0]}?" if like else "")
     )

@@ -11,6 +11,7 @@ from __future__ import annotations
 import sys
 import threading
 import zlib
+from contextlib import suppress
 from enum import IntEnum
 from importlib import import_module
 from importlib.util import find_spec
@@ -20,7 +21,7 @@ from typing import Any, Final, Protocol
 from .constants import COMPRESSION_TYPE_MASK, MAX_DECOMPRESSED_SIZE
 from .errors import CorruptMessageError, LocalProtocolError, shown
 
-__all__ = ["CompressionType", "compress", "compression_type", "decompress"]
+__all__ = ["CompressionType", "compress", "compression_type", "decompress", "load"]
 
 
 def _optional(name: str) -> Any:
@@ -31,7 +32,8 @@ def _optional(name: str) -> Any:
 
 
 class _OnDemand:
-    """A substitute for a module, which is loaded at the first access to one of its attributes."""
+    """A substitute for a module, which is loaded at the first access to one of its attributes. Raises LocalProtocolError if that
+    fails, as in a process that may open no more files."""
 
     __slots__ = ("_name",)
 
@@ -39,7 +41,12 @@ class _OnDemand:
         self._name = name
 
     def __getattr__(self, attribute: str) -> Any:
-        return getattr(import_module(self._name), attribute)
+        try:
+            module = import_module(self._name)
+        except (ImportError, OSError) as error:
+            reason = f"{self._name} is installed and cannot be loaded: {error}; mend that, or raise the limit of open files"
+            raise LocalProtocolError(reason) from error
+        return getattr(module, attribute)
 
 
 def _installed(name: str) -> Any:
@@ -57,6 +64,14 @@ _MAX_FRAMES: Final = 64
 _MIN_ZSTD_WINDOW: Final = 8 << 20  # what RFC 8878 asks every decoder to support
 _ISAL_LEVEL: Final = 2
 _ZLIB_LEVELS_ISAL_SERVES: Final = range(1, 7)
+
+
+def load() -> None:
+    """Loads what is installed, so that no later call opens a file. What cannot be loaded is tried again when it is used, and
+    raises LocalProtocolError then."""
+    for module in (lz4_frame, zstandard):
+        with suppress(LocalProtocolError):
+            getattr(module, "__name__", None)
 
 
 class CompressionType(IntEnum):

@@ -9,7 +9,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from .errors import LocalProtocolError
-from .java_types import Int, Long
+from .java_types import Int, Long, utf16
 from .json_body import decode_body, encode_body
 
 __all__ = [
@@ -152,7 +152,7 @@ def _text(value: object) -> bytes:
 
 def java_hash(text: str) -> int:
     """Returns Java's ``String.hashCode``: h = 31 * h + unit for each UTF-16 unit, signed, 32 bits."""
-    units = text.encode("utf-16-be", "surrogatepass")
+    units = utf16(text)
     value = 0
     for high, low in zip(units[::2], units[1::2], strict=True):
         value = (31 * value + (high << 8) + low) & 0xFFFFFFFF

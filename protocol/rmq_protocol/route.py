@@ -17,7 +17,7 @@ import msgspec
 
 from .constants import LOGICAL_QUEUE_MOCK_BROKER_PREFIX, MASTER_ID, Perm
 from .errors import RemoteProtocolError
-from .java_types import Int, Long
+from .java_types import Int, Long, utf16
 from .json_body import decode_body, encode_body
 from .message import MessageQueue
 
@@ -130,11 +130,11 @@ def publish_queues(topic: str, route: TopicRouteData) -> tuple[MessageQueue, ...
         return _ordered_queues(topic, route.order_topic_conf)
     if route.order_topic_conf is None and route.topic_queue_mapping_by_broker:
         queues = static_topic_endpoints(topic, route)
-        return tuple(sorted(queues, key=lambda queue: (queue.queue_id, _utf16(queue.broker_name))))
+        return tuple(sorted(queues, key=lambda queue: (queue.queue_id, utf16(queue.broker_name))))
     masters = master_addresses(route)
     return tuple(
         MessageQueue(topic, data.broker_name, queue_id)
-        for data in sorted(route.queue_datas, key=lambda data: _utf16(data.broker_name))
+        for data in sorted(route.queue_datas, key=lambda data: utf16(data.broker_name))
         if data.perm & Perm.WRITE and data.broker_name in masters
         for queue_id in range(data.write_queue_nums)
     )
@@ -154,7 +154,7 @@ def subscribe_queues(topic: str, route: TopicRouteData) -> tuple[MessageQueue, .
             if data.perm & Perm.READ
             for queue_id in range(data.read_queue_nums)
         }
-    return tuple(sorted(queues, key=lambda queue: (_utf16(queue.broker_name), queue.queue_id)))
+    return tuple(sorted(queues, key=lambda queue: (utf16(queue.broker_name), queue.queue_id)))
 
 
 def static_topic_endpoints(topic: str, route: TopicRouteData) -> dict[MessageQueue, str]:
@@ -162,7 +162,7 @@ def static_topic_endpoints(topic: str, route: TopicRouteData) -> dict[MessageQue
     queue now (``NO_BROKER``: none). Raises RemoteProtocolError for more than ``MAX_ROUTE_QUEUES`` queues."""
     scopes: dict[str, list[TopicQueueMapping]] = {}
     by_broker = route.topic_queue_mapping_by_broker or {}
-    for mapping in (by_broker[name] for name in sorted(by_broker, key=_utf16)):  # of equal epochs the last name counts
+    for mapping in (by_broker[name] for name in sorted(by_broker, key=utf16)):  # of equal epochs the last name counts
         if mapping.scope is not None:
             scopes.setdefault(mapping.scope, []).append(mapping)
     endpoints: dict[MessageQueue, str] = {}
@@ -263,8 +263,3 @@ def _count(count: int, what: str) -> None:
 
 def _pseudo_broker(scope: str) -> str:
     return LOGICAL_QUEUE_MOCK_BROKER_PREFIX + (scope[2:] if scope == _GLOBAL_SCOPE else scope)
-
-
-def _utf16(name: str) -> bytes:
-    """Returns a key to sort by: Java orders text by UTF-16 units."""
-    return name.encode("utf-16-be", "surrogatepass")

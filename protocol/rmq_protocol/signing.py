@@ -15,6 +15,7 @@ from typing import Any, Final
 import msgspec
 
 from .errors import LocalProtocolError
+from .java_types import utf16
 
 __all__ = [
     "ACCESS_KEY",
@@ -79,7 +80,7 @@ def signed_content(ext_fields: Mapping[str, str], body: Iterable[bytes] = ()) ->
     """Returns the bytes to sign: the values, that of the signature excepted, in the order of their names, which Java compares by
     UTF-16 units, and the body. Raises LocalProtocolError for a text without a UTF-8 form."""
     names = list(ext_fields)
-    names.sort(key=None if all(map(str.isascii, names)) else _utf16)
+    names.sort(key=None if all(map(str.isascii, names)) else utf16)
     try:
         text = "".join([ext_fields[name] for name in names if name != SIGNATURE]).encode()
     except UnicodeEncodeError as error:
@@ -100,7 +101,3 @@ def shown_fields(ext_fields: Mapping[str, str | None] | None) -> dict[str, str |
     if ext_fields is None:
         return None
     return {name: HIDDEN if name in (SIGNATURE, SECURITY_TOKEN) else value for name, value in ext_fields.items()}
-
-
-def _utf16(name: str) -> bytes:
-    return name.encode("utf-16-be", "surrogatepass")

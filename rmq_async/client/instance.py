@@ -15,6 +15,7 @@ from contextvars import Context
 from enum import Enum
 from typing import Final, Unpack
 
+from rmq_protocol import compression
 from rmq_protocol.command import RemotingCommand
 from rmq_protocol.constants import LOGICAL_QUEUE_MOCK_BROKER_PREFIX, RequestCode
 from rmq_protocol.heartbeat import ConsumerData
@@ -291,6 +292,7 @@ class ClientInstance:
 
     async def _start(self) -> None:
         config = self.config
+        compression.load()
         self.threads = Threads()
         tls = await client_context(config, self.threads)
         self.pool = pool = ConnectionPool(

@@ -14,6 +14,7 @@ from typing import Any, Final
 import msgspec
 
 from rmq_protocol.errors import shown
+from rmq_protocol.java_types import utf16
 from rmq_protocol.message import Message, MessageQueue
 from rmq_protocol.namespace import with_namespace
 
@@ -274,7 +275,7 @@ def _string_hash(text: str) -> int:
             for unit in units:
                 value = (31 * value + unit) & 0xFFFFFFFF
     else:
-        units = text.encode("utf-16-be", "surrogatepass")
+        units = utf16(text)
         for at in range(0, len(units), 2):
             value = (31 * value + (units[at] << 8 | units[at + 1])) & 0xFFFFFFFF
     return value - (1 << 32) if value & 0x80000000 else value
