@@ -24,7 +24,7 @@ from .offsets import (
     until_readable,
 )
 from .reply_table import PushedReply
-from .retry_requests import send_back, send_dead_letter
+from .retry_requests import broker_of_message, retry_brokers, send_back, send_copy
 from .route_table import RouteTable, TopicRoute
 from .time_search import TOOLS_GROUP, store_time_ms
 from .trace_records import TRACE_TIMEOUT, TraceRecords
@@ -49,6 +49,7 @@ __all__ = [
     "TopicRoute",
     "TraceRecords",
     "UniqueIds",
+    "broker_of_message",
     "brokers_of",
     "check_queue",
     "commit_offset",
@@ -68,9 +69,10 @@ __all__ = [
     "max_offset",
     "min_offset",
     "name_server_problem",
+    "retry_brokers",
     "search_offset",
     "send_back",
-    "send_dead_letter",
+    "send_copy",
     "send_trace",
     "store_time_ms",
     "until_readable",

@@ -1,12 +1,16 @@
 """Gives a message back to its broker: for another delivery after a delay, or as a dead letter.
 
 CONSUMER_SEND_MSG_BACK (36) names a stored message by its commit log offset; the broker copies the message into the retry topic
-of the group, or into its dead-letter topic. Where the message is no longer stored, the client can send a copy itself
-(``send_dead_letter``): brokers turn a send to the retry topic into a dead letter if its header's reconsume times are above the
-header's maximum; 4.9.7 does so only for a message without a delay.
+of the group, or into its dead-letter topic. Where that broker does not, the client can send a copy to another one itself
+(``send_copy``), as Java's ``sendMessageBackAsNormalMessage`` does. Brokers turn a send to the retry topic into a dead letter if
+its header's reconsume times are above the header's maximum (4.9.7: or equal to it); 4.9.7 does so only for a message without a
+delay, and brokers from 5.1.4 on with any number of times, while a client holds a lock under the group's own name.
 """
 
 from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Final
 
 from rmq_protocol.command import RemotingCommand
 from rmq_protocol.constants import (
@@ -21,11 +25,34 @@ from rmq_protocol.headers import ConsumerSendMsgBackRequestHeader, SendMessageRe
 from rmq_protocol.message import MessageExt, MessageQueue
 from rmq_protocol.properties import properties_text
 
-from .. import machine
 from ..broker_answers import broker_error
+from ..errors import RocketMQError
 from .instance import ClientInstance
 
-__all__ = ["send_back", "send_dead_letter"]
+__all__ = ["broker_of_message", "retry_brokers", "send_back", "send_copy"]
+
+_NOT_COPIED: Final = frozenset(
+    {
+        PropertyName.DELAY,
+        PropertyName.TRAN_MSG,
+        PropertyName.INNER_MULTI_DISPATCH,
+        PropertyName.INNER_MULTI_QUEUE_OFFSET,
+        PropertyName.POP_CK,
+        PropertyName.TIMER_DELAY_SEC,
+        PropertyName.TIMER_DELAY_MS,
+        PropertyName.TIMER_DELIVER_MS,
+    }
+)
+"""Properties with which a broker would hold the copy back, hide it, or store it in other queues too."""
+_STORED: Final = frozenset(
+    {
+        ResponseCode.SUCCESS,
+        ResponseCode.FLUSH_DISK_TIMEOUT,
+        ResponseCode.FLUSH_SLAVE_TIMEOUT,
+        ResponseCode.SLAVE_NOT_AVAILABLE,
+    }
+)
+"""The codes of a send that is stored."""
 
 
 async def send_back(
@@ -46,45 +73,65 @@ async def send_back(
         originMsgId=message.msg_id,
         originTopic=topic,
         maxReconsumeTimes=max_times,
-        bname=(broker_name := _broker_of(instance, topic, message)),
+        bname=(broker_name := broker_of_message(instance, topic, message)),
     )
     command = RemotingCommand(code=RequestCode.CONSUMER_SEND_MSG_BACK, ext_fields={**to_ext(header)})
     await _ask(instance, broker_name, topic, command)
 
 
-async def send_dead_letter(instance: ClientInstance, group: str, topic: str, message: MessageExt) -> None:
-    """Sends a copy of ``message`` that its broker turns into a dead letter of ``group``. Names are as for ``send_back``. Raises
-    BrokerError and the errors of a request."""
-    retry_topic = RETRY_TOPIC_PREFIX + group
+async def send_copy(
+    instance: ClientInstance, group: str, topic: str, message: MessageExt, *, broker: str, level: int, max_times: int
+) -> None:
+    """Sends a copy of ``message`` to the retry topic of ``group`` at ``broker``; returns when the broker has stored it.
+
+    ``group``, ``topic``: as for ``send_back``. ``level``: delay level, 0 for a copy that the broker turns into a dead letter.
+    ``max_times``: deliveries after the first, which the copy names for those who read it.
+
+    Raises BrokerError and the errors of a request; after RequestTimeoutError and ConnectionLostError with ``maybe_stored`` the
+    copy may be stored.
+    """
     times = message.reconsume_times + 1
-    properties: dict[str, str | None] = {
-        name: value for name, value in message.properties.items() if name not in (PropertyName.DELAY, PropertyName.TRAN_MSG)
-    }
+    properties: dict[str, str | None] = {name: value for name, value in message.properties.items() if name not in _NOT_COPIED}
     properties.setdefault(PropertyName.RETRY_TOPIC, topic)
     properties.setdefault(PropertyName.ORIGIN_MESSAGE_ID, message.offset_msg_id)
     properties[PropertyName.RECONSUME_TIME] = str(times)
-    properties[PropertyName.MAX_RECONSUME_TIMES] = "0"
+    properties[PropertyName.MAX_RECONSUME_TIMES] = str(max_times)
+    if level:
+        properties[PropertyName.DELAY] = str(level)
     header = SendMessageRequestHeaderV2(
         a=group,
-        b=retry_topic,
+        b=(retry_topic := RETRY_TOPIC_PREFIX + group),
         c=AUTO_CREATE_TOPIC_KEY,
         d=1,
-        e=0,
+        e=-1,  # the broker chooses
         f=0,
-        g=round(machine.time() * 1000),
+        g=message.born_time_ms,
         h=message.flag,
         i=properties_text(properties),
         j=times,
         k=False,
-        l=0,
+        l=max(max_times, times + 1) if level else 0,
         m=False,
-        n=(broker_name := _broker_of(instance, topic, message)),
+        n=broker,
     )
     command = RemotingCommand(code=RequestCode.SEND_MESSAGE_V2, ext_fields={**to_ext(header)}, body=message.body)
-    await _ask(instance, broker_name, topic, command)
+    await _ask(instance, broker, retry_topic, command, _STORED)
 
 
-def _broker_of(instance: ClientInstance, topic: str, message: MessageExt) -> str:
+async def retry_brokers(instance: ClientInstance, group: str, timeout: float) -> tuple[str, ...]:
+    """Returns the names of the brokers whose retry topic of ``group`` may be written to, as far as the routes show it; asks for
+    its route if none is known. Returns none where that fails."""
+    topic = RETRY_TOPIC_PREFIX + group
+    route = instance.routes.cached(topic)
+    if route is None:
+        try:
+            route = await instance.routes.get(topic, timeout)
+        except RocketMQError:
+            return ()
+    return tuple(dict.fromkeys(queue.broker_name for queue in route.publish_queues))
+
+
+def broker_of_message(instance: ClientInstance, topic: str, message: MessageExt) -> str:
     """Returns the name of the broker that stores ``message``, for a static topic as far as the routes show it."""
     # The queue of a static topic does not name the broker, and another one may hold that queue by now.
     queue = message.queue
@@ -94,9 +141,15 @@ def _broker_of(instance: ClientInstance, topic: str, message: MessageExt) -> str
     return stored_by[0] if stored_by else instance.routes.broker_of(MessageQueue(topic, queue.broker_name, queue.queue_id))
 
 
-async def _ask(instance: ClientInstance, broker_name: str, topic: str, command: RemotingCommand) -> None:
+async def _ask(
+    instance: ClientInstance,
+    broker_name: str,
+    topic: str,
+    command: RemotingCommand,
+    stored: Collection[int] = (ResponseCode.SUCCESS,),
+) -> None:
     response, address = await instance.ask_broker(broker_name, topic, command, instance.config.request_timeout)
-    if response.code != ResponseCode.SUCCESS:
+    if response.code not in stored:
         raise broker_error(
             response.code, response.remark, request=RequestCode(command.code).name, broker=broker_name, address=address
         )

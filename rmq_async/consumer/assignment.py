@@ -304,6 +304,7 @@ class Assignment:
 
     def _forget(self, held: HeldQueue) -> None:
         """Removes the state of a queue that has left this member."""
+        self._outcomes.give_backs.abandon(held)
         self.leaving.pop(held, None)
         self._abandoned.pop(held, None)
         self._intake.stopped.pop(held, None)
@@ -405,6 +406,7 @@ class Assignment:
     def _lose(self, held: HeldQueue) -> None:
         held.state = QueueState.LOST
         self.losses.add(held)
+        self._outcomes.give_backs.abandon(held)
         if held.is_ordered:
             request_cancel(held)
 
@@ -435,8 +437,10 @@ class Assignment:
         ``retry``: whether failed messages of an ordered queue are handled again during the wait, if they are due in time.
         """
         while True:
+            until = min(deadline, self._drain_until) if retry else -inf
+            self._outcomes.give_backs.withdraw_resting(held, until)
             if held.is_ordered:
-                self._intake.withdraw_resting(held, min(deadline, self._drain_until) if retry else -inf)
+                self._intake.withdraw_resting(held, until)
                 if self.pauses.covers(held):
                     self._intake.withdraw_waiting(held)
             if not (held.running or held.returning or self.dispatcher.is_busy(held)):
@@ -458,6 +462,7 @@ class Assignment:
         held.ends = True
         waiting = self._intake.withdraw_waiting(held)  # else they would begin in the slots of those that are cancelled
         await cancel_calls(held, self._seconds(SETTLE_TIME, 0.25))
+        self._outcomes.give_backs.abandon(held)
         if held.is_ordered:
             return
         self._abandoned.setdefault(held, []).extend(waiting)

@@ -8,7 +8,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Coroutine, Iterable
+from collections.abc import Callable, Collection, Iterable
+from contextlib import suppress
 from math import inf
 from typing import Any, Final
 
@@ -34,7 +35,9 @@ MARKED_LATE: Final = (
     "this batch is no longer in hand; mark its messages before the next step, the end of the iteration and the timeout"
 )
 
-Spawn = Callable[[str, Coroutine[Any, Any, None]], asyncio.Task[None]]
+ANSWER_WITHIN: Final = 3.0
+"""Seconds for which ``give_back`` waits for a broker; the message goes on waiting for one."""
+
 Place = tuple[MessageQueue, int]
 """Queue and offset of a message."""
 
@@ -60,18 +63,20 @@ class HandDispatcher(Dispatcher):
         return self.waits(held) and not self.room.is_read()
 
 
+def _nothing(_: bool) -> None:
+    """Does nothing, for messages that go back without a wait."""
+
+
 class InHand:
     """The messages that one step has handed out. ``left``: those that are still in hand. ``iterated``: whether the step was one
     of an iterator. ``task``: the task that made the step."""
 
-    __slots__ = ("delivery", "iterated", "left", "returning", "task")
+    __slots__ = ("delivery", "iterated", "left", "task")
 
     def __init__(self, delivery: Delivery, taken: tuple[Waiting, ...], *, iterated: bool) -> None:
         self.delivery = delivery
         self.left = dict.fromkeys(taken)
         self.iterated = iterated
-        self.returning = 0
-        """Number of messages that are being given back."""
         self.task = asyncio.current_task()
 
     @property
@@ -82,7 +87,7 @@ class InHand:
 class ByHand:
     """The messages that a user takes by hand.
 
-    ``running``: by Delivery, the steps whose messages are in hand, or being given back. ``owns``: returns whether this member
+    ``running``: by Delivery, the steps whose messages are in hand. ``owns``: returns whether this member
     may write the offset of a queue.
     """
 
@@ -91,14 +96,11 @@ class ByHand:
     is_ready: Final = True
     """No function of the user is called, so nothing keeps it from being called."""
 
-    def __init__(
-        self, settling: Settling, dispatcher: HandDispatcher, spawn: Spawn, owns: Callable[[MessageQueue], bool]
-    ) -> None:
+    def __init__(self, settling: Settling, dispatcher: HandDispatcher, owns: Callable[[MessageQueue], bool]) -> None:
         self._loop = asyncio.get_running_loop()
         self._generation = generation()
         self._settling = settling
         self._dispatcher = dispatcher
-        self._spawn = spawn
         self._owns = owns
         self._waits: WaitTable[bool] = WaitTable()
         self._asking: dict[asyncio.Future[bool | None], None] = {}
@@ -187,8 +189,8 @@ class ByHand:
         return all_owned
 
     async def give_back(self, message: MessageExt, cause: RetryLater | DeadLetter) -> bool:
-        """Gives a message back; returns whether its broker has taken it, False for one that is not in hand or no longer
-        this member's."""
+        """Gives a message back; returns whether a broker has taken it within ANSWER_WITHIN seconds, or this member hands it out
+        again. Returns False for one that is not in hand or no longer this member's."""
         found = self._places.get((message.queue, message.queue_offset))
         if found is None:
             return False
@@ -196,12 +198,21 @@ class ByHand:
         if not self._is_owned(item):
             self._abandon(hand, [item])
             return False
-        taken: list[bool] = []
-        await asyncio.wait([self._begin_return(hand, {item: cause}, cause, taken)])
-        return bool(taken) and all(taken)
+        taken: asyncio.Future[bool] = self._loop.create_future()
 
-    async def finish(self, hand: InHand) -> None:
-        """Settles the messages that an iterator still has in hand from its last step, and gives back those with marks."""
+        def over(all_taken: bool) -> None:
+            if not taken.done():
+                taken.set_result(all_taken)
+
+        self._return(hand, {item: cause}, cause, over)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(ANSWER_WITHIN):
+                return await taken
+        return False
+
+    def finish(self, hand: InHand) -> None:
+        """Settles the messages that an iterator still has in hand from its last step, and begins to give back those with
+        marks."""
         marks = hand.delivery.marks
         if marks is None or not marks.by_place:
             self._settle(hand, list(hand.left))
@@ -219,7 +230,7 @@ class ByHand:
                 causes[item] = cause
         self._settle(hand, [item for item in hand.left if item not in causes])
         if causes:
-            await asyncio.wait([self._begin_return(hand, causes, None, [])])
+            self._return(hand, causes, None)
 
     def put_back(self, hand: InHand, held: HeldQueue | None = None) -> None:
         """Puts the messages of a step back into the buffer; abandons those of queues that are given up, and all of them while
@@ -300,43 +311,31 @@ class ByHand:
                 del self._places[place]
 
     def _ended(self, hand: InHand) -> None:
-        """Ends a delivery that has no messages in hand and none that are being given back."""
+        """Ends a delivery that has no messages in hand."""
         delivery = hand.delivery
         if hand.left or delivery.state == "finished":
             return
-        if delivery.state == "running":
-            delivery.state = "settling"
-            delivery.marks.refused = MARKED_LATE  # type: ignore[union-attr]
-        if not hand.returning:
-            delivery.state = "finished"
-            delivery.task = None
-            del self.running[delivery]
-            self._dispatcher.running -= 1
+        delivery.state = "finished"
+        delivery.marks.refused = MARKED_LATE  # type: ignore[union-attr]
+        del self.running[delivery]
+        self._dispatcher.running -= 1
 
-    def _begin_return(
-        self, hand: InHand, causes: dict[Waiting, BaseException], shared: BaseException | None, taken: list[bool]
-    ) -> asyncio.Task[None]:
-        """Begins to give messages back, in a task of its own: the caller may be cancelled. ``taken``: a list that receives
-        whether the brokers accepted them."""
-        hand.returning += len(causes)
-        self._forget(hand, causes)
-        self._ended(hand)
-        name = f"{next(iter(causes)).message.msg_id} back"
-        task = hand.delivery.task = self._spawn(name, self._return(hand, causes, shared, taken))
-        return task
-
-    async def _return(
-        self, hand: InHand, causes: dict[Waiting, BaseException], shared: BaseException | None, taken: list[bool]
+    def _return(
+        self,
+        hand: InHand,
+        causes: dict[Waiting, BaseException],
+        shared: BaseException | None,
+        over: Callable[[bool], None] = _nothing,
     ) -> None:
-        decided = self._settling.judge(hand.delivery, causes, shared)
-        count = len(causes)
-        try:
-            taken.append(await self._settling.carry_out(hand.delivery, decided))
-        finally:
-            self._settling.leave(hand.delivery, list(decided), closing=True)
-            hand.returning -= count
-            self._ended(hand)
+        """Begins to give messages back, which are no longer in hand then. ``over``: called with whether all were taken."""
+        self._forget(hand, causes)
+
+        def taken(all_taken: bool) -> None:
             self._dispatcher.pump()
+            over(all_taken)
+
+        self._settling.carry_out(hand.delivery, self._settling.judge(hand.delivery, causes, shared), taken)
+        self._ended(hand)
 
     def _expire(self, delivery: Delivery) -> None:
         """Gives back the messages of a step whose time is over; abandons those that are no longer this member's."""
@@ -349,7 +348,7 @@ class ByHand:
         owned = [item for item in hand.left if self._is_owned(item)]
         self._abandon(hand, [item for item in hand.left if item not in owned])
         if owned:
-            self._begin_return(hand, dict.fromkeys(owned, error), error, [])
+            self._return(hand, dict.fromkeys(owned, error), error)
 
     def _taken_away(self, delivery: Delivery) -> None:
         """Abandons the messages in hand whose queues do not stay, and all of them while the consumer stops."""

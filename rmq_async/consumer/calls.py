@@ -3,8 +3,9 @@
 # A call that waits has its own task. Calls that end in their first step may share a task, one after the other (``eager``), and
 # their messages are settled together: no other code of the loop runs between them.
 #
-# A call occupies its slot until all its messages have their outcomes or it is cancelled, so that a broker that accepts no
-# messages back slows the consumer down instead of filling its memory.
+# A call occupies its slot until its handler has ended. Messages that go back to brokers wait in lines of their own
+# (``give_backs``); the key or queue of an ordered one is held until it has its outcome. A call with hooks keeps its task until
+# then, because hooks see the outcome.
 
 from __future__ import annotations
 
@@ -70,7 +71,9 @@ class HandlerCalls:
         self.hooks: CallHooks | None = None
         """The hooks for calls; None where no hook defines a method for calls."""
         self.running: dict[Delivery, Collection[Waiting]] = {}
-        """Calls that have not ended, and their messages; those with an outcome may be missing."""
+        """Calls whose handlers have not ended, and their messages."""
+        self._reporting: dict[Delivery, None] = {}
+        """Calls whose hooks wait for the outcomes of their messages."""
         self._deadlines = CallDeadlines(self.running, self._expire)
 
     @property
@@ -178,7 +181,8 @@ class HandlerCalls:
         functions run on in their threads, and the log names them."""
         self._closing = True
         current = asyncio.current_task()
-        left = [delivery for delivery in self.running if delivery.task is None or delivery.task is not current]
+        calls = [*self.running, *self._reporting]
+        left = [delivery for delivery in calls if delivery.task is None or delivery.task is not current]
         names = Counter(each.subscription.name for each in left if each.state == "running" and not each.subscription.is_async)
         for name, count in names.items():
             logger.warning(
@@ -265,6 +269,7 @@ class HandlerCalls:
         hooks = self.hooks
         error: BaseException | None = None
         frames: TracebackType | None = None
+        reported: asyncio.Future[None] | None = None
         if hooks is not None:
             hooks.begin(delivery)
         try:
@@ -279,21 +284,26 @@ class HandlerCalls:
             if error is None and (delivery.marks is None or not delivery.marks.by_place):
                 self._settling.done(delivery, taken)
             else:
-                await self._settle(delivery, taken, error)
+                reported = self._settle(delivery, taken, error)
         except asyncio.CancelledError:
             self._leave(delivery)
         finally:
-            delivery.state = "finished"
-            self.running.pop(delivery, None)
-            if not delivery.subscription.is_async:
-                self.threads.ended(delivery)
-            self.dispatcher.ended(delivery.subscription, taken)
+            self._ended(delivery, taken, holds_lines=reported is not None)
             if hooks is not None:
+                await self._until_reported(delivery, reported)
                 hooks.end(delivery, error, frames)
             if error is not None:
                 drop_frames(error)  # it is kept for ``wait_settled``, and its causes with it
             delivery.task = None
-            del error, frames
+            del error, frames, reported
+
+    def _ended(self, delivery: Delivery, taken: tuple[Waiting, ...], *, holds_lines: bool) -> None:
+        """Ends a call whose handler has ended. ``holds_lines``: whether messages have no outcome yet."""
+        delivery.state = "settling" if holds_lines else "finished"
+        self.running.pop(delivery, None)
+        if not delivery.subscription.is_async:
+            self.threads.ended(delivery)
+        self.dispatcher.ended(delivery.subscription, taken, holds_lines=holds_lines)
 
     def _leave(self, delivery: Delivery) -> None:
         """Leaves the messages of a cancelled call without an outcome."""
@@ -301,13 +311,41 @@ class HandlerCalls:
             delivery.elapsed = delivery.age
         self._settling.leave(delivery, self.running[delivery], closing=self._closing or self.ending())
 
-    async def _settle(self, delivery: Delivery, taken: tuple[Waiting, ...], error: BaseException | None) -> None:
-        left = self.running[delivery] = self._settling.decide(delivery, taken, error)
-        while left:
-            try:
-                await self._settling.carry_out(delivery, left)
-            except asyncio.CancelledError:
-                await self._go_on(delivery)
+    def _settle(
+        self, delivery: Delivery, taken: tuple[Waiting, ...], error: BaseException | None
+    ) -> asyncio.Future[None] | None:
+        """Decides about the messages of a call that has ended, and begins to give back those that are not done. Returns a future
+        that resolves when all have their outcomes; None if they have them."""
+        reported: asyncio.Future[None] = self._loop.create_future()
+        ended = False
+
+        def over(_: bool) -> None:
+            delivery.state = "finished"
+            reported.set_result(None)
+            if ended:
+                self.dispatcher.release(delivery.subscription, taken)
+
+        decided = self._settling.decide(delivery, taken, error)
+        if self._settling.carry_out(delivery, decided, over):
+            return None
+        ended = True
+        return reported
+
+    async def _until_reported(self, delivery: Delivery, reported: asyncio.Future[None] | None) -> None:
+        """Waits until the messages of a call have their outcomes, or the consumer ends. ``reported``: None if they have."""
+        if reported is None:
+            return
+        self._reporting[delivery] = None
+        try:
+            while not reported.done():
+                try:
+                    await asyncio.wait([reported])
+                except asyncio.CancelledError:
+                    await self._go_on(delivery)
+        except asyncio.CancelledError:
+            logger.debug("a call ended before all of its messages had their outcomes")
+        finally:
+            del self._reporting[delivery]
 
     async def _go_on(self, delivery: Delivery) -> None:
         """Undoes the cancellation of a call by the user's code. Raises CancelledError for a cancellation by the consumer, and

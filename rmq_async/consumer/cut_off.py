@@ -9,7 +9,6 @@ from collections.abc import Collection
 
 from rmq_protocol.message import MessageExt
 
-from .decision import Decision
 from .delivery import cut_off
 from .held_queue import HeldQueue
 from .outcome import Outcome
@@ -40,21 +39,27 @@ async def cancel_calls(held: HeldQueue, timeout: float) -> None:
 
 async def give_back_passed(outcomes: Outcomes, held: HeldQueue, left: Collection[MessageExt], timeout: float) -> None:
     """Gives back those messages behind which one is settled, for up to ``timeout`` seconds; the others stay uncommitted."""
+    passed = [message for message in left if held.progress.settled_above(message.queue_offset)]
+    for message in passed:
+        outcomes.give_back(held, message.topic, message, _nothing)
     try:
         async with asyncio.timeout(timeout):
-            for message in left:
-                if held.progress.settled_above(message.queue_offset):
-                    outcome = await outcomes.give_back(held, message.topic, message, Decision(Outcome.RETRIED))
-                    if outcome is not Outcome.ABANDONED:
-                        held.progress.settle(message.queue_offset)
+            while held.returning:
+                held.changed.clear()
+                await held.changed.wait()
     except TimeoutError:
         logger.warning(
-            "not all of %d messages of %s were given back within %.1f s, and settled ones behind them are delivered again; look "
+            "%d messages of %s were not given back within %.1f s, and settled ones behind them are delivered again; look "
             "for errors of the broker, and for a stop raise stop_timeout",
-            len(left),
+            len(held.returning),
             held.shown,
             timeout,
         )
+        outcomes.give_backs.abandon(held)
+
+
+def _nothing(_: Outcome) -> None:
+    """Does nothing: the offset says what has become of the message."""
 
 
 def warn_running(held: HeldQueue) -> None:

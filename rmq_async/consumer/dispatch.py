@@ -286,14 +286,22 @@ class Dispatcher:
         """Returns whether messages of a queue wait and no handler or reader will take them."""
         return False
 
-    def ended(self, subscription: Subscription, taken: tuple[Waiting, ...]) -> None:
-        """Frees the slot of a call, releases the lines of its messages, and starts the next call. ``taken``: its messages."""
+    def ended(self, subscription: Subscription, taken: tuple[Waiting, ...], *, holds_lines: bool = False) -> None:
+        """Frees the slot of a call, releases the lines of its messages, and starts the next call. ``taken``: its messages.
+        ``holds_lines``: whether the lines wait for ``release``, because messages have no outcome yet."""
         backlog = self._backlogs[subscription]
         backlog.running -= 1
         self.running -= 1
-        if backlog.has_lines:
+        if backlog.has_lines and not holds_lines:
             self._go_on(backlog, taken)
         self.pump()
+
+    def release(self, subscription: Subscription, taken: tuple[Waiting, ...]) -> None:
+        """Releases the lines of the messages of a call that has ended before."""
+        backlog = self._backlogs[subscription]
+        if backlog.has_lines:
+            self._go_on(backlog, taken)
+            self.pump()
 
     # -- inside
 

@@ -49,7 +49,7 @@ class Intake:
         config: ConsumerConfig,
         budget: Budget,
         commits: Commits,
-        orphan: Callable[[HeldQueue, MessageExt, str], Coroutine[Any, Any, None]],
+        orphan: Callable[[HeldQueue, MessageExt, str], None],
     ) -> None:
         self._instance = instance
         self._subscriptions = subscriptions
@@ -110,8 +110,7 @@ class Intake:
             topic = original_topic(message.topic, message.properties)
             subscription = self._subscriptions.get(self._instance.names.wire(topic))
             if subscription is None:
-                held.returning.add(message.queue_offset)
-                self.spawn(f"{message.msg_id} back", self._orphan(held, message, topic))
+                self._orphan(held, message, topic)
             else:
                 self._buffer(held, subscription, [msgspec.structs.replace(message, topic=subscription.topic)])
 

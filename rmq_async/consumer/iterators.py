@@ -66,7 +66,7 @@ class _Iterator(AsyncGenerator[T, None], Generic[T]):
             room = self._begun()
             hand, self._hand = self._hand, None
             if hand is not None:
-                await room.finish(hand)
+                room.finish(hand)
             self._hand = hand = await room.ask(self._limit, self._wait, iterated=True)
         finally:
             self._asking = False

@@ -60,8 +60,9 @@ class Clustering:
         self._first: dict[str, dict[MessageQueue, int]] = {}
         """The positions to store when this member has joined, by topic."""
         self.topics = (*subscriptions, self._retry_topic)
-        self.outcomes = Outcomes(instance, group)
-        self.locks = MemberLocks(instance, group, [topic for topic, each in subscriptions.items() if each.order is not None])
+        ordered = [topic for topic, each in subscriptions.items() if each.order is not None]
+        self.outcomes = Outcomes(instance, group, is_locked=bool(ordered))
+        self.locks = MemberLocks(instance, group, ordered)
         self.commits = Commits(instance, group, owned, self.locks.owns, doubts)
 
     def rebalance(self, apply: Apply) -> Rebalance:

@@ -1,135 +1,185 @@
-"""Carries out the decision about a message: settles it, gives it back to the broker, or makes it a dead letter."""
+"""Carries out the decisions about messages whose handlers have failed: asks brokers to take them back, or to store a copy."""
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from typing import Final
 
-from rmq_protocol.constants import ResponseCode
+from rmq_protocol.constants import RETRY_TOPIC_PREFIX
 from rmq_protocol.message import MessageExt
 
-from .._backoff import Backoff
+from .. import machine
 from .._text import printable
-from ..client import ClientInstance, send_back, send_dead_letter
-from ..errors import BrokerError, ConnectionLostError, RequestTimeoutError, RocketMQError
-from .decision import Decision
+from ..client import ClientInstance, broker_of_message, brokers_of, retry_brokers, send_back, send_copy
+from ..errors import ConnectionLostError, RocketMQError
+from .decision import DEAD, IN_PLACE_LIMIT, Decision
+from .give_backs import Door, GiveBacks, GivenBack, Report
 from .group_limit import GroupLimits
 from .held_queue import HeldQueue, Waiting
 from .outcome import Outcome
+from .refusals import Refusal, refusal_of
+from .subscription import Subscription
 
 __all__ = ["Outcomes"]
 
 logger = logging.getLogger(__name__)
 
-FIRST_PAUSE: Final = 0.5
-LONGEST_PAUSE: Final = 30.0
+PATIENCE: Final = 2
+"""Attempts at a broker that is busy, or whose connection was lost, before others are asked."""
+_PASSING: Final = (Refusal.BUSY, Refusal.CUT)
+"""Refusals that end by themselves, as far as is known."""
+_ELSEWHERE: Final = (*_PASSING, Refusal.UNSURE, Refusal.UNABLE)
+"""Refusals after which another broker may store a copy."""
 
 
 class Outcomes:
     """Carries out decisions about messages.
 
-    ``group``: on the wire. ``retried``, ``dead_lettered``: numbers of messages that brokers have accepted for another attempt,
-    or as dead letters; ``retried`` includes attempts that this member repeats itself. ``unsure``: number of requests without an
-    answer, whose messages may be delivered twice. ``given_up``: words of the log for a message after its last attempt.
+    ``group``: on the wire. ``is_locked``: whether members hold locks under the group's own name: brokers from 5.1.4 on then
+    dead-letter each copy, so none is sent for another attempt. ``retried``, ``dead_lettered``: numbers of messages that brokers
+    have accepted for another attempt, or as dead letters; ``retried`` includes attempts that this member repeats itself.
+    ``unsure``: number of requests without an answer, whose messages may be delivered twice. ``given_up``: words of the log for a
+    message after its last attempt. ``doors``: by broker name.
     """
 
     given_up = "dead-lettered"
 
-    def __init__(self, instance: ClientInstance, group: str) -> None:
+    def __init__(self, instance: ClientInstance, group: str, *, is_locked: bool = False) -> None:
         self._instance = instance
         self._group = group
+        self._is_locked = is_locked
         self.retried = 0
         self.dead_lettered = 0
         self.unsure = 0
+        self.doors: dict[str, Door] = {}
         self._limits = GroupLimits(instance, group)
-        self._refused: dict[object, str] = {}
-        """The last error of each message that is not given back yet."""
+        self.give_backs: GiveBacks
+        """The lines in which messages wait for brokers."""
 
-    @property
-    def refused(self) -> str | None:
-        """Returns the last error of a message that is not given back yet; None without one."""
-        return next(reversed([*self._refused.values()]), None)
+    def settle(self, subscription: Subscription, item: Waiting, decision: Decision, report: Report) -> None:
+        """Begins to carry out a decision for a message whose handler has failed. ``report``: called with its outcome, during the
+        call or later: ABANDONED if its queue leaves this member before a broker has accepted the message."""
+        topic = self._instance.names.wire(subscription.topic)
+        self.give_backs.add(GivenBack(item.held, topic, item.message, decision, report, item, subscription))
 
-    def done(self, item: Waiting) -> None:
-        """Settles a message that was handled, or that its broker has accepted back."""
-        held = item.held
-        if item in held.running:  # else the queue was moved, and the offset is another message's
-            held.progress.settle(item.message.queue_offset)
+    def give_back(self, held: HeldQueue, topic: str, message: MessageExt, report: Report) -> None:
+        """Begins to give back a message that this member does not handle. ``topic``: the one that was subscribed to."""
+        wire_topic = self._instance.names.wire(topic)
+        self.give_backs.add(GivenBack(held, wire_topic, message, Decision(Outcome.RETRIED), report))
 
-    async def settle(self, topic: str, item: Waiting, decision: Decision) -> Outcome:
-        """Carries out a decision for a message whose handler has failed, and returns its outcome; ABANDONED if its queue leaves
-        this member before the broker has accepted the message."""
-        outcome = await self.give_back(item.held, topic, item.message, decision)
-        if outcome is not Outcome.ABANDONED:
-            self.done(item)
-        return outcome
+    def broker_of(self, back: GivenBack) -> str:
+        return broker_of_message(self._instance, back.topic, back.message)
 
-    async def give_back(self, held: HeldQueue, topic: str, message: MessageExt, decision: Decision) -> Outcome:
-        """Gives a message back, and repeats the request until the broker confirms it; returns ABANDONED if the queue is no
-        longer this member's by then.
+    def is_wanted(self, back: GivenBack) -> bool:
+        return back.held.is_owned
 
-        ``topic``: the one that was subscribed to. A message that the broker does not store any more is sent as a dead letter:
-        nothing else could keep it.
-        """
-        request = object()
+    async def try_once(self, back: GivenBack) -> Outcome | None:
+        """Asks the broker that stores a message to take it back, unless that has refused lately, and then others to store a
+        copy. Returns None if none has done so."""
+        origin = self.broker_of(back)
+        if self._is_open(origin):
+            refusal = await self._ask(origin, back)
+            if isinstance(refusal, Outcome):
+                return refusal
+            if refusal is Refusal.GONE:
+                back.is_gone = True
+                refusal = await self._ask(origin, back)
+                if isinstance(refusal, Outcome):
+                    return refusal
+            if refusal not in _ELSEWHERE or (refusal in _PASSING and back.rounds < PATIENCE):
+                return None
+        elif back.decision.outcome is Outcome.RETRIED:
+            await self._look_at_limit(origin, back)
+        for broker in await self._others(origin, back):
+            if not self.is_wanted(back):
+                break
+            if isinstance(outcome := await self._ask(broker, back, copy=True), Outcome):
+                return outcome
+        return None
+
+    async def _others(self, origin: str, back: GivenBack) -> list[str]:
+        """Returns the brokers that may store a copy, in the order in which they are asked."""
+        if self._is_locked and not self._is_dead(back):
+            return []
+        names = await retry_brokers(self._instance, self._group, self._instance.config.request_timeout)
+        found = [name for name in names if name != origin and self._is_open(name)]
+        machine.random.shuffle(found)
+        known, _ = brokers_of(self._instance)
+        return sorted(found, key=lambda name: name in known and not known[name].reachable)
+
+    async def _ask(self, broker: str, back: GivenBack, *, copy: bool = False) -> Outcome | Refusal:
+        """Asks one broker. ``copy``: whether it gets a copy; its own broker gets one too where it cannot copy the right message,
+        or would count the attempts wrongly."""
+        instance, group, decision = self._instance, self._group, back.decision
         try:
-            return await self._give_back(request, held, topic, message, decision)
-        finally:
-            self._refused.pop(request, None)
-
-    async def _give_back(
-        self, request: object, held: HeldQueue, topic: str, message: MessageExt, decision: Decision
-    ) -> Outcome:
-        """Gives a message back. ``request``: the key of this request among those in flight."""
-        instance, wire_topic = self._instance, self._instance.names.wire(topic)
-        is_last = await self._is_last(wire_topic, message, decision)
-        pauses, stored = Backoff(FIRST_PAUSE, LONGEST_PAUSE), True
-        while held.is_owned:
-            try:
-                if stored:
-                    await send_back(
-                        instance, self._group, wire_topic, message, level=decision.level, max_times=decision.max_times
-                    )
-                else:
-                    await send_dead_letter(instance, self._group, wire_topic, message)
-            except RocketMQError as error:
-                text = self._refused[request] = printable(error, 500)
-                if isinstance(error, RequestTimeoutError | ConnectionLostError) and error.maybe_stored:
-                    self.unsure += 1
-                if stored and _is_gone(error):
-                    stored = False
-                    logger.error(  # noqa: TRY400 - the traceback says nothing
-                        "message %s is no longer stored, a copy is dead-lettered; let brokers keep messages for longer "
-                        "(fileReservedTime): %s",
-                        message.msg_id,
-                        text,
-                    )
-                    continue
-                pause = pauses.next()
-                logger.warning(
-                    "message %s was not taken back by its broker; trying again in %.1f s: %s", message.msg_id, pause, text
-                )
-                await asyncio.sleep(pause)
+            limit = await self._look_at_limit(broker, back)
+            copy = copy or back.is_gone or await self._is_miscounted(broker, back)
+            dead = self._is_dead(back)
+            if copy:
+                level = 0 if dead else back.level(machine.monotonic())
+                await send_copy(instance, group, back.topic, back.message, broker=broker, level=level, max_times=limit)
             else:
-                if stored and decision.outcome is Outcome.RETRIED and not is_last:
-                    self.retried += 1
-                    return Outcome.RETRIED
-                self.dead_lettered += 1
-                return Outcome.DEAD_LETTERED
-        return Outcome.ABANDONED
+                level = DEAD if back.is_recounted and dead else self._level_of(back)
+                await send_back(instance, group, back.topic, back.message, level=level, max_times=decision.max_times)
+        except RocketMQError as error:
+            refusal = refusal_of(error)
+            if refusal is not Refusal.STORED:
+                self._note(broker, back, refusal, error)
+                return refusal
+        if (door := self.doors.get(broker)) is not None:
+            door.accepted()
+        if dead:
+            self.dead_lettered += 1
+            return Outcome.DEAD_LETTERED
+        self.retried += 1
+        return Outcome.RETRIED
 
-    async def _is_last(self, topic: str, message: MessageExt, decision: Decision) -> bool:
-        """Returns whether the broker, because of the group's ``retryMaxTimes``, dead-letters a message that is given back for
-        another attempt. ``topic``: on the wire."""
-        if decision.outcome is not Outcome.RETRIED or decision.max_times is not None:
+    def _level_of(self, back: GivenBack) -> int:
+        return back.decision.level if back.here_at is None else back.level(machine.monotonic())
+
+    async def _is_miscounted(self, broker: str, back: GivenBack) -> bool:
+        """Returns whether the broker's record of a message lacks attempts that this member has made, and a copy can say so."""
+        if self._is_locked or not back.is_recounted:
             return False
-        limit = await self._limits.of(message.queue.broker_name, topic)
-        return limit is not None and message.reconsume_times >= limit
+        return broker in await retry_brokers(self._instance, self._group, self._instance.config.request_timeout)
 
+    async def _look_at_limit(self, broker: str, back: GivenBack) -> int:
+        """Returns the number of attempts after the first one, by the decision or else by the group's ``retryMaxTimes``, and notes
+        whether a message has used them up, so that it becomes a dead letter."""
+        decision, limit = back.decision, back.decision.max_times
+        if decision.outcome is not Outcome.RETRIED:
+            return IN_PLACE_LIMIT if limit is None else limit
+        if limit is None:
+            topic = back.topic if broker == self.broker_of(back) else RETRY_TOPIC_PREFIX + self._group
+            limit = await self._limits.of(broker, topic)
+            back.is_last = limit is not None and back.message.reconsume_times >= limit
+        return IN_PLACE_LIMIT if limit is None else limit
 
-def _is_gone(error: RocketMQError) -> bool:
-    """Returns whether the broker does not store the message any more, by the remark of
-    ``AbstractSendMessageProcessor.consumerSendMsgBack``: a broker also answers with code 1 while it cannot write."""
-    remark = error.remark or "" if isinstance(error, BrokerError) and error.code == ResponseCode.SYSTEM_ERROR else ""
-    return "look message by offset failed" in remark
+    def _is_dead(self, back: GivenBack) -> bool:
+        return back.decision.outcome is Outcome.DEAD_LETTERED or back.is_last or back.is_gone
+
+    def _is_open(self, broker: str) -> bool:
+        door = self.doors.get(broker)
+        return door is None or door.closed_until <= machine.monotonic()
+
+    def _note(self, broker: str, back: GivenBack, refusal: Refusal, error: RocketMQError) -> None:
+        """Notes and logs that a broker has not taken a message."""
+        text, message = printable(error, 500), back.message
+        if refusal is Refusal.UNSURE or (isinstance(error, ConnectionLostError) and error.maybe_stored):
+            self.unsure += 1
+        if refusal is Refusal.GONE:
+            logger.error(
+                "message %s is no longer stored, a copy is dead-lettered; let brokers keep messages for longer "
+                "(fileReservedTime): %s",
+                message.msg_id,
+                text,
+            )
+            return
+        closes = refusal is not Refusal.ILLEGAL and (refusal not in _PASSING or back.rounds >= PATIENCE)
+        pause = self.doors.setdefault(broker, Door()).refused(text, machine.monotonic(), closes=closes)
+        if pause is not None:
+            logger.warning(
+                "message %s was not taken by broker %s, which is asked again in %.1f s: %s", message.msg_id, broker, pause, text
+            )
+        elif refusal is Refusal.ILLEGAL:
+            logger.warning("message %s cannot be given back: %s", message.msg_id, text)

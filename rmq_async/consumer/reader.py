@@ -116,8 +116,9 @@ class Reader(Control):
     async def retry(self, message: MessageExt, delay: float | None = None) -> bool:
         """Gives a message in hand back, to be delivered again after ``delay`` seconds, as RetryLater says. It uses up an attempt.
 
-        ``delay``: None for the delay of the attempt. Returns True when its broker has taken it; the request is repeated until
-        then, as long as the queue is this member's. Returns False as ``done`` does. A call that is cancelled gives the message
+        ``delay``: None for the delay of the attempt. Returns True when a broker has taken it, or this member will hand it out
+        again itself because none does. Returns False as ``done`` does, and when no broker has taken it within 3 s: it goes on
+        waiting for one, as long as the queue is this member's. A call that is cancelled gives the message
         back all the same. Raises ConfigError for a delay out of range, and as ``done`` does.
         """
         if delay is not None:

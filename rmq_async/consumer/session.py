@@ -29,9 +29,9 @@ from .callbacks import AssignmentCallbacks
 from .calls import HandlerCalls
 from .commits import Doubts
 from .config import ConsumerConfig
-from .decision import Decision
 from .dispatch import Dispatcher
 from .fetch import Budget, Pulling, PullLimits
+from .give_backs import GiveBacks, GivenBack
 from .group import Conflicts, check_filter, find_holders
 from .held_queue import HeldQueue, Waiting
 from .intake import Intake
@@ -96,6 +96,7 @@ class Session:
         self.supervisor = Supervisor()
         self.budget = Budget(config.buffered_limit, config.buffered_bytes_limit)
         self.outcomes, self.locks, self.commits = self.member.outcomes, self.member.locks, self.member.commits
+        self.give_backs = self.outcomes.give_backs = GiveBacks(self.outcomes, self.supervisor.once)
         self.intake = Intake(instance, subscriptions, config, self.budget, self.commits, self._orphan)
         settling = Settling(config.retry, self.outcomes, self.settled, self._message_ended, self._again, self._all_done)
         self.by_hand: ByHand | None = None
@@ -103,7 +104,7 @@ class Session:
         self.dispatcher: Dispatcher
         if any(subscription.is_by_hand for subscription in subscriptions.values()):
             self.dispatcher = dispatcher = HandDispatcher(subscriptions.values())
-            self.calls = self.by_hand = dispatcher.room = ByHand(settling, dispatcher, self.supervisor.once, self.locks.owns)
+            self.calls = self.by_hand = dispatcher.room = ByHand(settling, dispatcher, self.locks.owns)
         else:
             self.calls = calls = HandlerCalls(config.concurrency, settling, context)
             self.dispatcher = Dispatcher(subscriptions.values(), config.concurrency, calls.begin)
@@ -113,6 +114,7 @@ class Session:
             lambda: len(self.assignment.held),
             config.max_span if self.by_hand is not None else most_ahead(config, subscriptions.values()),
             self.dispatcher.ready_of,
+            self._may_pull,
         )
         self.rebalance = self.member.rebalance(self._apply)
         pulling = Pulling(instance, group, limits, self.budget, self.intake.accept, self.intake.move, self._lost_route)
@@ -155,6 +157,8 @@ class Session:
             self.dispatcher.has_thread = self.calls.threads.has_next
             self.calls.hooks = self.attached.call_hooks
         self.intake.dispatcher = self.assignment.dispatcher = self.dispatcher
+        self.give_backs.freed, self.give_backs.ended = self._freed, self._given_back
+        self.give_backs.again, self.give_backs.has_room = self._here_again, self._has_room
         self.intake.spawn = self.supervisor.once
         self.intake.pull_again = self.assignment.pull_again
         self.intake.held = lambda: self.assignment.held
@@ -330,6 +334,7 @@ class Session:
             steps.push_async_callback(self.attached.end_traces, end)
             steps.push_async_callback(self._cut_off, end)
             steps.push_async_callback(self._unlock_all, end)
+            steps.callback(self.give_backs.close)
             steps.push_async_callback(self.supervisor.close)
 
     async def _unlock_all(self, end: float) -> None:
@@ -379,9 +384,8 @@ class Session:
         else:
             self._message_ended(item, Outcome.ABANDONED)
 
-    async def _orphan(self, held: HeldQueue, message: MessageExt, topic: str) -> None:
+    def _orphan(self, held: HeldQueue, message: MessageExt, topic: str) -> None:
         """Gives back a redelivered message whose topic has no subscription here: another member may subscribe to it."""
-        progress = held.progress
         if topic not in self.orphans:
             logger.error(
                 "message %s of topic %s is to be delivered again, and no handler here subscribes to it: it is given back; "
@@ -391,14 +395,38 @@ class Session:
             )
         if topic in self.orphans or len(self.orphans) < MOST_ORPHANS:
             self.orphans[topic] = self.orphans.get(topic, 0) + 1
-        try:
-            outcome = await self.outcomes.give_back(held, topic, message, Decision(Outcome.RETRIED))
-            if outcome is not Outcome.ABANDONED:
-                progress.settle(message.queue_offset)
-        finally:
-            if held.progress is progress:
-                held.returning.discard(message.queue_offset)
-            held.changed.set()
+        self.outcomes.give_back(held, topic, message, _ignore)
+
+    def _freed(self, back: GivenBack) -> None:
+        if back.item is not None:
+            self.budget.give(1, len(back.message.body))
+
+    def _given_back(self, back: GivenBack, outcome: Outcome) -> None:
+        if back.item is not None:
+            self.assignment.note(back.item, outcome)
+        self._progressed(back.held)
+
+    def _here_again(self, back: GivenBack) -> None:
+        """Has a message handled again that no broker has taken back."""
+        item, subscription = back.item, back.subscription
+        assert item is not None
+        assert subscription is not None
+        if item.held.is_owned and not item.held.ends:
+            self.budget.take(1, len(item.message.body))
+            self.dispatcher.again(subscription, item, 0.0)
+            self.dispatcher.pump()
+        else:
+            self._given_back(back, Outcome.ABANDONED)
+
+    def _has_room(self, broker: str) -> None:
+        """Has the queues of a broker pulled again."""
+        for held in self.assignment.held.values():
+            if self.instance.routes.broker_of(held.queue) == broker:
+                held.changed.set()
+
+    def _may_pull(self, held: HeldQueue) -> bool:
+        """Returns whether not too many messages wait to be given back to the queue's broker."""
+        return not self.outcomes.give_backs.is_full(self.instance.routes.broker_of(held.queue))
 
     async def _renew(self) -> None:
         locks, renewed = self.locks, machine.monotonic()
@@ -417,6 +445,10 @@ class Session:
         """Renews the locks, and ends the reading of queues whose locks were lost."""
         self.assignment.lose(await self.locks.renew())
         self.dispatcher.look_again()
+
+
+def _ignore(_: Outcome) -> None:
+    """Ignores the outcome of a message that has no handler here."""
 
 
 def most_ahead(config: ConsumerConfig, subscriptions: Iterable[Subscription]) -> int:

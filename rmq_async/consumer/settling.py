@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 from rmq_protocol.message import MessageExt
 
 from .. import machine
-from .._asyncio import for_each
 from .._text import printable
 from .config import Retry
 from .decision import Decision, decide, decide_in_place
@@ -25,14 +25,16 @@ __all__ = ["Decided", "Settling"]
 
 logger = logging.getLogger(__name__)
 
-AT_ONCE: Final = 16
-"""Messages of one call that are given back at a time."""
 TRACEBACK_EVERY: Final = 10.0
 """Seconds between two tracebacks of one handler in the log."""
 _SEVERITY: Final = {outcome: number for number, outcome in enumerate(Outcome)}
 
 Decided = dict[Waiting, tuple[Decision, BaseException]]
 """Messages of a call that are not settled yet, and for each the decision about it and its error."""
+
+
+def _nothing(_: bool) -> None:
+    """Does nothing: the default of ``carry_out``."""
 
 
 class Settling:
@@ -108,43 +110,41 @@ class Settling:
         self._log(delivery, decided, shared)
         return decided
 
-    async def carry_out(self, delivery: Delivery, decided: Decided) -> bool:
-        """Gives the messages back, or puts them back to be handled again here; those that have their outcome are removed from
-        ``decided``.
+    def carry_out(self, delivery: Delivery, decided: Decided, over: Callable[[bool], None] = _nothing) -> bool:
+        """Begins to give the messages back, or puts them back to be handled again here. Returns whether all of them have their
+        outcomes already.
 
-        Returns whether none of them was abandoned.
+        ``over``: called when all have, also during the call, with whether none was abandoned.
         """
-        all_taken = True
+        left, all_taken = len(decided), True
         now = machine.monotonic()  # of all: messages with the same delay are due together, in one batch
 
-        async def settle(item: Waiting) -> None:
-            nonlocal all_taken
+        def report(item: Waiting, outcome: Outcome) -> None:
+            nonlocal left, all_taken
             decision, error = decided[item]
-            outcome = decision.outcome
-            if decision.in_place is None:
-                outcome = await self._outcomes.settle(delivery.topic, item, decision)
-                if outcome is Outcome.DEAD_LETTERED and decision.outcome is Outcome.RETRIED:  # by the broker
-                    self._log_given_up(delivery, item, _error_text(error))
-            del decided[item]
-            is_here = item.held.running.pop(item, None) is not None
+            if outcome is Outcome.DEAD_LETTERED and decision.outcome is Outcome.RETRIED:  # by the broker
+                self._log_given_up(delivery, item, _error_text(error))
+            left -= 1
             all_taken &= outcome is not Outcome.ABANDONED
             _count(delivery, outcome)
-            if decision.in_place is not None and is_here:
+            self._settled.add(item.message, outcome, error, delivery.age)
+            if not left:
+                over(all_taken)
+
+        for item, (decision, _) in decided.items():
+            if decision.in_place is None:
+                self._outcomes.settle(delivery.subscription, item, decision, partial(report, item))
+                continue
+            if item.held.running.pop(item, None) is None:
+                self._ended(item, decision.outcome)
+            else:
                 item.attempt += 1
                 if item.held_since is None:
                     item.held_since = now
                 self._outcomes.retried += 1
                 self._again(delivery.subscription, item, now + decision.in_place if decision.in_place > 0 else 0.0)
-            else:
-                self._ended(item, outcome)
-            self._settled.add(item.message, outcome, error, delivery.age)
-
-        items = list(decided)
-        if len(items) == 1:
-            await settle(items[0])
-        else:
-            await for_each(items, settle, at_once=AT_ONCE)
-        return all_taken
+            report(item, decision.outcome)
+        return not left
 
     def leave(self, delivery: Delivery, left: Collection[Waiting], *, closing: bool) -> None:
         """Ends a call that was cut off: a message whose queue stays with this member is handled again, others are abandoned.

@@ -65,11 +65,13 @@ class ConsumerStats:
 
     ``handled``, ``failed``: messages whose handler calls returned, or raised; marked messages of a batch count as failed.
     ``retried``, ``dead_lettered``: messages that brokers have accepted for another attempt or as dead letters. ``retried``
-    includes failed attempts that this member repeats itself (ordered messages, broadcast); ``dead_lettered`` includes, in
+    includes failed attempts that this member repeats itself (ordered messages, broadcast, messages that no broker takes back);
+    ``dead_lettered`` includes, in
     broadcast, messages that were given up. ``buffered``: messages that are pulled and not settled, ``buffered_bytes`` the size
     of their bodies. ``running``: handler calls, and steps of reading by hand, that are not over. ``commits``: number of offsets
     that brokers have confirmed; in broadcast, number of changed positions that the store's ``save`` has stored. ``rebalances``:
-    changes of this member's share, counted by topic. With ``mode="pop"``, ``retried`` are messages that were given back,
+    changes of this member's share, counted by topic. ``unsure``: requests to give a message back that had no answer; each may
+    have left a copy beside the one that was stored afterwards. With ``mode="pop"``, ``retried`` are messages that were given back,
     confirmed or not, ``commits`` those that brokers have acknowledged, and ``rebalances`` is 0.
     """
 
@@ -82,6 +84,7 @@ class ConsumerStats:
     running: int = 0
     commits: int = 0
     rebalances: int = 0
+    unsure: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +114,7 @@ def lag_of(session: Session) -> Lag:
     retries = sum(each.lag or 0 for each in held if each.subscription is None)
     messages = sum(each.lag or 0 for each in held if each.subscription is not None)
     stored = [message.store_time_ms for delivery in list(session.calls.running) for message in delivery.messages]
-    stored += session.dispatcher.oldest()
+    stored += [*session.dispatcher.oldest(), *session.give_backs.oldest()]
     age = max(machine.time() - min(stored) / 1000, 0.0) if stored else None
     return Lag(messages, retries, age, by_queue)
 
@@ -122,11 +125,12 @@ def stats_of(session: Session) -> ConsumerStats:
         failed=session.settled.failed,
         retried=session.outcomes.retried,
         dead_lettered=session.outcomes.dead_lettered,
-        buffered=session.budget.messages,
-        buffered_bytes=session.budget.size,
+        buffered=session.budget.messages + len(session.give_backs),
+        buffered_bytes=session.budget.size + session.give_backs.size,
         running=session.dispatcher.running,
         commits=session.commits.count,
         rebalances=session.assignment.rounds,
+        unsure=session.outcomes.unsure,
     )
 
 
@@ -164,10 +168,8 @@ def stuck_problem(oldest: Delivery) -> Problem:
     subscription, first, age = oldest.subscription, oldest.messages[0].msg_id, oldest.age
     if subscription.is_by_hand:
         text = f"message {first} has been in hand for {age:.0f} s, and was neither settled nor given back"
-    elif oldest.state == "running":
-        text = f"handler {subscription.name} has been running for {age:.0f} s on message {first}"
     else:
-        text = f"handler {subscription.name} has ended, and message {first} has no outcome {age:.0f} s after the call began"
+        text = f"handler {subscription.name} has been running for {age:.0f} s on message {first}"
     return Problem(ProblemCode.HANDLER_STUCK, text)
 
 
@@ -278,10 +280,7 @@ def _group_problems(session: Session) -> list[Problem]:
         found.append(Problem(ProblemCode.NOT_LOCKED, text, broker=broker))
     if session.commits.error is not None:
         found.append(Problem(ProblemCode.NOT_COMMITTED, f"offsets were not committed: {session.commits.error}"))
-    if session.outcomes.refused is not None:
-        found.append(
-            Problem(ProblemCode.NOT_TAKEN_BACK, f"a message could not be given back to its broker: {session.outcomes.refused}")
-        )
+    found += session.give_backs.problems()
     for topic, count in list(session.orphans.items()):
         found.append(
             Problem(

@@ -339,6 +339,12 @@ class EmbeddedRocketMQ(PopSwitches):
         for each in self._chosen(broker):
             each.throttle(rate)
 
+    def refuse_give_backs(self, code: int | None, *, broker: str | None = None) -> None:
+        """Makes the broker (None: each broker) refuse with response ``code`` what consumers give back: CONSUMER_SEND_MSG_BACK (36),
+        and sends to retry topics. None as ``code`` ends it."""
+        for each in self._chosen(broker):
+            each.refuse_give_backs(code)
+
     def fail_next(self, code: int, n: int = 1, *, request: int | None = None) -> None:
         """Makes the servers answer the next ``n`` requests with response ``code`` without serving them; one-way requests are
         dropped.

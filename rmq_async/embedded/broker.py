@@ -151,7 +151,7 @@ class Broker(BaseService):
             settings.checks,
         )
         self._lookups = LookupProcessor(self.state, self._reply)
-        send_back = SendBackProcessor(self.state, self._schedule)
+        self._send_back = send_back = SendBackProcessor(self.state, self._schedule)
         self._sends = SendMessageProcessor(self.state, writer, self._schedule, self._transactions, send_back)
         self._fast_send = self._sends.fast
         self._ticks = 0
@@ -230,6 +230,15 @@ class Broker(BaseService):
     def throttle(self, rate: float | None) -> None:
         """Implements ``EmbeddedRocketMQ.throttle``."""
         self._queue = self._throttled = None if rate is None else SendQueue(rate)
+
+    def refuse_give_backs(self, code: int | None) -> None:
+        """Implements ``EmbeddedRocketMQ.refuse_give_backs``."""
+        self._send_back.refusal = code
+
+    @property
+    def refused_give_backs(self) -> int:
+        """Number of messages that were refused because of ``refuse_give_backs``."""
+        return self._send_back.refused
 
     def resize(self, topic: str, queues: int) -> None:
         """Implements ``EmbeddedRocketMQ.resize``."""

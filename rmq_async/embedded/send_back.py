@@ -34,12 +34,16 @@ class SendBackProcessor:
     def __init__(self, state: BrokerState, schedule: Schedule) -> None:
         self._state = state
         self._schedule = schedule
+        self.refusal: int | None = None
+        """The code with which all is refused; None where it is not."""
+        self.refused = 0
 
     def handlers(self) -> dict[int, Handler]:
         return {RequestCode.CONSUMER_SEND_MSG_BACK: self.send_back}
 
     def send_back(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         header = header_of(ConsumerSendMsgBackRequestHeader, command)
+        self._refuse()
         state, group = self._state, header.group
         max_times, queues = self._policy(group)
         if queues <= 0:
@@ -71,15 +75,21 @@ class SendBackProcessor:
     def bury(self, draft: Draft, max_times: int | None) -> None:
         """Changes a send to a retry topic into one to the dead-letter topic if the message was consumed too often, or if the
         group holds a lock: a group that consumes in order sends a message there only after its last attempt. Raises Refused:
-        26 as ``_policy`` does; 1 if the broker has its maximum of topics.
+        26 as ``_policy`` does; the code of ``refusal``; 1 if the broker has its maximum of topics.
 
         ``max_times``: the maximum that the client sent; None for that of the group's settings.
         """
+        self._refuse()
         group = draft.topic.removeprefix(RETRY_TOPIC_PREFIX)
         allowed, _ = self._policy(group)
         too_often = draft.reconsume_times > (allowed if max_times is None else max_times)
         if too_often or self._state.locks.any_of(group):
             self._bury(draft, group, "-1")
+
+    def _refuse(self) -> None:
+        if self.refusal is not None:
+            self.refused += 1
+            raise Refused(self.refusal, f"the broker[{self._state.ip}] sending message is forbidden")
 
     def _bury(self, draft: Draft, group: str, level: str) -> None:
         draft.properties["DELAY"] = level

@@ -6,9 +6,11 @@ from __future__ import annotations
 from rmq_protocol.message import MessageExt
 
 from ..decision import Decision
+from ..give_backs import GivenBack, Report
 from ..held_queue import HeldQueue, Waiting
 from ..outcome import Outcome
 from ..outcomes import Outcomes
+from ..subscription import Subscription
 
 __all__ = ["LocalOutcomes"]
 
@@ -21,11 +23,11 @@ class LocalOutcomes(Outcomes):
 
     given_up = "given up, since broadcast has no dead letters"
 
-    async def settle(self, topic: str, item: Waiting, decision: Decision) -> Outcome:
+    def settle(self, subscription: Subscription, item: Waiting, decision: Decision, report: Report) -> None:
         self.dead_lettered += 1
-        self.done(item)
-        return Outcome.DEAD_LETTERED
+        back = GivenBack(item.held, subscription.topic, item.message, decision, report, item)
+        self.give_backs.end_now(back, Outcome.DEAD_LETTERED)
 
-    async def give_back(self, held: HeldQueue, topic: str, message: MessageExt, decision: Decision) -> Outcome:
-        """Returns ABANDONED: the position stays before the message."""
-        return Outcome.ABANDONED
+    def give_back(self, held: HeldQueue, topic: str, message: MessageExt, report: Report) -> None:
+        """Reports ABANDONED: the position stays before the message."""
+        report(Outcome.ABANDONED)

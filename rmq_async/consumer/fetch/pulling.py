@@ -59,18 +59,28 @@ class PullLimits:
 
     ``size``: maximum messages of one pull. ``span``: maximum offsets from a queue's watermark to its next pull. ``queues``:
     returns the number of queues that share the room. ``ready``: returns the number of a queue's waiting messages that their
-    lines allow to begin. A queue with ``ahead`` or more such messages is not pulled.
+    lines allow to begin. A queue with ``ahead`` or more such messages is not pulled. ``may_pull``: returns whether a queue may be
+    pulled otherwise; its ``changed`` is set when it may again.
     """
 
     # More messages than ``ahead`` would not be handled sooner, and would no longer be in the processor's caches.
-    __slots__ = ("ahead", "queues", "ready", "size", "span")
+    __slots__ = ("ahead", "may_pull", "queues", "ready", "size", "span")
 
-    def __init__(self, size: int, span: int, queues: Callable[[], int], ahead: int, ready: Callable[[HeldQueue], int]) -> None:
+    def __init__(
+        self,
+        size: int,
+        span: int,
+        queues: Callable[[], int],
+        ahead: int,
+        ready: Callable[[HeldQueue], int],
+        may_pull: Callable[[HeldQueue], bool],
+    ) -> None:
         self.size = size
         self.span = span
         self.queues = queues
         self.ahead = ahead
         self.ready = ready
+        self.may_pull = may_pull
 
 
 class Pulling:
@@ -155,12 +165,12 @@ class Pulling:
             await self._moved(held, result)
 
     async def _room(self, held: HeldQueue) -> int:
-        """Waits until the span allows another message, fewer than ``ahead`` messages are ready, and the queue is not
-        ``squeezed``; returns the number of messages that the span allows."""
+        """Waits until the span allows another message, fewer than ``ahead`` messages are ready, the queue is not
+        ``squeezed``, and ``may_pull`` allows it; returns the number of messages that the span allows."""
         while True:
             room = self._limits.span - held.span
             held.wakes_below = self._limits.ahead if self._limits.ready(held) >= self._limits.ahead else 0
-            if room > 0 and not held.squeezed and not held.wakes_below:
+            if room > 0 and not held.squeezed and not held.wakes_below and self._limits.may_pull(held):
                 return room
             held.changed.clear()
             await held.changed.wait()

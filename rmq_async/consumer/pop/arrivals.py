@@ -84,7 +84,7 @@ class Arrivals:
             if lease.attempt <= limit + 1:
                 fresh.append(lease)
             else:
-                self._return(f"{lease.message.msg_id} to the dead letters", self._dead_letter(lease, limit))
+                self._dead_letter(subscription, lease, limit)
         self._dispatcher.add_items(source.held, subscription, fresh)
         self._dispatcher.pump()
 
@@ -118,9 +118,10 @@ class Arrivals:
             self._return(f"{len(leases)} messages back", self._core.nack_all(leases, delay, suspend=suspend))
 
     async def all_given_back(self) -> None:
-        """Waits until the tasks that give messages back or dead-letter them have ended."""
+        """Waits until all messages that go back have done so, or are dead-lettered."""
         while self._returning:
             await asyncio.wait([*self._returning])
+        await self._outcomes.give_backs.until_empty()
 
     def _return(self, name: str, work: Coroutine[Any, Any, None]) -> None:
         task = self._core.spawn(name, work)
@@ -151,7 +152,7 @@ class Arrivals:
             queue = queue._replace(topic=topic)
         return msgspec.structs.replace(message, topic=topic, queue=queue)
 
-    async def _dead_letter(self, lease: Lease, limit: int) -> None:
+    def _dead_letter(self, subscription: Subscription, lease: Lease, limit: int) -> None:
         """Gives up a message whose attempts are used up, as after a crash of the member that made the last one, or the end of its
         lease."""
         message = lease.message
@@ -164,8 +165,9 @@ class Arrivals:
             lease.attempt,
             limit + 1,
         )
-        try:
-            if await self._outcomes.dead_letter(lease) is Outcome.ABANDONED:
+
+        def report(outcome: Outcome) -> None:
+            if outcome is Outcome.ABANDONED:
                 self._core.let_go(lease)
-        finally:
-            self._free(lease)
+
+        self._outcomes.dead_letter(subscription, lease, report)

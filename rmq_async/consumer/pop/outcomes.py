@@ -10,13 +10,14 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Final
 
-from rmq_protocol.message import MessageExt
 from rmq_protocol.pop import real_topic
 
+from ... import machine
 from ...client import ClientInstance
 from ..config import Retry
 from ..decision import DEAD, Decision
 from ..delivery import Delivery
+from ..give_backs import GivenBack, Report
 from ..held_queue import HeldQueue, Waiting
 from ..outcome import Outcome
 from ..outcomes import Outcomes
@@ -49,29 +50,41 @@ class PopOutcomes(Outcomes):
         super().__init__(instance, group)
         self._core = core
 
-    async def settle(self, topic: str, item: Waiting, decision: Decision) -> Outcome:
-        """Gives a message back or stores it as a dead letter, as decided. Returns RETRIED even if the broker has not confirmed
-        it: the message is delivered again in any case."""
+    def settle(self, subscription: Subscription, item: Waiting, decision: Decision, report: Report) -> None:
+        """Begins to give a message back or to store it as a dead letter, as decided. A message that is given back is RETRIED even
+        if the broker does not confirm it: it is delivered again in any case."""
         assert isinstance(item, Lease)
+        self._begin(subscription, item, decision, report)
+
+    def dead_letter(self, subscription: Subscription, lease: Lease, report: Report) -> None:
+        """Begins to store a copy as a dead letter, and to acknowledge the message after that. If only the acknowledgement
+        fails, there may be two copies. The message is ABANDONED if its lease ends before."""
+        self._begin(subscription, lease, Decision(Outcome.DEAD_LETTERED, DEAD), report)
+
+    def _begin(self, subscription: Subscription, lease: Lease, decision: Decision, report: Report) -> None:
+        topic = real_topic(lease.handle.retry, lease.topic, self._group)
+        decision = decision._replace(max_times=0)
+        self.give_backs.add(GivenBack(lease.held, topic, lease.message, decision, report, lease, subscription))
+
+    def is_wanted(self, back: GivenBack) -> bool:
+        lease = _lease(back)
+        return super().is_wanted(back) and (back.decision.outcome is Outcome.RETRIED or lease.expires > machine.monotonic())
+
+    async def try_once(self, back: GivenBack) -> Outcome | None:
+        decision, lease = back.decision, _lease(back)
         if decision.outcome is Outcome.RETRIED:
-            await self._core.nack(item, delay_after(item.attempt) if decision.delay is None else decision.delay)
+            await self._core.nack(lease, delay_after(lease.attempt) if decision.delay is None else decision.delay)
             self.retried += 1
             return Outcome.RETRIED
-        return await self.dead_letter(item)
-
-    async def dead_letter(self, lease: Lease) -> Outcome:
-        """Stores a copy as a dead letter, then acknowledges the message; returns the outcome. If only the acknowledgement
-        fails, there may be two copies."""
-        topic = real_topic(lease.handle.retry, lease.topic, self._group)
-        outcome = await self.give_back(lease.held, topic, lease.message, Decision(Outcome.DEAD_LETTERED, DEAD))
-        if outcome is not Outcome.ABANDONED:
+        outcome = await super().try_once(back)
+        if outcome is not None:
             self._core.ack(lease)
         return outcome
 
-    async def give_back(self, held: HeldQueue, topic: str, message: MessageExt, decision: Decision) -> Outcome:
-        """Gives a message back as in pull mode, with ``max_times`` 0. ``topic``: name on the wire of the topic or retry topic
-        that it was popped from."""
-        return await super().give_back(held, topic, message, decision._replace(max_times=0))
+
+def _lease(back: GivenBack) -> Lease:
+    assert isinstance(back.item, Lease)
+    return back.item
 
 
 class PopSettling(Settling):

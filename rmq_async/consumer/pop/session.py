@@ -27,6 +27,7 @@ from ..broker_requests import MemberRequests
 from ..calls import HandlerCalls
 from ..config import ConsumerConfig
 from ..dispatch import Dispatcher
+from ..give_backs import GiveBacks, GivenBack
 from ..held_queue import HeldQueue, QueueState, Waiting
 from ..outcome import Outcome
 from ..settled import SettledLog
@@ -85,6 +86,9 @@ class PopSession:
         self.requests = Requests(instance, group)
         self.core = PopCore(self.requests, self.supervisor, config.invisible_time, config.max_lease)
         self.outcomes = PopOutcomes(instance, group, self.core)
+        self.give_backs = self.outcomes.give_backs = GiveBacks(self.outcomes, self.supervisor.once)
+        self.give_backs.freed, self.give_backs.ended = self._freed, self._given_back
+        self.give_backs.has_room = self._has_room
         settling = PopSettling(
             config.retry, self.outcomes, self.settled, self._message_ended, self._all_done, lambda: self.member.limit
         )
@@ -93,7 +97,7 @@ class PopSession:
         self.arrivals = Arrivals(
             self.core, self.outcomes, self.dispatcher, instance.names, settling.limit_of, self.free, self._may_pop
         )
-        self.popping = Popping(instance, self.core, self.arrivals.accept, self._may_pop)
+        self.popping = Popping(instance, self.core, self.arrivals.accept, self._may_ask)
         self.tools = MemberRequests(instance, lambda: self.member.data, subscriptions, self.calls)
         self.sources: dict[tuple[str, str], Source] = {}
         """The sources by (topic on the wire, broker name)."""
@@ -220,6 +224,7 @@ class PopSession:
             steps.push_async_callback(self.attached.end_traces, end)
             steps.push_async_callback(self.requests.close)
             steps.push_async_callback(self._cut_off, end)
+            steps.callback(self.give_backs.close)
             steps.push_async_callback(self.supervisor.close)
 
     async def _cut_off(self, end: float) -> None:
@@ -304,7 +309,7 @@ class PopSession:
         ends = await for_each(queues, lambda queue: max_offset(instance, queue))
         while True:
             offsets = await for_each(ends, lambda queue: committed_offset(instance, self.group, queue))
-            held = any(credits.taken for credits in self.credits.values())
+            held = len(self.give_backs) or any(credits.taken for credits in self.credits.values())
             if not held and not self.core.acks.pending and all((offsets[queue] or 0) >= end for queue, end in ends.items()):
                 return
             await asyncio.sleep(IDLE_LOOK)
@@ -357,6 +362,10 @@ class PopSession:
 
     def _may_pop(self, source: Source) -> bool:
         return not self.closing and source.topic not in self.paused
+
+    def _may_ask(self, source: Source) -> bool:
+        """Returns whether a source may be popped: not too many messages wait to be given back to its broker."""
+        return self._may_pop(source) and not self.give_backs.is_full(source.broker)
 
     def _apply_pauses(self) -> None:
         self.dispatcher.paused = frozenset(self.subscriptions[topic] for topic in self.paused)
@@ -420,6 +429,21 @@ class PopSession:
         leases = cast("Sequence[Lease]", items)
         self.core.ack(*leases)
         self.free(*leases)
+
+    def _freed(self, back: GivenBack) -> None:
+        assert isinstance(back.item, Lease)
+        self.free(back.item)
+
+    def _given_back(self, back: GivenBack, _: Outcome) -> None:
+        self.settled_at = machine.monotonic()
+        if self.closing:
+            self._changed.set()
+
+    def _has_room(self, broker: str) -> None:
+        """Has the sources of a broker popped again."""
+        for source in self.sources.values():
+            if source.broker == broker:
+                source.wake.set()
 
     def free(self, *leases: Lease) -> None:
         """Gives the credits of messages of one subscription back, of one or more."""

@@ -16,9 +16,9 @@ def lag_of(session: PopSession) -> Lag:
     """Returns the lag: the messages that this member holds, and those that brokers had left at their last answers, an estimate
     that may be seconds old."""
     sources = list(session.sources.values())
-    held = sum(each.taken for each in session.credits.values())
+    held = sum(each.taken for each in session.credits.values()) + len(session.give_backs)
     stored = [message.store_time_ms for delivery in list(session.calls.running) for message in delivery.messages]
-    stored += session.dispatcher.oldest()
+    stored += [*session.dispatcher.oldest(), *session.give_backs.oldest()]
     age = max(machine.time() - min(stored) / 1000, 0.0) if stored else None
     by_queue = {each.held.shown: each.rest if each.has_answered else None for each in sources}
     return Lag(held + sum(each.rest for each in sources), 0, age, by_queue)
@@ -31,10 +31,11 @@ def stats_of(session: PopSession) -> ConsumerStats:
         failed=session.settled.failed,
         retried=session.outcomes.retried,
         dead_lettered=session.outcomes.dead_lettered,
-        buffered=sum(each.taken for each in credits),
-        buffered_bytes=sum(each.size for each in credits),
+        buffered=sum(each.taken for each in credits) + len(session.give_backs),
+        buffered_bytes=sum(each.size for each in credits) + session.give_backs.size,
         running=session.dispatcher.running,
         commits=session.core.acks.count,
+        unsure=session.outcomes.unsure + session.core.unsure,
     )
 
 
@@ -75,10 +76,7 @@ def _broker_problems(session: PopSession) -> list[Problem]:
         found.append(
             Problem(ProblemCode.NOT_COMMITTED, f"messages were not acknowledged at broker {broker}: {text}", broker=broker)
         )
-    if session.outcomes.refused is not None:
-        text = f"a message could not be dead-lettered at its broker: {session.outcomes.refused}"
-        found.append(Problem(ProblemCode.NOT_TAKEN_BACK, text))
-    return found
+    return found + session.give_backs.problems()
 
 
 def _group_problems(session: PopSession) -> list[Problem]:

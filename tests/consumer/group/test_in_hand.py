@@ -149,7 +149,7 @@ def test_messages_in_hand_follow_a_model(steps: list[tuple[str, int, int]]) -> N
             settled.append(item.message.queue_offset)
 
         settling = Settling(Retry(), unused, SettledLog(), ended, dispatcher.again, unused)
-        room = dispatcher.room = ByHand(settling, dispatcher, unused, lambda queue: True)
+        room = dispatcher.room = ByHand(settling, dispatcher, lambda queue: True)
         held = HeldQueue(Q0, Q0, subscription, 0)
         hands: list[InHand | None] = [None] * 4
         buffer: list[int] = []
@@ -167,7 +167,7 @@ def test_messages_in_hand_follow_a_model(steps: list[tuple[str, int, int]]) -> N
                 dispatcher.pump()
             elif step == "ask":
                 if hand is not None:
-                    await room.finish(hand)
+                    room.finish(hand)
                     done += in_hand[number]
                 hands[number] = hand = await room.ask(count, until=0.0, iterated=True)
                 in_hand[number], buffer = buffer[:count], buffer[count:]

@@ -10,8 +10,10 @@ import pytest
 
 from rmq_async import MessageExt, MessageQueue, Outcome
 from rmq_async.consumer.commits import Commits, Doubts
+from rmq_async.consumer.decision import Decision
 from rmq_async.consumer.delivery import Delivery
 from rmq_async.consumer.fetch import Budget
+from rmq_async.consumer.give_backs import GiveBacks, GivenBack
 from rmq_async.consumer.group import Takeover, handover
 from rmq_async.consumer.held_queue import HeldQueue, QueueState, Waiting
 from rmq_async.consumer.outcomes import Outcomes
@@ -36,8 +38,13 @@ async def test_settle_of_a_call_from_before_the_queue_was_moved() -> None:
     held.running[item] = Delivery(subscription, (item.message,), 1)
     held.restart(3)
     held.progress.enter(3)
-    Outcomes(NO_INSTANCE, "g").done(item)
+    outcomes, reported = Outcomes(NO_INSTANCE, "g"), list[Outcome]()
+    outcomes.give_backs = GiveBacks(outcomes, NO_INSTANCE)
+    outcomes.give_backs.end_now(
+        GivenBack(held, "T", item.message, Decision(Outcome.RETRIED), reported.append, item), Outcome.RETRIED
+    )
     assert held.progress.watermark == 3
+    assert reported == [Outcome.RETRIED]
 
 
 async def test_budget_first_in_line_cancelled_lets_the_next_one_in() -> None:
