@@ -10,7 +10,6 @@ indexed (``until_readable``), for an id only if the index does not have it yet.
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -28,6 +27,7 @@ from rmq_protocol.stored import DecodedMessages, decode_messages
 
 from .. import machine
 from .._asyncio import for_each
+from .._lookups import is_ip, look_up
 from .._text import printable
 from ..broker_answers import broker_error
 from ..client import ClientInstance, until_readable
@@ -105,27 +105,18 @@ async def _broker_at(host: str, info: ClusterInfo, deadline: float) -> tuple[str
     """Returns name and listed address of a broker whose address is ``host`` ("ip:port") or resolves to it; None if none is
     found."""
     ip, _, port = host.rpartition(":")
-    loop = asyncio.get_running_loop()
     for name, data in sorted(info.broker_addr_table.items()):
         for address in data.broker_addrs.values():
             listed, _, listed_port = address.rpartition(":")
             if address == host:
                 return name, address
-            if listed_port == port and not _is_ip(listed):
+            if listed_port == port and not is_ip(listed.strip("[]")):
                 with suppress(OSError, UnicodeError):  # no such host, no host name at all, no answer in time
                     async with asyncio.timeout(max(deadline - machine.monotonic(), 0.0)):
-                        resolved = await loop.getaddrinfo(listed, int(port))
+                        resolved = await look_up(listed, int(port))
                     if ip.strip("[]") in {entry[4][0] for entry in resolved}:
                         return name, address
     return None
-
-
-def _is_ip(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host.strip("[]"))
-    except ValueError:
-        return False
-    return True
 
 
 async def _at(

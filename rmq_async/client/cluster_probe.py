@@ -25,6 +25,7 @@ from rmq_protocol.headers import GetRouteInfoRequestHeader, to_ext
 
 from .. import machine
 from .._backoff import Backoff
+from .._lookups import look_up
 from .._text import printable
 from ..broker_answers import broker_error
 from ..config import host_and_port
@@ -157,14 +158,13 @@ async def local_address(name_servers: Iterable[str]) -> str:
     """
     if machine.address:
         return machine.address
-    loop = asyncio.get_running_loop()
     for address in name_servers:
         host_port = host_and_port(address)
         if host_port is None:
             continue
         try:
             async with asyncio.timeout(LOCAL_ADDRESS_TIMEOUT):
-                found = await loop.getaddrinfo(*host_port, type=socket.SOCK_DGRAM)
+                found = await look_up(*host_port, socket.SOCK_DGRAM)
             for family, kind, protocol, _, target in found:
                 with socket.socket(family, kind, protocol) as datagrams:
                     datagrams.connect(target)

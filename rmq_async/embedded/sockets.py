@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, Final
 
+from .._lookups import look_up
 from .arguments import check_whole, check_within
 
 __all__ = [
@@ -52,7 +53,7 @@ async def numeric_host(host: str, port: int) -> str:
         return str(ipaddress.ip_address(host))
     except ValueError:
         try:
-            infos = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            infos = await look_up(host, port)
         except UnicodeError as error:  # a label that is empty or has more than 63 characters
             raise socket.gaierror(
                 socket.EAI_NONAME, f"host must be a name or an IP address, not {host[:300]!r} ({error})"

@@ -4,7 +4,7 @@ Packets to the address of a removed machine are dropped, and that address alone 
 address is tried after a head start, or immediately when an attempt fails, while the earlier attempts continue; the first
 connection is used. Event loops try addresses one by one, and uvloop ignores ``happy_eyeballs_delay``.
 
-A look-up that hangs occupies a thread until it ends. So there is one look-up of a name at a time, which later connects join.
+There is one look-up of a name at a time, which later connects join.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from itertools import chain, zip_longest
 from typing import Any, Final, TypeVar
 
 from .._asyncio import SingleFlight
+from .._lookups import is_ip, look_up
 from ..tracebacks import own_copy
 
 __all__ = ["Resolver", "first_of"]
@@ -32,7 +33,6 @@ class Resolver:
     """Looks up host names on the running loop, with at most one look-up of each name at a time."""
 
     def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
         self._looking: SingleFlight[list[str] | OSError | ValueError] = SingleFlight("look-up of")
 
     async def addresses(self, host: str, deadline: float) -> list[str]:
@@ -42,7 +42,7 @@ class Resolver:
         Raises OSError (socket.gaierror) if the look-up fails, ValueError for an invalid name, TimeoutError at ``deadline``
         (``time.monotonic``), ClientStateError after ``close``.
         """
-        if _is_address(host):
+        if is_ip(host):
             return [host]
         found = await self._looking.join(host, lambda: self._look_up(host), deadline)
         if isinstance(found, list):
@@ -56,7 +56,7 @@ class Resolver:
     async def _look_up(self, host: str) -> list[str] | OSError | ValueError:
         """Returns the addresses, or the error: the loop would report a raised one if no connect waits for the look-up any more."""
         try:
-            infos = await self._loop.getaddrinfo(host, None, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP)
+            infos = await look_up(host)
         except (OSError, ValueError) as error:
             return error
         if not infos:
@@ -113,16 +113,6 @@ def _together(failures: Sequence[OSError]) -> OSError:
     if len({str(failure) for failure in failures}) == 1:
         return failures[0]
     return OSError("; ".join(str(failure) for failure in failures))
-
-
-def _is_address(host: str) -> bool:
-    for family in (socket.AF_INET, socket.AF_INET6):
-        try:
-            socket.inet_pton(family, host.partition("%")[0])
-        except (OSError, ValueError):
-            continue
-        return True
-    return False
 
 
 def _address(place: Any) -> str:

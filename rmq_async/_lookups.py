@@ -1,0 +1,153 @@
+"""Look-ups of host names, in daemon threads of the library's own.
+
+asyncio looks names up in the loop's default executor. That belongs to the service: while blocking calls of the service fill it, no
+name is found, and ``asyncio.run`` waits at its end for a look-up that hangs. ``uvloop.run`` waits too, and looks up in four threads
+that all loops of the process share. Here a thread exists for one look-up and those that wait for it, at most ``MAX_THREADS`` at a
+time, and nothing waits for it at the end. All callers of one name share one look-up, whose thread it holds while it hangs.
+
+A loop that resolves names by itself is asked: one of another kind, and one whose ``getaddrinfo`` was replaced.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import ipaddress
+import os
+import socket
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import Any, Final, NamedTuple
+
+__all__ = ["MAX_THREADS", "is_ip", "look_up"]
+
+MAX_THREADS: Final = 16
+"""Maximum number of threads of the process that look up names, each a name of its own."""
+MAX_WAITING: Final = 1024
+"""Maximum number of names that wait for a thread."""
+
+_IN_THREADS: Final = ("asyncio", "uvloop", "winloop")
+"""Packages whose loops resolve names in threads that others share."""
+
+Infos = list[tuple[Any, ...]]
+
+
+class _Name(NamedTuple):
+    host: str
+    port: int | None
+    kind: int
+
+
+class _Lookups:
+    """The look-ups of this process. ``_under_way``: those that wait or run; ``_waiting``: those that wait for a thread."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Sets the state without look-ups. Also called in a forked child, which has none of its parent's threads."""
+        self._lock = threading.Lock()
+        self._threads = 0
+        self._under_way: dict[_Name, Future[Infos]] = {}
+        self._waiting: deque[_Name] = deque()
+
+    def start(self, name: _Name, done: Callable[[Future[Infos]], object]) -> None:
+        """Starts a look-up or joins it; ``done`` is called with it at its end, in its thread. Raises OSError where no thread can be
+        started for it."""
+        with self._lock:
+            future = self._under_way.get(name)
+            if future is None:
+                if len(self._waiting) >= MAX_WAITING:
+                    raise OSError(f"{MAX_WAITING} names wait to be looked up already; check the resolver of this machine")
+                if self._threads < MAX_THREADS:
+                    self._start_thread()
+                self._waiting.append(name)
+                future = self._under_way[name] = Future()
+        future.add_done_callback(done)
+
+    def _start_thread(self) -> None:
+        try:
+            threading.Thread(target=self._work, name="rmq_async look-up", daemon=True).start()
+        except RuntimeError as error:
+            if not self._threads:
+                text = f"no thread can be started to look up its name ({error}); raise the limit of threads and processes"
+                raise OSError(text) from None
+        else:
+            self._threads += 1
+
+    def _work(self) -> None:
+        while True:
+            with self._lock:
+                if not self._waiting:
+                    self._threads -= 1
+                    return
+                name = self._waiting.popleft()
+                future = self._under_way[name]
+            found: Infos | BaseException
+            try:
+                found = socket.getaddrinfo(name.host, name.port, type=name.kind)
+            except BaseException as error:  # noqa: BLE001 - it belongs to the callers
+                found = error
+            with self._lock:
+                del self._under_way[name]
+            if isinstance(found, BaseException):
+                future.set_exception(found)
+            else:
+                future.set_result(found)
+            del future, found
+
+
+_lookups = _Lookups()
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_lookups.reset)
+
+
+async def look_up(host: str, port: int | None = None, kind: int = socket.SOCK_STREAM) -> Infos:
+    """Returns what ``socket.getaddrinfo`` returns for a name and a kind of sockets; an IP address needs no thread.
+
+    Raises OSError (socket.gaierror) if the look-up fails or no thread can be started for it, UnicodeError for an invalid name.
+    """
+    loop = asyncio.get_running_loop()
+    if _resolves(loop):
+        return [*await loop.getaddrinfo(host, port, type=kind)]
+    if is_ip(host):
+        return [*socket.getaddrinfo(host, port, type=kind, flags=socket.AI_NUMERICHOST)]
+    answer: asyncio.Future[Infos] = loop.create_future()
+
+    def done(future: Future[Infos]) -> None:
+        with suppress(RuntimeError):  # the loop is closed, and nothing waits any more
+            loop.call_soon_threadsafe(_pass_on, future, answer)
+
+    _lookups.start(_Name(host, port, kind), done)
+    return await answer
+
+
+def _pass_on(future: Future[Infos], answer: asyncio.Future[Infos]) -> None:
+    if answer.done():
+        return
+    error = future.exception()
+    if error is None:
+        answer.set_result(future.result())
+    else:
+        answer.set_exception(copy.copy(error))  # each caller gets its own: a shared error would collect their tracebacks
+
+
+def is_ip(host: str) -> bool:
+    """Returns whether a host is an IP address, perhaps with the network interface that IPv6 may need."""
+    try:
+        ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return False
+    return True
+
+
+def _resolves(loop: asyncio.AbstractEventLoop) -> bool:
+    """Returns whether the loop resolves names by itself, without threads that others share."""
+    if "getaddrinfo" in getattr(loop, "__dict__", ()):
+        return True
+    owner = next(each for each in type(loop).__mro__ if "getaddrinfo" in vars(each))
+    return owner.__module__.partition(".")[0] not in _IN_THREADS
