@@ -13,6 +13,7 @@ import pytest
 
 from rmq_async import Message, Producer
 from rmq_async.embedded import EmbeddedRocketMQ
+from rmq_protocol.constants import ResponseCode
 
 from ..waiting import until
 from .support import START, Ended, Rmq, end, environment, one_line, rmq, start
@@ -95,6 +96,20 @@ async def test_the_exit_code_is_the_outcome(server: EmbeddedRocketMQ, tmp_path: 
         "RMQ_KEYS": "k1 k2", "RMQ_SHARDING_KEY": "", "RMQ_PROPERTIES": '{"a":"b\\nc"}', "RMQ_ATTEMPT": "1",
         "RMQ_BORN_TIME_MS": str(stored.born_time_ms), "RMQ_STORE_TIME_MS": str(stored.store_time_ms),
     }  # fmt: skip
+
+
+async def test_commands_go_on_when_no_broker_takes_back_what_has_failed(server: EmbeddedRocketMQ) -> None:
+    """The slot of the one command at a time is free when the command has ended."""
+    await fill(server, "Refused", [b"75", b"65", b"0", b"0"])
+    server.refuse_give_backs(ResponseCode.NO_PERMISSION)
+    try:
+        ended = await consume(server, "Refused", "--count", "4", "--exec", 'read -r code; exit "$code"')
+    finally:
+        server.refuse_give_backs(None)
+    assert ended.code == 0
+    assert ended.err.splitlines()[-1] == "rmq: 4 messages: 2 done, 1 to be tried again, 1 dead-lettered"
+    assert not server.dead_letters("g-Refused")
+    assert committed(server, "g-Refused", "Refused") == 2
 
 
 async def test_a_command_gets_the_body_and_prints(server: EmbeddedRocketMQ) -> None:
