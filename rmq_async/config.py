@@ -13,6 +13,7 @@ from typing import Any, Final, TypedDict
 from rmq_protocol import validation
 from rmq_protocol.constants import MAX_DECOMPRESSED_SIZE, MAX_FRAME_SIZE, SerializeType
 from rmq_protocol.errors import InvalidMessageError, shown
+from rmq_protocol.validation import plain
 
 from . import machine
 from ._text import type_name
@@ -125,6 +126,7 @@ class ClientConfig:
     start_without_cluster: bool = False
 
     def __post_init__(self) -> None:
+        plain_fields(self)
         for name in ("route_poll_interval", "heartbeat_interval", "connect_timeout", "request_timeout", "idle_timeout"):
             check_seconds(name, getattr(self, name))
         for name in ("connect_timeout", "request_timeout"):
@@ -334,6 +336,24 @@ def check_seconds(name: str, value: float, *, zero: bool = False) -> None:
 def check_int(name: str, value: int, low: int, high: int) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
         raise ConfigError(f"{name} must be a whole number from {low} to {high}, not {shown(value)}")
+
+
+def plain_fields(config: Any) -> None:
+    """Gives the fields of a dataclass that hold a value of a subclass of str, int or float a plain one: a member of an Enum has
+    another hash than its text, and formatting it may give its name."""
+    for name in [each.name for each in fields(config)]:
+        value = getattr(config, name)
+        if value.__class__ in _PLAIN:
+            continue
+        if isinstance(value, str):
+            object.__setattr__(config, name, plain(value))
+        elif isinstance(value, int):
+            object.__setattr__(config, name, int(value))
+        elif isinstance(value, float):
+            object.__setattr__(config, name, float(value))
+
+
+_PLAIN: Final = (str, int, bool, float)
 
 
 def check_flag(name: str, value: bool) -> None:

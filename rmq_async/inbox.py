@@ -41,6 +41,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, a
 
 from rmq_protocol.errors import shown
 from rmq_protocol.message import MessageExt
+from rmq_protocol.validation import plain
 
 from ._database import check_dialect, check_engine, check_transactional, seconds_from_now, split_table_name
 from ._text import type_name
@@ -139,7 +140,7 @@ class Inbox:
                 f"the key of message {message.msg_id} in inbox {self._table.fullname} must be a text of 1 to {LONGEST_KEY} "
                 f"characters without NUL, not {shown(key)}"
             )
-        return key
+        return plain(key)
 
 
 def _id_of(message: MessageExt) -> str:

@@ -34,7 +34,7 @@ its setting ``messageDelayLevel`` may list more."""
 NO_KEYS: Final[tuple[str, ...]] = ()
 """The ``keys`` of a message that was given only topic, body and ``wait_store``. Sends recognise such messages by this object's
 identity."""
-_NO_FLAG: Final = 0
+_NO_NUMBER: Final = 0
 _COUNTERS: Final = (PropertyName.RECONSUME_TIME.value, PropertyName.MAX_RECONSUME_TIMES.value)
 _MAX_SECONDS: Final = (2**63 - 1) // 1000
 _EPOCH_MILLISECONDS: Final = 10**12
@@ -168,8 +168,9 @@ class Message(_Addressed, frozen=True, gc=False, kw_only=True):
     def __post_init__(self) -> None:
         if (
             self.body.__class__ is not bytes
-            or self.flag is not _NO_FLAG
-            or self.delay_level
+            or self.topic.__class__ is not str
+            or self.flag is not _NO_NUMBER
+            or self.delay_level is not _NO_NUMBER
             or self.delay is not None
             or self.deliver_at is not None
             or self.unique_id is not None
@@ -302,7 +303,10 @@ def _is_usual(properties: Mapping[str, str]) -> bool:
 
 
 def _check_fields(message: Message) -> None:
-    """Checks each field alone, and replaces texts that are subclasses of str by plain ones."""
+    """Checks each field alone, and replaces texts and numbers of subclasses of str and int by plain ones: formatting a member of
+    an Enum may give its name."""
+    if isinstance(message.topic, str):
+        force_setattr(message, "topic", str.__str__(message.topic))
     body: Any = message.body
     if isinstance(body, str):
         raise InvalidMessageError("the body must be bytes, not str: encode the text, as in body.encode()")
@@ -323,8 +327,13 @@ def _check_fields(message: Message) -> None:
         if is_blank(message.unique_id):
             raise InvalidMessageError("unique_id is blank; give a text, or None for a new id")
     flag: Any = message.flag
-    if not isinstance(flag, int) or not _INT32_MIN <= flag <= _INT32_MAX:
+    if not isinstance(flag, int) or isinstance(flag, bool) or not _INT32_MIN <= flag <= _INT32_MAX:
         raise InvalidMessageError(f"flag must be a 32-bit integer, not {shown(flag)}")
+    force_setattr(message, "flag", int(flag))
+    level: Any = message.delay_level
+    if not isinstance(level, int) or isinstance(level, bool) or not 0 <= level <= MAX_DELAY_LEVEL:
+        raise InvalidMessageError(f"delay_level must be an integer from 0 to {MAX_DELAY_LEVEL}, not {shown(level)}")
+    force_setattr(message, "delay_level", int(level))
     if message.properties is not None:
         force_setattr(message, "properties", _checked_properties(message))
     delayed = message.delay_level or message.delay is not None or message.deliver_at is not None
@@ -390,9 +399,6 @@ def _checked_text(what: str, text: object) -> str:
 def _check_delay(message: Message) -> None:
     if bool(message.delay_level) + (message.delay is not None) + (message.deliver_at is not None) > 1:
         raise InvalidMessageError("at most one of delay_level, delay and deliver_at may be given; leave the others out")
-    level: Any = message.delay_level
-    if not isinstance(level, int) or not 0 <= level <= MAX_DELAY_LEVEL:
-        raise InvalidMessageError(f"delay_level must be an integer from 0 to {MAX_DELAY_LEVEL}, not {shown(level)}")
     if message.delay is not None:
         _check_seconds("delay", message.delay)
     when = message.deliver_at

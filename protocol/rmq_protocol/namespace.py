@@ -32,7 +32,7 @@ def with_namespace(namespace: str, resource: str) -> str:
     if not namespace or not resource or _is_system(resource) or has_namespace(resource, namespace):
         return resource
     prefix, name = _split(resource)
-    return f"{prefix}{namespace}{_SEPARATOR}{name}"
+    return prefix + namespace + _SEPARATOR + name
 
 
 def with_namespace_and_retry(namespace: str, group: str) -> str:

@@ -34,6 +34,7 @@ __all__ = [
     "is_not_allowed_send_topic",
     "is_system_group",
     "is_system_topic",
+    "plain",
 ]
 
 _LEGAL_NAME: Final = re.compile(r"[%|a-zA-Z0-9_-]+")
@@ -61,6 +62,12 @@ SYSTEM_TOPICS: Final = NOT_ALLOWED_SEND_TOPICS | {
     "CHECKPOINT_TOPIC",
 }
 _SYSTEM_TOPIC_PREFIX: Final = "rmq_sys_"
+
+
+def plain(text: str) -> str:
+    """Returns a text of a subclass of str as a plain str: a member of an Enum has another hash than its text, and formatting it may
+    give its name."""
+    return text if text.__class__ is str else str.__str__(text)
 
 
 def is_system_topic(topic: str) -> bool:

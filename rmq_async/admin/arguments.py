@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rmq_protocol.errors import shown
+from rmq_protocol.validation import plain
 
 from ..errors import ConfigError
 
@@ -25,4 +26,4 @@ def texts_of(given: object, rule: str, *, least: int = 0) -> tuple[str, ...]:
     texts = (given,) if isinstance(given, str) else tuple(given) if isinstance(given, Sequence) else ("",)
     if len(texts) < least or not all(isinstance(text, str) and text for text in texts):
         raise ConfigError(f"{rule}, not {shown(given)}")
-    return texts
+    return tuple(map(plain, texts))

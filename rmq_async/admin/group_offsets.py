@@ -22,12 +22,14 @@ from rmq_protocol.heartbeat import MessageModel
 from rmq_protocol.json_body import decode_body
 from rmq_protocol.message import MessageQueue
 from rmq_protocol.pop import pop_retry_topic, pop_retry_topic_v1
+from rmq_protocol.validation import plain
 
 from .. import machine
 from .._asyncio import for_each
 from .._text import printable
 from ..client import (
     ClientInstance,
+    check_queue,
     commit_offset,
     committed_offset,
     epoch_ms,
@@ -118,6 +120,8 @@ async def reset(
     instance: ClientInstance, group: str, topic: str, to: Target, timeout: float, *, dry_run: bool
 ) -> tuple[OffsetChange, ...]:
     """Implements ``Admin.reset_offsets``. ``timeout``: seconds for each request."""
+    if isinstance(to, Mapping):
+        to = {check_queue(queue): offset for queue, offset in to.items()}
     queues = await _queues(instance, topic, to, timeout)
     after = await for_each(queues, lambda queue: _target(instance, queue, to), at_once=_AT_ONCE)
     before = await for_each(queues, lambda queue: committed_offset(instance, group, queue), at_once=_AT_ONCE)
@@ -161,7 +165,7 @@ async def _target(instance: ClientInstance, queue: MessageQueue, to: Target) -> 
         raise ConfigError(
             f'to must be an offset from 0 on, "earliest", "latest", an aware datetime or offsets by queue, not {shown(given)}'
         )
-    return min(max(given, low), high)
+    return min(max(int(given), low), high)
 
 
 class _Reset:
@@ -264,7 +268,7 @@ def _timestamp_of(to: Target) -> int | None:
     """Returns the time of a reset as brokers take it, ms since the epoch or -1 for "latest"; None for a reset by offset."""
     if isinstance(to, datetime):
         return max(epoch_ms(to), 0)  # a negative time is the end of a queue to brokers, and no message is older than 1970
-    return {"earliest": 0, "latest": -1}.get(to) if isinstance(to, str) else None
+    return {"earliest": 0, "latest": -1}.get(plain(to)) if isinstance(to, str) else None
 
 
 async def _resets_by_server(instance: ClientInstance, broker: str, address: str, deadline: float) -> bool:

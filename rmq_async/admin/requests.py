@@ -10,6 +10,7 @@ from rmq_protocol.command import RemotingCommand
 from rmq_protocol.constants import MASTER_ID, RequestCode, ResponseCode
 from rmq_protocol.errors import shown
 from rmq_protocol.route import TopicRouteData
+from rmq_protocol.validation import plain
 
 from .. import machine
 from .._text import printable
@@ -37,6 +38,12 @@ async def cluster_info(instance: ClientInstance, deadline: float) -> ClusterInfo
     return await instance.name_servers.cluster_info(max(deadline - machine.monotonic(), 0.0))
 
 
+def _checked_name(option: str, given: str | None) -> str | None:
+    if given is not None and not isinstance(given, str):
+        raise ConfigError(f"{option} must be a name, not {shown(given)}")
+    return None if given is None else plain(given)
+
+
 def masters_of(
     info: ClusterInfo, cluster: str | None = None, broker: str | None = None, *, any_cluster: bool = True
 ) -> dict[str, str]:
@@ -45,9 +52,7 @@ def masters_of(
     Raises BrokerNotFoundError if there is none, ConfigError for a name that is no text, and with ``any_cluster=False`` also where
     both names are left out and there are several clusters.
     """
-    for option, given in (("cluster", cluster), ("broker", broker)):
-        if given is not None and not isinstance(given, str):
-            raise ConfigError(f"{option} must be a name, not {shown(given)}")
+    cluster, broker = _checked_name("cluster", cluster), _checked_name("broker", broker)
     if cluster is None and broker is None and len(info.cluster_addr_table) > 1 and not any_cluster:
         raise ConfigError(f"there are several clusters, {_listed(info.cluster_addr_table)}: give cluster= or broker=")
     names = _broker_names(info, cluster, broker)

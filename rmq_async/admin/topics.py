@@ -67,7 +67,7 @@ def attribute_changes(attributes: Mapping[str, str] | None) -> str:
             raise ConfigError(f"attribute {shown(name)} = {shown(value)}: both must be texts")
         if not name or not value or any(c in name + value for c in ",=+"):
             raise ConfigError(f"attribute {shown(name)} = {shown(value)}: neither may be empty or hold one of , = +")
-        texts.append(f"+{name}={value}")
+        texts.append("+" + name + "=" + value)
     return ",".join(texts)
 
 

@@ -11,7 +11,7 @@ import msgspec
 
 from rmq_protocol.message import MessageExt, MessageQueue
 from rmq_protocol.namespace import has_namespace, with_namespace, without_namespace
-from rmq_protocol.validation import is_system_topic
+from rmq_protocol.validation import is_system_topic, plain
 
 __all__ = ["Names"]
 
@@ -29,6 +29,7 @@ class Names:
 
     def wire(self, name: str) -> str:
         """Returns the name of a topic or group on the wire."""
+        name = plain(name)
         return with_namespace(self.namespace, name) if self.namespace else name
 
     def shown(self, name: str) -> str:

@@ -29,7 +29,7 @@ from rmq_protocol.headers import (
 )
 from rmq_protocol.json_body import decode_body
 from rmq_protocol.message import MessageQueue
-from rmq_protocol.validation import check_topic
+from rmq_protocol.validation import check_topic, plain
 
 from .. import machine
 from .._backoff import Backoff
@@ -261,9 +261,13 @@ def check_queue(queue: MessageQueue) -> MessageQueue:
             and isinstance(queue_id, int)
             and 0 <= queue_id < _NO_QUEUE_ID
         ):
-            if isinstance(queue, MessageQueue) and queue_id.__class__ is int:
+            if (
+                isinstance(queue, MessageQueue)
+                and topic.__class__ is broker_name.__class__ is str
+                and queue_id.__class__ is int
+            ):
                 return queue
-            return MessageQueue(topic, broker_name, int(queue_id))
+            return MessageQueue(plain(topic), plain(broker_name), int(queue_id))
     raise ConfigError(
         f"a queue must be a MessageQueue of topic, broker name and an id from 0 to {_NO_QUEUE_ID - 1}, not {shown(queue)}"
     )

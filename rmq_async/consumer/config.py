@@ -11,7 +11,7 @@ from rmq_protocol.errors import shown
 from rmq_protocol.message import MessageQueue
 from rmq_protocol.pop_handles import MAX_POP_SIZE
 
-from ..config import ClientConfig, ClientOptions, check_int, check_seconds, check_trace, client_options
+from ..config import ClientConfig, ClientOptions, check_int, check_seconds, check_trace, client_options, plain_fields
 from ..errors import ConfigError
 from ..hooks import Hook, checked_hooks
 from ..options import suggests_keywords
@@ -75,6 +75,7 @@ class Retry:
     max_hold: float | None = 900.0
 
     def __post_init__(self) -> None:
+        plain_fields(self)
         if self.limit is not None:
             check_int("limit", self.limit, 0, 1_000_000)
         if self.max_hold is not None:
@@ -177,6 +178,7 @@ class ConsumerConfig:
     stuck_after: float = 60.0
 
     def __post_init__(self) -> None:
+        plain_fields(self)
         check_int("concurrency", self.concurrency, 1, MAX_CONCURRENCY)
         check_int("buffered_limit", self.buffered_limit, 1, 1 << 31)
         check_int("buffered_bytes_limit", self.buffered_bytes_limit, 1024, 1 << 40)

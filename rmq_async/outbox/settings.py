@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..config import check_int, check_seconds
+from ..config import check_int, check_seconds, plain_fields
 
 __all__ = ["Settings"]
 
@@ -24,6 +24,7 @@ class Settings:
     status_interval: float
 
     def __post_init__(self) -> None:
+        plain_fields(self)
         for name in ("lease", "poll_interval", "stuck_after", "stuck_period", "status_interval"):
             check_seconds(name, getattr(self, name))
         check_int("batch_size", self.batch_size, 1, _MAX_BATCH)

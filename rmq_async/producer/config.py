@@ -12,6 +12,7 @@ from rmq_protocol import compression
 from rmq_protocol.compression import CompressionType
 from rmq_protocol.constants import AUTO_CREATE_TOPIC_KEY, MAX_BODY_SIZE, MAX_FRAME_SIZE
 from rmq_protocol.errors import shown
+from rmq_protocol.validation import plain
 
 from .._text import type_name
 from ..config import (
@@ -24,6 +25,7 @@ from ..config import (
     check_topic_option,
     check_trace,
     client_options,
+    plain_fields,
 )
 from ..errors import ConfigError
 from ..hooks import Hook, checked_hooks
@@ -75,6 +77,7 @@ class Batching:
     lanes_per_broker: int = LANES
 
     def __post_init__(self) -> None:
+        plain_fields(self)
         check_int("max_bytes", self.max_bytes, 1, MAX_FRAME_SIZE - 128 * 1024)
         check_int("max_messages", self.max_messages, 1, 1 << 16)
         check_seconds("linger", self.linger, zero=True)
@@ -156,6 +159,7 @@ class ProducerConfig:
     send_smart_msg: bool = True
 
     def __post_init__(self) -> None:
+        plain_fields(self)
         check_seconds("timeout", self.timeout)
         check_seconds("stop_timeout", self.stop_timeout, zero=True)
         if self.attempt_timeout is not None:
@@ -183,7 +187,7 @@ class ProducerConfig:
             isinstance(code, int) and not isinstance(code, bool) for code in self.retry_codes
         ):
             raise ConfigError(f"retry_codes must be a list or set of whole numbers, not {shown(self.retry_codes)}")
-        object.__setattr__(self, "retry_codes", frozenset(self.retry_codes))
+        object.__setattr__(self, "retry_codes", frozenset(map(int, self.retry_codes)))
         self._check_choosing()
         if isinstance(self.topics, str) or not isinstance(self.topics, Collection):
             raise ConfigError(f"topics must be a list or tuple of topic names, not {shown(self.topics)}")
@@ -191,7 +195,7 @@ class ProducerConfig:
             raise ConfigError(f"batching must be True, False or a Batching, not {shown(self.batching)}")
         for topic in self.topics:
             check_topic_option("topics", topic)
-        object.__setattr__(self, "topics", tuple(self.topics))
+        object.__setattr__(self, "topics", tuple(map(plain, self.topics)))
         object.__setattr__(self, "hooks", checked_hooks(self.hooks))
         check_trace(self.trace)
 

@@ -179,4 +179,4 @@ async def offset_at(instance: ClientInstance, queue: MessageQueue, to: object) -
         raise ConfigError(
             f"offset {to} is outside {instance.names.shown_queue(queue)}, whose offsets are {low} to {high}; give one of these"
         )
-    return to
+    return int(to)

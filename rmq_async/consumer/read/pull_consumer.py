@@ -114,11 +114,12 @@ class PullConsumer(ClientUser):
         """
         instance = self._client()
         queue = check_queue(queue)
-        _check_offset(queue, offset)
+        offset = _checked_offset(queue, offset)
         queue = self._names.wire_queue(queue)
-        checked_tags(tags)
+        tags = checked_tags(tags)
         if isinstance(max_messages, bool) or not isinstance(max_messages, int) or not 0 < max_messages <= MAX_PULL:
             raise ConfigError(f"max_messages must be a whole number from 1 to {MAX_PULL}, not {shown(max_messages)}")
+        max_messages = int(max_messages)
         if isinstance(wait, bool) or not isinstance(wait, int | float) or not 0 <= wait < LONGEST:
             raise ConfigError(f"wait must be at least 0 and below {LONGEST:,.0f} seconds, not {shown(wait)}")
         budget = instance.config.request_timeout
@@ -195,7 +196,7 @@ class PullConsumer(ClientUser):
         """Stores ``offset`` (0 to 2**63 - 1) for this group at the broker; returns when the broker has answered. Raises as
         ``committed`` does, and ConfigError for another offset."""
         async with self._call() as instance:
-            _check_offset(check_queue(queue), offset)
+            offset = _checked_offset(check_queue(queue), offset)
             await commit_offset(instance, self._group, await known_queue(instance, queue), offset)
 
     async def min_offset(self, queue: MessageQueue) -> int:
@@ -361,7 +362,9 @@ def _on_the_wire(names: Names, bound: Bound) -> Bound:
 
 
 def _wired(names: Names, offsets: Mapping[MessageQueue, int]) -> dict[MessageQueue, int]:
-    return {names.wire_queue(check_queue(queue)): offset for queue, offset in offsets.items()}
+    """Returns offsets by queues on the wire. Raises ConfigError for an invalid queue or offset."""
+    checked = {check_queue(queue): offset for queue, offset in offsets.items()}
+    return {names.wire_queue(queue): _checked_offset(queue, offset) for queue, offset in checked.items()}
 
 
 def _chosen_queues(
@@ -386,7 +389,6 @@ def _chosen_queues(
             for queue in chosen:
                 if queue not in wired:
                     raise ConfigError(f"{name} has no offset for {names.shown_queue(queue)}; give one, or leave the queue out")
-                _check_offset(names.shown_queue(queue), wired[queue])
             for queue in wired:
                 if queue not in chosen:
                     raise ConfigError(
@@ -411,6 +413,7 @@ def _check_end(end: End) -> None:
         raise ConfigError(f'end must be "latest", None, an aware datetime or offsets by queue, not {shown(end)}')
 
 
-def _check_offset(queue: MessageQueue, offset: int) -> None:
+def _checked_offset(queue: MessageQueue, offset: int) -> int:
     if isinstance(offset, bool) or not isinstance(offset, int) or not 0 <= offset < 1 << 63:
         raise ConfigError(f"the offset of {queue} must be a whole number from 0 to 2**63 - 1, not {shown(offset)}")
+    return int(offset)
