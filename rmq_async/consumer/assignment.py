@@ -25,7 +25,7 @@ from .callbacks import AssignmentCallbacks, Event, EventKind
 from .commits import Commits
 from .cut_off import cancel_calls, give_back_passed, request_cancel, warn_running
 from .dispatch import Dispatcher
-from .fetch import Pulling
+from .fetch import FirstLook, Pulling
 from .group import MemberLocks, Takeover
 from .held_queue import HeldQueue, QueueState, Waiting
 from .intake import Intake
@@ -129,13 +129,16 @@ class Assignment:
             leaving = {each.queue for each in self.leaving}
             self.takeover.want(sorted(share - self.held.keys() - leaving))
 
-    def open(self, queue: MessageQueue, offset: int, committed: int | None) -> None:
-        """Adds a queue that was taken over, and starts its pulls unless it is paused, after ``on_assigned`` if there is one."""
+    def open(self, queue: MessageQueue, offset: int, committed: int | None, look: FirstLook | None = None) -> None:
+        """Adds a queue that was taken over, and starts its pulls unless it is paused, after ``on_assigned`` if there is one.
+        ``look``: what the queue has at its start; None if that is not known."""
         shown = self._instance.names.shown_queue(queue)
         held = HeldQueue(queue, shown, self._subscriptions.get(queue.topic), offset)
         if committed is not None:
             held.committed, held.confirmed_by = committed, self._commits.connection(held)
         self._intake.marks.taken_over(queue, committed)
+        if look is not None:
+            self._intake.looked(held, look)
         self.held[queue] = held
         logger.info(
             "%s is read from offset %d on%s", shown, offset, "" if committed is not None else ", the group has none there"

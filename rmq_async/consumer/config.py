@@ -120,6 +120,10 @@ class ConsumerConfig:
     ``start_from``: position at which a group without any committed offset for a topic starts: "latest", "earliest" or an aware
     datetime. ``out_of_range``: the position to continue at if the next message of a queue is deleted: "earliest" for the first
     message, "latest" for the end; "stop" reads the queue no further until ``seek()``, and ``health()`` reports it.
+    ``above_end``: the position to continue at if a queue has lost messages below the group's offset, because its broker's store
+    was replaced by an older one, or a replica without them has become the master: "end" for the first message that this member
+    has not read, or, if it has just begun to read the queue, for the lowest end that it has seen; "earliest" for the first
+    message; "stop" as above.
 
     ``commit_interval``: time between two commits of changed offsets. ``rebalance_interval``: maximum time between two requests
     for the members of the group; notices of brokers and changes of routes cause further ones. ``allocate``: a function that
@@ -159,6 +163,7 @@ class ConsumerConfig:
     pull_size: int = 32
     start_from: Literal["latest", "earliest"] | datetime = "latest"
     out_of_range: Literal["earliest", "latest", "stop"] = "earliest"
+    above_end: Literal["end", "earliest", "stop"] = "end"
     commit_interval: float = 1.0
     rebalance_interval: float = 20.0
     allocate: Allocate = allocate_evenly
@@ -203,6 +208,8 @@ class ConsumerConfig:
             raise ConfigError(f'start_from must be "latest", "earliest" or an aware datetime, not {shown(start)}')
         if self.out_of_range not in ("earliest", "latest", "stop"):
             raise ConfigError(f'out_of_range must be "earliest", "latest" or "stop", not {shown(self.out_of_range)}')
+        if self.above_end not in ("end", "earliest", "stop"):
+            raise ConfigError(f'above_end must be "end", "earliest" or "stop", not {shown(self.above_end)}')
         if self.on_conflict not in ("warn", "raise"):
             raise ConfigError(f'on_conflict must be "warn" or "raise", not {shown(self.on_conflict)}')
         if self.mode not in ("pull", "pop"):
@@ -265,7 +272,7 @@ class ConsumerConfig:
 _OF_POP: Final = frozenset({"invisible_time", "max_lease"})
 _OF_PULL: Final = frozenset(
     {
-        "max_span", "out_of_range", "commit_interval", "rebalance_interval", "allocate",
+        "max_span", "out_of_range", "above_end", "commit_interval", "rebalance_interval", "allocate",
         "on_assigned", "on_revoked", "on_released", "on_lost",
     }
 )  # fmt: skip
@@ -283,6 +290,7 @@ class ConsumerOptions(ClientOptions, total=False):
     pull_size: int
     start_from: Literal["latest", "earliest"] | datetime
     out_of_range: Literal["earliest", "latest", "stop"]
+    above_end: Literal["end", "earliest", "stop"]
     commit_interval: float
     rebalance_interval: float
     allocate: Allocate

@@ -393,8 +393,9 @@ class GiveBacks:
         self._pump(line)
 
     def _end(self, line: _Line | None, back: GivenBack, outcome: Outcome) -> None:
-        if outcome is not Outcome.ABANDONED and back.progress is not None:
-            back.progress.settle(back.message.queue_offset)
+        offset = back.message.queue_offset
+        if outcome is not Outcome.ABANDONED and back.progress is not None and offset in back.held.returning:
+            back.progress.settle(offset)
         self._leave(line, back)
         self.ended(back, outcome)
         if back.here_at is None:

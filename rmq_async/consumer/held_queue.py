@@ -15,6 +15,7 @@ from rmq_protocol.message import MessageExt, MessageQueue
 from .. import machine
 from ..transport import Connection
 from .delivery import Delivery
+from .place import is_at, place_of
 from .progress import Progress
 from .subscription import Subscription
 
@@ -28,7 +29,7 @@ class QueueState(Enum):
     """The state of a queue that is held.
 
     ``TAKEN``: held, and not pulled before ``on_assigned`` has ended. ``DRAINING``: is being given up, or the consumer stops.
-    ``STOPPED``: held, and not pulled, because of ``out_of_range="stop"``. ``LOST``: another member may read it already.
+    ``STOPPED``: held, and not pulled, because of ``out_of_range`` or ``above_end``. ``LOST``: another member may read it already.
     """
 
     TAKEN = "taken"
@@ -49,17 +50,28 @@ class HeldQueue:
     """
 
     __slots__ = (
-        "announced", "changed", "committed", "committing", "confirmed_by", "cursor", "end", "ends", "error", "mean_size",
-        "paused", "progress", "pulled_at", "queue", "returning", "running", "settled_at", "shown", "squeezed", "state",
-        "subscription", "wakes_below",
+        "announced", "answered_at", "begun", "changed", "committed", "committing", "confirmed_by", "connection", "cursor", "end",
+        "ends", "error", "looked_at", "low_end", "mean_size", "paused", "progress", "pulled_at", "queue", "repeated_to",
+        "returning", "running", "settled_at", "shown", "squeezed", "state", "subscription", "wakes_below",
     )  # fmt: skip
 
     def __init__(self, queue: MessageQueue, shown: MessageQueue, subscription: Subscription | None, start: int) -> None:
         self.queue = queue
         self.shown = shown
         self.subscription = subscription
-        self.cursor = start
+        self.begun = self.cursor = start
+        """``begun``: the offset at which the reading has begun, or begun again after a move."""
         self.progress = Progress(start)
+        self.low_end: int | None = None
+        """The lowest end below the cursor that was seen, until the queue was moved or has the offset."""
+        self.repeated_to = 0
+        """The offset up to which messages in calls may be pulled again, because the queue has gone back."""
+        self.connection: Connection | None = None
+        """The broker's connection at the last pull, or at the look before the first one."""
+        self.looked_at = False
+        """Whether the queue has had the messages that were read by this connection, so that it may be pulled."""
+        self.answered_at = 0.0
+        """Monotonic time of the last answer to a pull, or of the look before the first one."""
         self.committed: int | None = None
         self.confirmed_by: Connection | None = None
         """The connection over which the broker returned or confirmed ``committed``; None if that is not known."""
@@ -97,6 +109,10 @@ class HeldQueue:
         return self.state not in (QueueState.RELEASED, QueueState.LOST)
 
     @property
+    def is_read(self) -> bool:
+        return self.state is QueueState.RUNNING
+
+    @property
     def stays(self) -> bool:
         """Whether this member reads the queue, or has stopped reading it, and is not giving it up."""
         return self.state in (QueueState.RUNNING, QueueState.STOPPED)
@@ -117,17 +133,55 @@ class HeldQueue:
         return self.subscription is not None and self.subscription.has_lines
 
     @property
+    def is_filtered(self) -> bool:
+        """Whether brokers leave messages out of its pulls."""
+        subscription = self.subscription
+        return subscription is not None and (subscription.sql is not None or subscription.tags != "*")
+
+    @property
     def lag(self) -> int | None:
         """Number of offsets from the watermark to the end of the queue; None before the first answer to a pull."""
         return None if self.end is None else max(self.end - self.progress.watermark, 0)
 
     def restart(self, offset: int) -> None:
         """Moves the queue to ``offset`` with a new progress. Running calls no longer count for it."""
-        self.cursor = offset
+        self.begun = self.cursor = offset
+        self.low_end = self.end = None
+        self.looked_at = False
         self.progress = Progress(offset)
         self.running.clear()
         self.returning.clear()
         self.squeezed = False
+
+    def note_end(self, end: int) -> None:
+        """Notes an end that was seen, if it is below the cursor."""
+        if end < self.cursor:
+            self.low_end = end if self.low_end is None else min(self.low_end, end)
+
+    def go_back(self, offset: int) -> None:
+        """Moves the queue below what was read, without messages that wait from ``offset`` on. Those in calls are compared with
+        the ones that are pulled again (``still_running``)."""
+        self.repeated_to = max(self.repeated_to, self.progress.next)
+        self.progress.go_back(offset)
+        self.cursor = min(self.cursor, offset)
+        self.begun = min(self.begun, offset)
+        self.looked_at = False
+        self.returning = {each for each in self.returning if each < offset}
+        self.low_end = self.end = None
+
+    def still_running(self, messages: list[MessageExt]) -> list[MessageExt]:
+        """Returns those of ``messages``, just pulled, that are not in calls already. A call for another message at the offset of
+        one no longer counts for the queue."""
+        running = {item.message.queue_offset: item for item in self.running}
+        fresh = []
+        for message in messages:
+            item = running.get(message.queue_offset)
+            if item is not None and is_at(message, place_of(item.message)):
+                continue
+            if item is not None:
+                del self.running[item]
+            fresh.append(message)
+        return fresh
 
     def stop(self) -> None:
         """Ends the pulls after the present one; the queue stays held."""

@@ -21,8 +21,9 @@ from ..results import PullResult, PullStatus
 from .commits import Commits
 from .config import ConsumerConfig
 from .dispatch import Dispatcher
-from .fetch import Budget, Cause, ReadMarks, find_move
+from .fetch import Asked, Budget, Cause, FirstLook, Looks, Move, ReadMarks, find_move
 from .held_queue import HeldQueue
+from .losses import Skips
 from .subscription import Subscription
 
 __all__ = ["Intake"]
@@ -31,6 +32,10 @@ logger = logging.getLogger(__name__)
 
 CONFIRM_WITHIN: Final = 10.0
 """Maximum seconds for the commit of a queue that was moved."""
+REACH: Final = 16_384
+"""Offsets without a message for this member after which a look adds a mark, where a filter leaves messages out."""
+REPLACED: Final = "its broker's store was replaced by an older one, or a replica that was behind has become the master"
+GO_BACK: Final = "to go back further, seek() to a datetime, or reset the group's offsets to a time (rmq group reset --to)"
 KEEP: Final = "let brokers keep messages for longer (fileReservedTime), or handle them faster"
 
 
@@ -38,13 +43,14 @@ class Intake:
     """Puts pulled messages into the buffers of their subscriptions. ``subscriptions``: by topic on the wire. ``orphan``: takes
     a redelivered message whose topic has no subscription here.
 
-    ``lost``: number of offsets that were passed over because their messages were deleted before they were pulled. ``corrupt``:
-    number of records that could not be read.
+    ``lost``: number of offsets that were passed over because their messages were deleted before they were pulled, and of those
+    that queues have lost, as far as it is known. ``corrupt``: number of records that could not be read.
     """
 
     def __init__(
         self,
         instance: ClientInstance,
+        looks: Looks,
         subscriptions: Mapping[str, Subscription],
         config: ConsumerConfig,
         budget: Budget,
@@ -52,6 +58,7 @@ class Intake:
         orphan: Callable[[HeldQueue, MessageExt, str], None],
     ) -> None:
         self._instance = instance
+        self._looks = looks
         self._subscriptions = subscriptions
         self._config = config
         self._budget = budget
@@ -64,16 +71,53 @@ class Intake:
         self.lost = 0
         self.corrupt = 0
         self.marks = ReadMarks()
+        self.skips = Skips()
         self.stopped: dict[HeldQueue, str] = {}
-        """Queues that ``out_of_range="stop"`` has stopped, and why."""
+        """Queues that ``out_of_range="stop"`` or ``above_end="stop"`` has stopped, and why."""
+
+    def looked(self, held: HeldQueue, look: FirstLook) -> None:
+        """Notes what a queue has at its cursor."""
+        held.connection, held.answered_at = look.connection, machine.monotonic()
+        if look.mark is not None:
+            self.marks.add(held.queue, look.mark)
+            held.looked_at = held.queue not in self.marks.doubted
+        else:
+            held.note_end(look.end)
+
+    def doubt(self, held: HeldQueue) -> None:
+        """Notes that the queue may have lost messages that were read."""
+        self.marks.doubt([held.queue])
+        held.looked_at = False
+
+    async def look(self, held: HeldQueue) -> None:
+        """Looks at a queue before a pull: whether it has the messages that were read, or, after a start, where it ends. Raises
+        the errors of the requests."""
+        marks, queue, offset = self.marks, held.queue, held.cursor
+        if queue in marks.doubted or held.low_end is not None:
+            await self.move(held)
+        if held.cursor != offset or not held.is_read:
+            return
+        newest = marks.newest(queue)
+        if newest < held.begun - 1 or self._is_far(held, newest):
+            look = await self._looks.first(queue, offset)
+            if held.cursor == offset and held.is_owned:
+                self.looked(held, look)
+        else:
+            held.looked_at = True
+
+    def _is_far(self, held: HeldQueue, newest: int) -> bool:
+        return held.is_filtered and held.cursor - newest > REACH
 
     def accept(self, held: HeldQueue, result: PullResult) -> bool:
         """Buffers the messages of an answer and moves the cursor behind it, or stops the queue where messages are deleted and
-        ``out_of_range`` is "stop". Returns False, and does nothing, if the queue may have been created again."""
+        ``out_of_range`` is "stop". Returns False, and does nothing, if the queue may have other messages than those that were
+        read: also one that ends below an end that was seen before."""
+        if held.end is not None and result.max_offset < held.end:
+            self.doubt(held)
         if held.queue in self.marks.doubted:
             return False
         if result.lost and self._config.out_of_range == "stop":
-            self._stop(held, f"messages of {held.shown} are deleted, from offset {result.lost[0].start} on")
+            self._stop(held, f"messages of {held.shown} are deleted, from offset {result.lost[0].start} on", "out_of_range")
             return True
         progress = held.progress
         for corrupt in result.corrupt:
@@ -87,6 +131,8 @@ class Intake:
             self.marks.read(held.queue, result.messages)
         entered = progress.enter_all([message.queue_offset for message in result.messages])
         fresh = [*compress(result.messages, entered)]  # without those that are pulled again with others that were dropped
+        if held.cursor < held.repeated_to:
+            fresh = held.still_running(fresh)
         if held.subscription is None:
             self._buffer_again(held, fresh)
         elif fresh:
@@ -94,6 +140,8 @@ class Intake:
         progress.pass_to(result.next_offset)
         held.cursor = result.next_offset
         held.end = max(result.max_offset, result.next_offset)
+        if not result.messages and self._is_far(held, self.marks.newest(held.queue)):
+            held.looked_at = False
         self.dispatcher.pump()
         return True
 
@@ -114,51 +162,91 @@ class Intake:
             else:
                 self._buffer(held, subscription, [msgspec.structs.replace(message, topic=subscription.topic)])
 
-    async def move(self, held: HeldQueue, result: PullResult) -> None:
-        """Determines why the broker does not hold the offset of the pull, or whether the queue holds other messages now; then
-        moves, stops or leaves the queue, or accepts the answer. Raises the errors of the requests."""
-        instance, marks, queue, offset = self._instance, self.marks, held.queue, held.cursor
-
-        async def made_anew() -> bool:
-            return await marks.made_anew(instance, queue)
-
-        proposed = result.next_offset
-        if result.status is not PullStatus.OFFSET_ILLEGAL:
-            if not await made_anew():
-                marks.doubted.discard(queue)
-                if held.cursor == offset and held.is_owned:
-                    self.accept(held, result)
-                return
-            proposed = offset
-        move = await find_move(instance, queue, offset, proposed, self._config.handover_timeout, made_anew)
+    async def move(self, held: HeldQueue, result: PullResult | None = None) -> None:
+        """Determines why the broker does not hold the offset of the pull, or whether the queue has other messages now; then
+        moves, stops or leaves the queue, or accepts the answer. ``result``: the answer to the pull; None before it. Raises the
+        errors of the requests."""
+        marks, queue, offset = self.marks, held.queue, held.cursor
+        illegal, proposed = False, offset
+        if result is not None:
+            illegal = result.status is PullStatus.OFFSET_ILLEGAL
+            proposed = result.next_offset if illegal else offset
+            held.note_end(result.max_offset)
+        asked = Asked(queue, offset, proposed, held.low_end)
+        move = await find_move(self._looks, marks, asked, self._config.handover_timeout)
         if held.cursor != offset or not held.is_owned:
             return
         marks.doubted.discard(queue)
+        held.low_end = None
         if move.cause is Cause.OVER:
-            return
-        shown = held.shown
-        if move.cause is Cause.DELETED:
-            after = self._after_deletion(held, offset, move.offset, result.max_offset)
+            if not self._repeat_filtered(held) and result is not None:
+                held.end = None
+                if not illegal:
+                    self.accept(held, result)
+        elif move.cause is Cause.DELETED:
+            after = self._after_deletion(held, offset, move.offset, move.offset if result is None else result.max_offset)
             if after is not None:
                 held.progress.pass_to(after)
                 held.cursor = after
-            return
-        target = move.offset
+        elif self._go_on(held, move):
+            end = machine.monotonic() + CONFIRM_WITHIN
+            await self._commits.commit_last(held, lambda: end)
+
+    def _go_on(self, held: HeldQueue, move: Move) -> bool:
+        """Moves a queue whose offset was reset, or whose messages are other ones now; returns whether it has moved."""
+        if move.cause in (Cause.BEYOND_END, Cause.LOST_READ):
+            return self._after_loss(held, move)
         log = logger.warning if move.cause is Cause.RESET else logger.error
-        log("%s goes on at offset %d instead of %d: %s", shown, target, offset, move.cause.value)
-        if move.cause in (Cause.MADE_ANEW, Cause.BEYOND_END):
-            marks.forget(queue)
+        log("%s goes on at offset %d instead of %d: %s", held.shown, move.offset, held.cursor, move.cause.value)
+        if move.cause is Cause.MADE_ANEW:
+            self.marks.forget(held.queue)
         self.withdraw_waiting(held)
-        held.restart(target)
-        end = machine.monotonic() + CONFIRM_WITHIN
-        await self._commits.commit_last(held, lambda: end)
+        held.restart(move.offset)
+        return True
+
+    def _repeat_filtered(self, held: HeldQueue) -> bool:
+        """Moves a queue back behind its newest mark, if a filter has left messages out since: the mark shows nothing of them,
+        and others may be in their place. Returns whether it did."""
+        offset = max(self.marks.newest(held.queue) + 1, held.begun)
+        if not held.is_filtered or offset >= held.cursor:
+            return False
+        held.go_back(offset)
+        return True
+
+    def _after_loss(self, held: HeldQueue, move: Move) -> bool:
+        """Moves a queue that has lost messages, or stops it, according to ``above_end``; returns whether it has moved."""
+        reached = max(held.cursor, held.progress.next)
+        self.marks.cut(held.queue, move.offset)
+        if move.offset >= reached:  # an operator has put the group back below what is lost
+            return False
+        what = f"it ends at {move.end}, below the group's offset"
+        left_out = "messages stored since the loss and before this member looked are left out"
+        if move.cause is Cause.LOST_READ:
+            what = "it has lost messages that were read"
+            left_out = "messages stored since the loss are handled, and older ones may be repeated"
+        policy = self._config.above_end
+        if policy == "stop":
+            self._stop(held, f"{held.shown} does not go on at offset {reached}: {what}", "above_end")
+            return False
+        target = min(move.offset, reached) if policy == "end" else move.first
+        if target == move.first:
+            left_out = "all of its messages are handled, also those that were handled before"
+        lost = max(reached - (reached if move.end is None else move.end), 0)
+        self.lost += lost
+        text = "%s goes on at offset %d instead of %d: %s (some %d), because %s; %s; %s"
+        logger.error(text, held.shown, target, reached, what, lost, REPLACED, left_out, GO_BACK)
+        self.skips.add(held.shown, f"{held.shown} went on at offset {target} instead of {reached}: {what}; {left_out}")
+        self._give(self.dispatcher.drop(held, target - 1, failed=True))
+        held.go_back(target)
+        held.changed.set()
+        return True
 
     def _after_deletion(self, held: HeldQueue, offset: int, low: int, high: int) -> int | None:
         """Returns the next offset of the queue according to ``out_of_range``; None if it stops."""
         policy = self._config.out_of_range
         text = f"offset {offset} of {held.shown} is below its first message at {low}"
         if policy == "stop":
-            self._stop(held, text)
+            self._stop(held, text, "out_of_range")
             return None
         target = low if policy == "earliest" else max(high, low)
         self.lost += low - offset
@@ -166,10 +254,10 @@ class Intake:
         logger.error("%s: %d messages were deleted before they were pulled; it goes on at %d; %s", text, lost, target, KEEP)
         return target
 
-    def _stop(self, held: HeldQueue, text: str) -> None:
+    def _stop(self, held: HeldQueue, text: str, option: str) -> None:
         held.stop()
         self.stopped[held] = text
-        logger.error("%s; the queue stops, since out_of_range is stop: seek() to an offset that it has", text)
+        logger.error("%s; the queue stops, since %s is stop: seek() to an offset that it has, or to a datetime", text, option)
 
     # -- room
 

@@ -18,6 +18,7 @@ from ..client import ClientInstance, committed_offset
 from ..errors import RocketMQError, TopicNotFoundError
 from .commits import Commits, Doubts
 from .config import ConsumerConfig
+from .fetch import FirstLook
 from .group import MemberLocks, Rebalance, Takeover, first_positions, store_positions
 from .held_queue import HeldQueue
 from .outcomes import Outcomes
@@ -29,8 +30,9 @@ logger = logging.getLogger(__name__)
 
 Apply = Callable[[dict[str, frozenset[MessageQueue]]], None]
 """A function that takes the share of each topic after a round."""
-Open = Callable[[MessageQueue, int, int | None], None]
-"""A function that takes a queue that is this member's now, its start offset, and its stored position; None without one."""
+Open = Callable[[MessageQueue, int, int | None, FirstLook | None], None]
+"""A function that takes a queue that is this member's now, its start offset, its stored position, and what a look before the
+first pull has found; None without the latter two."""
 
 
 class Clustering:

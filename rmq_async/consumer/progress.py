@@ -73,6 +73,15 @@ class Progress:
                 self._away.discard(gone)
                 self.settle(gone)
 
+    def go_back(self, offset: int) -> None:
+        """Forgets the offsets from ``offset`` on, settled or not: they may be other messages' now, and are entered anew."""
+        line = self._line
+        while line and line[-1] >= offset:
+            gone = line.pop()
+            self._open.discard(gone)
+            self._away.discard(gone)
+        self.next = min(self.next, offset)
+
     def settle(self, offset: int) -> bool:
         """Settles an offset; returns whether it was open."""
         if offset not in self._open:

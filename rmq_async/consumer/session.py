@@ -19,6 +19,7 @@ from .. import machine
 from .._asyncio import StopScope, for_each
 from .._text import printable
 from ..client import ClientInstance, TopicRoute
+from ..errors import RocketMQError
 from .assignment import Assignment
 from .attached import Attached
 from .blocking import Block
@@ -30,7 +31,7 @@ from .calls import HandlerCalls
 from .commits import Doubts
 from .config import ConsumerConfig
 from .dispatch import Dispatcher
-from .fetch import Budget, Pulling, PullLimits
+from .fetch import Budget, FirstLook, Looks, Pulling, PullLimits
 from .give_backs import GiveBacks, GivenBack
 from .group import Conflicts, check_filter, find_holders
 from .held_queue import HeldQueue, Waiting
@@ -97,7 +98,8 @@ class Session:
         self.budget = Budget(config.buffered_limit, config.buffered_bytes_limit)
         self.outcomes, self.locks, self.commits = self.member.outcomes, self.member.locks, self.member.commits
         self.give_backs = self.outcomes.give_backs = GiveBacks(self.outcomes, self.supervisor.once)
-        self.intake = Intake(instance, subscriptions, config, self.budget, self.commits, self._orphan)
+        self.looks = Looks(instance, group)
+        self.intake = Intake(instance, self.looks, subscriptions, config, self.budget, self.commits, self._orphan)
         settling = Settling(config.retry, self.outcomes, self.settled, self._message_ended, self._again, self._all_done)
         self.by_hand: ByHand | None = None
         self.calls: HandlerCalls | ByHand
@@ -117,7 +119,7 @@ class Session:
             self._may_pull,
         )
         self.rebalance = self.member.rebalance(self._apply)
-        pulling = Pulling(instance, group, limits, self.budget, self.intake.accept, self.intake.move, self._lost_route)
+        pulling = Pulling(instance, group, limits, self.budget, self.intake, self._lost_route)
         self.assignment = Assignment(
             instance, subscriptions, self.supervisor, pulling, self.commits, self.outcomes, self.intake
         )
@@ -170,6 +172,7 @@ class Session:
             f"locks of {client_id}", self.takeover.free(client_id, queues)
         )
         self.rebalance.missing.left = self.intake.marks.doubt
+        self.takeover.look = self._first_look
         self.takeover.holders = lambda queues, within: find_holders(instance, self.group, queues, self.rebalance.others, within)
         self.budget.full = self._make_room
         self.dispatcher.may_begin = self.assignment.may_begin
@@ -287,6 +290,16 @@ class Session:
         self._registered = True
         await instance.heartbeats.send_first(instance.config.request_timeout)
         await self.member.joined()
+
+    async def _first_look(self, queue: MessageQueue, offset: int) -> FirstLook | None:
+        """Looks at a queue before it is read; returns None if that is not possible now, and the first pull meets the error."""
+        try:
+            return await self.looks.first(queue, offset)
+        except RocketMQError as error:
+            logger.debug(
+                "no look at %s before its first pull: %s", self.instance.names.shown_queue(queue), printable(error, 300)
+            )
+            return None
 
     def _lost_route(self, held: HeldQueue) -> None:
         """Handles the answer of a broker that does not have the queue."""

@@ -66,19 +66,21 @@ class ConsumerStats:
     ``handled``, ``failed``: messages whose handler calls returned, or raised; marked messages of a batch count as failed.
     ``retried``, ``dead_lettered``: messages that brokers have accepted for another attempt or as dead letters. ``retried``
     includes failed attempts that this member repeats itself (ordered messages, broadcast, messages that no broker takes back);
-    ``dead_lettered`` includes, in
-    broadcast, messages that were given up. ``buffered``: messages that are pulled and not settled, ``buffered_bytes`` the size
-    of their bodies. ``running``: handler calls, and steps of reading by hand, that are not over. ``commits``: number of offsets
-    that brokers have confirmed; in broadcast, number of changed positions that the store's ``save`` has stored. ``rebalances``:
-    changes of this member's share, counted by topic. ``unsure``: requests to give a message back that had no answer; each may
-    have left a copy beside the one that was stored afterwards. With ``mode="pop"``, ``retried`` are messages that were given back,
-    confirmed or not, ``commits`` those that brokers have acknowledged, and ``rebalances`` is 0.
+    ``dead_lettered`` includes, in broadcast, messages that were given up. ``lost``: offsets that were passed over because their
+    messages were deleted before they were pulled, and offsets below the group's whose messages queues have lost, as far as that
+    is known. ``buffered``: messages that are pulled and not settled, ``buffered_bytes`` the size of their bodies. ``running``:
+    handler calls, and steps of reading by hand, that are not over. ``commits``: number of offsets that brokers have confirmed;
+    in broadcast, number of changed positions that the store's ``save`` has stored. ``rebalances``: changes of this member's
+    share, counted by topic. ``unsure``: requests to give a message back that had no answer; each may have left a copy beside
+    the one that was stored afterwards. With ``mode="pop"``, ``retried`` are messages that were given back, confirmed or not,
+    ``commits`` those that brokers have acknowledged, and ``lost`` and ``rebalances`` are 0.
     """
 
     handled: int = 0
     failed: int = 0
     retried: int = 0
     dead_lettered: int = 0
+    lost: int = 0
     buffered: int = 0
     buffered_bytes: int = 0
     running: int = 0
@@ -125,6 +127,7 @@ def stats_of(session: Session) -> ConsumerStats:
         failed=session.settled.failed,
         retried=session.outcomes.retried,
         dead_lettered=session.outcomes.dead_lettered,
+        lost=session.intake.lost,
         buffered=session.budget.messages + len(session.give_backs),
         buffered_bytes=session.budget.size + session.give_backs.size,
         running=session.dispatcher.running,
@@ -281,6 +284,8 @@ def _group_problems(session: Session) -> list[Problem]:
     if session.commits.error is not None:
         found.append(Problem(ProblemCode.NOT_COMMITTED, f"offsets were not committed: {session.commits.error}"))
     found += session.give_backs.problems()
+    for shown, text in session.intake.skips.recent().items():
+        found.append(Problem(ProblemCode.MESSAGES_SKIPPED, text, broker=shown.broker_name, queue=shown))
     for topic, count in list(session.orphans.items()):
         found.append(
             Problem(

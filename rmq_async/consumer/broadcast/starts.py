@@ -9,8 +9,7 @@
 from __future__ import annotations
 
 import logging
-from datetime import UTC, datetime, timedelta
-from typing import Final
+from datetime import UTC, datetime
 
 from rmq_protocol.message import MessageQueue
 
@@ -20,14 +19,12 @@ from ..._text import printable
 from ...client import ClientInstance, max_offset, min_offset, search_offset
 from ...errors import TopicNotFoundError
 from ..group import StartFrom
+from ..place import CLOCKS_DIFFER
 from .saved_positions import SavedPositions
 
 __all__ = ["Starts"]
 
 logger = logging.getLogger(__name__)
-
-CLOCKS_DIFFER: Final = timedelta(seconds=10)
-"""The time by which a client's clock may be ahead of a broker's."""
 
 
 class Starts:
@@ -39,7 +36,7 @@ class Starts:
         self._start_from = start_from
         self._brokers: dict[str, frozenset[str]] = {}
         """The brokers that the routes of the topics named at the start, by topic."""
-        self._since = datetime.fromtimestamp(machine.time(), UTC) - CLOCKS_DIFFER
+        self._since = datetime.fromtimestamp(machine.time() - CLOCKS_DIFFER, UTC)
 
     async def prepare(self, topic: str) -> None:
         """Loads the stored positions of a topic; if there are none, finds positions for the queues that the topic has now.

@@ -4,8 +4,11 @@ hold."""
 from __future__ import annotations
 
 from .budget import Budget
-from .illegal_offset import Cause, Move, find_move
+from .illegal_offset import Asked, Cause, Move, find_move
+from .looks import FirstLook, Looks
 from .pulling import Pulling, PullLimits
 from .read_marks import ReadMarks
 
-__all__ = ["Budget", "Cause", "Move", "PullLimits", "Pulling", "ReadMarks", "find_move"]
+__all__ = [
+    "Asked", "Budget", "Cause", "FirstLook", "Looks", "Move", "PullLimits", "Pulling", "ReadMarks", "find_move",
+]  # fmt: skip

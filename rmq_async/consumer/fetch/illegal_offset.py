@@ -1,23 +1,31 @@
-"""The next offset of a queue whose broker does not hold the offset of a pull (PULL_OFFSET_MOVED, 21)."""
+"""The next offset of a queue whose broker does not hold the offset of a pull (PULL_OFFSET_MOVED, 21), or may have other messages
+than those that were read."""
 
-# There are four causes. An operator has reset the group's offset: the pulled offset exists, and the answer names another one to
-# continue at. The message is deleted: the offset is below the minimum, and the option ``out_of_range`` applies. The queue ends
-# below the offset: a new master lacks messages, or is not the master yet; the end is looked up three times before the member
-# goes back to it. The topic was deleted and created again (``ReadMarks``): the queue is read from its first message on. If the
-# broker holds the offset by now, the member goes on with it.
+# The causes: an operator has reset the group's offset: the pulled offset exists, and the answer names another one to continue
+# at. The message is deleted: the offset is below the minimum, and the option ``out_of_range`` applies. The topic was deleted and
+# created again (``ReadMarks``): the queue is read from its first message on. The queue has lost messages, because its broker's
+# store was replaced by an older one or a replica that lacked them has become the master: it ends below the offset, or was
+# filled again since. A member that has read the queue knows by its marks up to where it is the same; one that has just begun
+# knows only where it ended, and the option ``above_end`` applies. A broker that starts builds its queues anew, and a replica
+# becomes the master before it knows all of them: so an end below the offset is looked up three times, the lowest counts, and
+# if the queue is longer afterwards, the times of its messages show whether they are new. If the broker holds the offset and what
+# was read, the member goes on with it.
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from enum import Enum
 from typing import Final, NamedTuple
 
 from rmq_protocol.message import MessageQueue
 
-from ...client import ClientInstance, max_offset, min_offset
+from ... import machine
+from ...client import max_offset, min_offset, store_time_ms
+from ..place import CLOCKS_DIFFER
+from .looks import Looks, Seen
+from .read_marks import ReadMarks
 
-__all__ = ["Cause", "Move", "find_move"]
+__all__ = ["Asked", "Cause", "Move", "find_move"]
 
 CONFIRMATIONS: Final = 3
 
@@ -26,41 +34,96 @@ class Cause(Enum):
     RESET = "the group's offset was reset"
     DELETED = "messages were deleted before they were pulled"
     BEYOND_END = "the queue ends below the offset"
+    LOST_READ = "the queue has lost messages that were read, and has others or none at their offsets"
     MADE_ANEW = "its topic was deleted and made anew"
     OVER = "the broker holds the offset again"
 
 
+class Asked(NamedTuple):
+    """The pull in question. ``proposed``: the next offset in its answer. ``end``: the lowest end below ``offset`` that was seen;
+    None without one."""
+
+    queue: MessageQueue
+    offset: int
+    proposed: int
+    end: int | None
+
+
 class Move(NamedTuple):
     """The cause of a refused offset. ``offset``: the offset to continue at; for DELETED the queue's first one; without a
-    meaning for OVER, which changes nothing."""
+    meaning for OVER. ``first``: the queue's first offset. ``end``: for BEYOND_END the lowest end that was seen, for LOST_READ the
+    first lost offset, as far as the store times show it."""
 
     cause: Cause
     offset: int
+    first: int
+    end: int | None = None
 
 
-async def find_move(
-    instance: ClientInstance,
-    queue: MessageQueue,
-    offset: int,
-    proposed: int,
-    patience: float,
-    made_anew: Callable[[], Awaitable[bool]],
-) -> Move:
-    """Returns why the broker refused an offset, and an offset as ``Move`` says.
+class _View(NamedTuple):
+    """What one look shows of a queue that does not have what it should. ``seen``: at the newest mark; None without marks."""
 
-    ``offset``: the offset of the pull. ``proposed``: the next offset in the answer. ``patience``: seconds in which an end below
-    ``offset`` is looked up three times. ``made_anew``: returns whether the queue was created again. Only masters are asked for
-    the ends of the queue. Raises the errors of the requests.
+    seen: Seen | None
+    first: int
+    end: int | None
+
+
+async def find_move(looks: Looks, marks: ReadMarks, asked: Asked, patience: float) -> Move:
+    """Returns why the broker refused an offset, or has other messages than those that were read, and an offset as ``Move`` says.
+
+    ``patience``: seconds in which an end below the offset is looked up three times. Only masters are asked for the ends of the
+    queue. Raises the errors of the requests.
     """
+    began = machine.time()
     for confirmation in range(CONFIRMATIONS):
-        low = await min_offset(instance, queue, any_replica=False)
-        high = await max_offset(instance, queue, any_replica=False)
-        if await made_anew():
-            return Move(Cause.MADE_ANEW, low)
-        if offset < low:
-            return Move(Cause.DELETED, low)
-        if offset <= high:
-            return Move(Cause.RESET if proposed != offset and low <= proposed <= high else Cause.OVER, proposed)
-        if confirmation < CONFIRMATIONS - 1:
+        if confirmation:
             await asyncio.sleep(patience / (CONFIRMATIONS - 1))
-    return Move(Cause.BEYOND_END, high)
+        found = await _look(looks, marks, asked, began)
+        if isinstance(found, Move):
+            return found
+        view, asked = found, asked._replace(end=found.end)
+    return await _after_loss(looks, marks, asked, view)
+
+
+async def _look(looks: Looks, marks: ReadMarks, asked: Asked, began: float) -> Move | _View:
+    """Looks at a queue once. ``began``: epoch seconds of the first look."""
+    instance, (queue, offset, proposed, end) = looks.instance, asked
+    known = marks.of(queue)
+    seen = await looks.at(queue, known[-1]) if known else None
+    low = await min_offset(instance, queue, any_replica=False)
+    high = await max_offset(instance, queue, any_replica=False)
+    if high < offset:
+        end = high if end is None else min(end, high)
+    view = _View(seen, low, end)
+    if seen in (Seen.OTHER, Seen.GONE):
+        if await marks.made_anew(instance, queue):
+            return Move(Cause.MADE_ANEW, low, low)
+        return view if seen is Seen.GONE else await _after_loss(looks, marks, asked, view)
+    if offset < low:
+        return Move(Cause.DELETED, low, low)
+    if offset > high:
+        return view
+    if seen is None and end is not None and await _is_filled_again(looks, queue, end, began):
+        return Move(Cause.BEYOND_END, end, low, end)
+    reset = proposed != offset and low <= proposed <= high
+    return Move(Cause.RESET if reset else Cause.OVER, proposed, low)
+
+
+async def _after_loss(looks: Looks, marks: ReadMarks, asked: Asked, view: _View) -> Move:
+    known, (seen, low, end) = marks.of(asked.queue), view
+    if not known:
+        assert end is not None
+        return Move(Cause.BEYOND_END, end, low, end)
+    if seen is Seen.SAME:  # what followed is gone, which a filter has left out
+        target = known[-1].offset + 1
+        return Move(Cause.LOST_READ, target, low, max(target, asked.offset if end is None else end))
+    target = await looks.goes_on_at(asked.queue, known, end)
+    first_new = await looks.first_new(asked.queue, known)
+    return Move(Cause.LOST_READ, target, low, max(target, min(first_new, known[-1].offset)))
+
+
+async def _is_filled_again(looks: Looks, queue: MessageQueue, end: int, began: float) -> bool:
+    """Returns whether the message at ``end``, where a queue has ended before, was stored since ``began`` (epoch seconds), as
+    far as clocks show it. An older one was there, and the broker did not know it yet."""
+    stored = await store_time_ms(looks.instance, queue, end, looks.instance.config.request_timeout, any_replica=False)
+    return stored / 1000 >= began - CLOCKS_DIFFER

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
-from typing import Final
+from collections.abc import Callable
+from typing import Final, Protocol
 
 from ... import machine
 from ..._backoff import Backoff
@@ -25,8 +25,9 @@ from ...errors import (
     TopicNotFoundError,
 )
 from ...results import PullResult, PullStatus
+from ...transport import Connection
 from ..held_queue import HeldQueue, QueueState
-from ..pulling import Calls, PullRequest, pull_once
+from ..pulling import Calls, PendingPull, PullRequest, pull_once, start_pull
 from .budget import LARGE_PULL, Budget
 
 __all__ = ["PullLimits", "Pulling"]
@@ -50,6 +51,8 @@ REPORT_EVERY: Final = 30.0
 REPORTED_TOGETHER: Final = 10.0
 """Seconds after a line of the log about a broker that does not answer in which its other failed pulls get none: the queues of
 the broker fail one after the other, as their pauses are random."""
+UNWATCHED: Final = 5.0
+"""Seconds between an answer and the next pull after which a queue is looked at: it may have been created again meanwhile."""
 IDLE_ANSWERS: Final = 10
 """Answers in a row without progress after which the next pull waits."""
 
@@ -83,12 +86,26 @@ class PullLimits:
         self.may_pull = may_pull
 
 
+class Answers(Protocol):
+    """The receiver of answers, and the judge of what they come from.
+
+    ``look``: awaited before a pull of a queue that is not ``looked_at``, or was not watched. ``doubt``: called if an answer may
+    have come from another store. ``accept``: takes an answer, with or without messages; it returns False, and takes nothing, if
+    the queue may hold other messages than before. ``move``: awaited after such an answer and after OFFSET_ILLEGAL, to find the
+    next offset.
+    """
+
+    async def look(self, held: HeldQueue) -> None: ...
+    def doubt(self, held: HeldQueue) -> None: ...
+    def accept(self, held: HeldQueue, result: PullResult) -> bool: ...
+    async def move(self, held: HeldQueue, result: PullResult) -> None: ...
+
+
 class Pulling:
     """The pulls of one member.
 
-    ``group``: name of the group on the wire. ``accept``: takes an answer, with or without messages; it returns False, and takes
-    nothing, if the queue may hold other messages than before. ``moved``: called after such an answer and after OFFSET_ILLEGAL,
-    to find the next offset. ``lost_route``: called when a queue seems to have left its topic.
+    ``group``: name of the group on the wire. ``intake``: takes the answers. ``lost_route``: called when a queue seems to have
+    left its topic.
     """
 
     def __init__(
@@ -97,16 +114,14 @@ class Pulling:
         group: str,
         limits: PullLimits,
         budget: Budget,
-        accept: Callable[[HeldQueue, PullResult], bool],
-        moved: Callable[[HeldQueue, PullResult], Awaitable[None]],
+        intake: Answers,
         lost_route: Callable[[HeldQueue], None],
     ) -> None:
         self._instance = instance
         self._group = group
         self._limits = limits
         self._budget = budget
-        self._accept = accept
-        self._moved = moved
+        self._intake = intake
         self._lost_route = lost_route
         self._calls: Calls = OrderedSet()
         self._reported: dict[str, float] = {}
@@ -122,14 +137,15 @@ class Pulling:
             offset = held.cursor
             held.pulled_at = machine.monotonic()
             try:
-                # The answer has no name here: a variable would keep its bodies in memory until the next answer.
-                await self._take(held, offset, await self._pull(held, messages))
+                await self._pull(held, messages)
             except RocketMQError as error:
                 now = machine.monotonic()
                 if now - reported > REPORT_EVERY:
                     reported = now
                     self._report(held, error, now)
                 held.error = error
+                if not isinstance(error, SystemBusyError | FlowControlError):
+                    self._intake.doubt(held)
                 pause = self._pause(held, error, pauses)
             else:
                 held.error, reported, pause = None, 0.0, 0.0
@@ -157,12 +173,48 @@ class Pulling:
             what = f"pulls from {printable(broker, 80)}, such as those of {held.shown},"
         logger.warning("%s fail and are repeated: %s", what, printable(error, 500))
 
-    async def _take(self, held: HeldQueue, offset: int, result: PullResult) -> None:
-        """Takes the result of a pull, unless the queue was moved during the pull. ``offset``: the offset of the pull."""
+    async def _pull(self, held: HeldQueue, messages: int) -> None:
+        """Pulls once, and takes the answer; or looks at the queue, and pulls where that has not moved or stopped it."""
+        offset = held.cursor
+        if held.pulled_at - held.answered_at > UNWATCHED:
+            self._intake.doubt(held)
+        if not held.looked_at:
+            await self._look(held)
+            if held.cursor != offset or not held.looked_at:
+                return
+        request = self._request(held, messages)
+        pending = start_pull(self._instance, request)
+        if (self._connection(held) if pending is None else pending.connection) is not held.connection:
+            self._intake.doubt(held)  # the store behind another connection may be another one
+            if pending is not None:
+                pending.forget()
+            return
+        # The answer has no name here: a variable would keep its bodies in memory until the next answer.
+        await self._take(held, offset, await pull_once(self._instance, request, self._calls, pending), pending)
+
+    async def _look(self, held: HeldQueue) -> None:
+        """Looks at a queue before a pull, and notes the connection."""
+        connection = self._connection(held)
+        if connection is not held.connection:
+            self._intake.doubt(held)
+            held.connection = connection
+        await self._intake.look(held)
+
+    async def _take(self, held: HeldQueue, offset: int, result: PullResult, pending: PendingPull | None) -> None:
+        """Takes the result of a pull, unless the queue was moved during the pull. ``offset``: the offset of the pull;
+        ``pending``: None if it was not sent by the queue's connection itself."""
         if held.cursor != offset:  # its next pull begins elsewhere
             return
-        if result.status is PullStatus.OFFSET_ILLEGAL or not self._accept(held, result):
-            await self._moved(held, result)
+        sure = pending is not None and pending.connection.requests.is_open
+        if not sure and self._connection(held) is not held.connection:
+            self._intake.doubt(held)
+        held.answered_at = machine.monotonic()
+        if result.status is PullStatus.OFFSET_ILLEGAL or not self._intake.accept(held, result):
+            await self._intake.move(held, result)
+
+    def _connection(self, held: HeldQueue) -> Connection | None:
+        instance = self._instance
+        return instance.open_connection(instance.routes.broker_of(held.queue))
 
     async def _room(self, held: HeldQueue) -> int:
         """Waits until the span allows another message, fewer than ``ahead`` messages are ready, the queue is not
@@ -188,13 +240,12 @@ class Pulling:
             await self._budget.reserve(messages, size)
         return messages, size
 
-    async def _pull(self, held: HeldQueue, messages: int) -> PullResult:
+    def _request(self, held: HeldQueue, messages: int) -> PullRequest:
         tags, sql = ("*", None) if held.subscription is None else (held.subscription.tags, held.subscription.sql)
         suspend, timeout = 0.0, self._instance.config.request_timeout
         if held.is_caught_up:  # other pulls are not held: they have reserved room
             suspend, timeout = SUSPEND, PULL_TIMEOUT
-        request = PullRequest(self._group, held.queue, held.cursor, messages, tags, suspend, timeout, sql)
-        return await pull_once(self._instance, request, self._calls)
+        return PullRequest(self._group, held.queue, held.cursor, messages, tags, suspend, timeout, sql)
 
     def _pause(self, held: HeldQueue, error: RocketMQError, pauses: Backoff) -> float:
         """Returns the seconds until the next pull after ``error``. If the topic or queue is unknown, also requests its route

@@ -1,10 +1,14 @@
-"""The highest offsets that this member has read, to detect a queue whose topic was deleted and created again."""
+"""The places of messages that this member has read, by which it sees that a queue has lost messages or was created again."""
 
-# Brokers do not report that: offsets begin at 0 again, and a member that continues at its old offset would leave messages out.
-# But the messages of a queue are stored in the order of their offsets. So a queue was created again if its first message was
-# stored after a message that was read at the same offset or a higher one. If a broker did not know the topic only for a moment,
-# the first message is still the old one. A mark is void once another member has read the queue, because that member may have
-# begun at offset 0 of the new queue.
+# Brokers do not report that: a broker whose store was replaced by an older one, a replica that lacked messages and became the
+# master, and a topic that was deleted and created again give offsets out anew, and a member that goes on at its old offset would
+# leave messages out. So each queue has marks: the newest one shows whether the queue still has what was read; if not, older
+# ones show up to where it has. They lie close together near the newest and far apart behind it. A queue that was read to its
+# end when this member took it has the message before its start as its first mark.
+#
+# Messages are stored in the order of their offsets. So a queue was created again if its first message was stored after one that
+# was read at the same offset or a higher one. Marks are void once another member has read the queue, because that member may
+# have gone back in it already.
 
 from __future__ import annotations
 
@@ -14,15 +18,18 @@ from typing import Final
 from rmq_protocol.message import MessageExt, MessageQueue
 
 from ...client import ClientInstance, earliest_store_time_ms, min_offset
+from ..place import Place, place_of
 
 __all__ = ["ReadMarks"]
 
 MOST_KEPT: Final = 16_384
+MOST_OF_QUEUE: Final = 48
+APART: Final = 2.0
+"""The distance of a mark from the newest one, at most, by that of the next newer one."""
 
 
 class ReadMarks:
-    """The marks of up to MOST_KEPT queues: the highest offset that was read in a queue, and the time in epoch ms at which that
-    message was stored.
+    """The marks of up to MOST_KEPT queues, up to MOST_OF_QUEUE of each.
 
     ``doubted``: queues to check before the next answer of a pull is used.
     """
@@ -30,49 +37,92 @@ class ReadMarks:
     __slots__ = ("_left_at", "_marks", "doubted")
 
     def __init__(self) -> None:
-        self._marks: dict[MessageQueue, tuple[int, int]] = {}
+        self._marks: dict[MessageQueue, list[Place]] = {}
+        """The marks of each queue, lowest first."""
         self._left_at: dict[MessageQueue, int | None] = {}
         """The last committed offset of queues that were given up."""
         self.doubted: set[MessageQueue] = set()
 
+    def __contains__(self, queue: object) -> bool:
+        return queue in self._marks
+
+    def of(self, queue: MessageQueue) -> Sequence[Place]:
+        """Returns the marks of a queue, lowest first."""
+        return tuple(self._marks.get(queue, ()))
+
+    def newest(self, queue: MessageQueue) -> int:
+        """Returns the offset of the newest mark of a queue; -1 without one."""
+        marks = self._marks.get(queue)
+        return marks[-1].offset if marks else -1
+
     def read(self, queue: MessageQueue, messages: Sequence[MessageExt]) -> None:
         """Notes the messages of an answer, at least one, in the order of their offsets."""
-        marks, last = self._marks, messages[-1]
-        known = marks.get(queue)
-        if known is None:
-            while len(marks) >= MOST_KEPT:
-                self.forget(next(iter(marks)))
-        elif known[0] >= last.queue_offset:
-            return
-        marks[queue] = last.queue_offset, last.store_time_ms
+        marks, last = self._marks.get(queue), messages[-1]
+        if marks is None:
+            self.add(queue, place_of(messages[0]))
+            marks = self._marks[queue]
+        if marks[-1].offset < last.queue_offset:
+            marks.append(place_of(last))
+            if len(marks) > MOST_OF_QUEUE:
+                marks[:] = _thinned(marks)
+
+    def add(self, queue: MessageQueue, place: Place) -> None:
+        """Notes one message; one below the newest mark is ignored."""
+        marks = self._marks.get(queue)
+        if marks is None:
+            while len(self._marks) >= MOST_KEPT:
+                self.forget(next(iter(self._marks)))
+            self._marks[queue] = [place]
+        elif marks[-1].offset < place.offset:
+            marks.append(place)
+
+    def cut(self, queue: MessageQueue, offset: int) -> None:
+        """Removes the marks from ``offset`` on: the queue has other messages there."""
+        left = [mark for mark in self._marks.get(queue, ()) if mark.offset < offset]
+        if left:
+            self._marks[queue] = left
+        else:
+            self.forget(queue)
 
     def doubt(self, queues: Iterable[MessageQueue]) -> None:
-        """Notes that queues with a mark must be checked: they have left the route of their topic, or their broker does not know
-        them, so the topic may have been deleted."""
+        """Notes that queues with marks must be checked: their broker may have another store, or their topic may have been
+        deleted."""
         self.doubted.update(queue for queue in queues if queue in self._marks)
 
     def forget(self, queue: MessageQueue) -> None:
-        """Removes the mark of a queue: its offsets are no longer those of the messages that were read."""
+        """Removes the marks of a queue: its offsets are no longer those of the messages that were read."""
         self._marks.pop(queue, None)
         self._left_at.pop(queue, None)
         self.doubted.discard(queue)
 
     def given_up(self, queue: MessageQueue, committed: int | None) -> None:
-        """Notes this member's last committed offset in a queue with a mark that leaves this member."""
+        """Notes this member's last committed offset in a queue with marks that leaves this member."""
         if queue in self._marks:
             self._left_at[queue] = committed
 
     def taken_over(self, queue: MessageQueue, committed: int | None) -> None:
-        """Removes the mark of a queue that returns with another committed offset: another member has read the queue."""
+        """Removes the marks of a queue that returns with another committed offset: another member has read the queue. Otherwise
+        they are doubted, since the queue was not watched meanwhile."""
         if queue in self._left_at and self._left_at.pop(queue) != committed:
             self.forget(queue)
+        self.doubt([queue])
 
     async def made_anew(self, instance: ClientInstance, queue: MessageQueue) -> bool:
         """Returns whether the first message of a queue shows that the queue was created again since it was read; False without
         a mark. Raises the errors of the requests."""
-        mark = self._marks.get(queue)
-        if mark is None:
+        marks = self._marks.get(queue)
+        if not marks:
             return False
-        offset, stored = mark
+        newest = marks[-1]
         first_stored = await earliest_store_time_ms(instance, queue)
-        return first_stored > stored and await min_offset(instance, queue, any_replica=False) <= offset
+        return first_stored > newest.stored and await min_offset(instance, queue, any_replica=False) <= newest.offset
+
+
+def _thinned(marks: Sequence[Place]) -> list[Place]:
+    """Returns the marks without those whose neighbours are not too far APART."""
+    newest, found, distance = marks[-1].offset, [marks[-1]], 1.0
+    for mark, older in zip(marks[-2:0:-1], marks[-3::-1], strict=True):
+        if newest - older.offset > distance * APART:
+            found.append(mark)
+            distance = newest - mark.offset
+    return [marks[0], *reversed(found)]

@@ -27,6 +27,7 @@ from ..._asyncio import for_each
 from ..._text import printable
 from ...client import ClientInstance, group_members
 from ...errors import RocketMQError
+from ..fetch import FirstLook
 from .holders import ANSWER_TIME, Holders
 from .member_locks import MemberLocks
 from .start_position import start_offset
@@ -64,7 +65,8 @@ class Takeover:
     """The queues of this member's share that it does not hold yet. ``group``: name of the group on the wire. ``patience``:
     seconds that a former owner has for unlocking a queue, to which CRASH_MARGIN is added.
 
-    ``open``: called with a queue, its start offset, and the committed offset, None without one. ``departed``: returns the
+    ``open``: called with a queue, its start offset, the committed offset, None without one, and what ``look`` has returned.
+    ``departed``: returns the
     client ids of former members, and the monotonic times at which they left the list.
     """
 
@@ -74,7 +76,7 @@ class Takeover:
         group: str,
         locks: MemberLocks,
         patience: float,
-        open: Callable[[MessageQueue, int, int | None], None],
+        open: Callable[[MessageQueue, int, int | None, FirstLook | None], None],
         departed: Callable[[], Mapping[str, float]] = lambda: MappingProxyType({}),
     ) -> None:
         self._instance = instance
@@ -85,6 +87,9 @@ class Takeover:
         self._departed = departed
         self.start: Callable[[MessageQueue], Awaitable[tuple[int, int | None]]] = partial(start_offset, instance, group)
         """Returns the start offset of a queue, and the committed offset, None without one."""
+        self.look: Callable[[MessageQueue, int], Awaitable[FirstLook | None]] = _no_look
+        """Looks at a queue with a committed offset before it is read, so that messages which are stored from then on are not
+        passed over where the queue ends below that offset."""
         self._waiting: dict[MessageQueue, float] = {}
         """Queue whose lock is wanted -> monotonic time since which it is wanted."""
         self._ready: dict[MessageQueue, float] = {}
@@ -301,6 +306,7 @@ class Takeover:
         async def read(queue: MessageQueue) -> None:
             try:
                 offset, committed = await self.start(queue)
+                look = await self.look(queue, offset) if committed else None
             except RocketMQError as error:
                 if queue in self._ready:
                     self._ready[queue] = machine.monotonic() + OFFSET_PAUSE
@@ -308,7 +314,7 @@ class Takeover:
                 return
             if self._ready.pop(queue, None) is not None:
                 self.errors.pop(queue, None)
-                self._open(queue, offset, committed)
+                self._open(queue, offset, committed, look)
                 self._check_idle()
 
         await for_each([queue for queue, at in self._ready.items() if at <= now], read, at_once=AT_ONCE)
@@ -317,3 +323,7 @@ class Takeover:
 async def _no_other(_: Iterable[MessageQueue], within: float) -> Holders:
     """Returns the holders of a group without other members: none."""
     return NO_HOLDERS
+
+
+async def _no_look(queue: MessageQueue, offset: int) -> None:
+    """Looks at nothing."""

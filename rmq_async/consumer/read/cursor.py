@@ -9,25 +9,10 @@ from rmq_protocol.message import MessageExt, MessageQueue
 
 from ... import machine
 from ...results import PullResult, PullStatus
+from ..place import Place
 from .continuity import SkippedOffsets
 
-__all__ = ["Cursor", "LastRead", "is_doubtful", "is_last", "until", "within"]
-
-
-LastRead = tuple[int, int, str | None, int]
-"""Queue offset, store time (epoch ms), unique id (None without one) and commit log offset of the message read last. The message
-itself may have megabytes, and each queue would keep one."""
-
-
-def is_last(message: MessageExt, last: LastRead) -> bool:
-    """Returns whether a message is the one read last. The id alone does not show it: copies that a retry has stored share it,
-    and messages of old clients have none."""
-    offset, stored, unique_id, position = last
-    return (
-        (message.queue_offset, message.store_time_ms) == (offset, stored)
-        and message.unique_id == unique_id
-        and (unique_id is not None or message.commit_log_offset == position)
-    )
+__all__ = ["Cursor", "is_doubtful", "until", "within"]
 
 
 class Cursor:
@@ -37,9 +22,9 @@ class Cursor:
     ``wait_for_end``: whether to wait for messages until ``end`` is reached, however late they are stored. ``skipped``: offsets
     that pulls with tags have skipped and that need a check. ``since``: the time (epoch seconds or aware) at which the reading
     begins, until its offset is found; ``group``: the group at whose committed offset the reading begins, until that is found.
-    ``begun``: whether an answer other than OFFSET_ILLEGAL has moved the cursor. ``last``: the message read last; ``recheck``:
-    whether the queue may have another message in its place. ``connection``: the connection of the last pull. ``ahead_since``:
-    monotonic time at which the queue was first found to end below the cursor; None without that.
+    ``begun``: whether an answer other than OFFSET_ILLEGAL has moved the cursor. ``last``: the place of the message read last;
+    ``recheck``: whether the queue may have another message there. ``connection``: the connection of the last pull.
+    ``ahead_since``: monotonic time at which the queue was first found to end below the cursor; None without that.
     """
 
     __slots__ = (
@@ -59,7 +44,7 @@ class Cursor:
         self.since: float | datetime | None = None
         self.group: str | None = None
         self.begun = False
-        self.last: LastRead | None = None
+        self.last: Place | None = None
         self.recheck = False
         self.connection: object = None
         self.ahead_since: float | None = None

@@ -16,9 +16,10 @@ from typing import Final
 from ...client import ClientInstance, has_master
 from ...errors import BrokerNotFoundError, OffsetRangeError
 from ...results import PullResult
+from ..place import is_at
 from ..pulling import Calls, PullRequest, pull_once
 from .backoff import FIRST_REST
-from .cursor import Cursor, is_last
+from .cursor import Cursor
 
 __all__ = ["AHEAD_PATIENCE", "believe", "check_last", "range_error"]
 
@@ -36,7 +37,7 @@ async def check_last(instance: ClientInstance, group: str, cursor: Cursor, calls
     """
     last = cursor.last
     while last is not None:
-        offset = last[0]
+        offset = last.offset
         request = PullRequest(group, cursor.queue, offset, 1, "*", 0.0, instance.config.request_timeout)
         result = await pull_once(instance, request, calls)
         found = next((message for message in result.messages if message.queue_offset == offset), None)
@@ -47,9 +48,9 @@ async def check_last(instance: ClientInstance, group: str, cursor: Cursor, calls
                 return range_error(instance, cursor, result)
             await asyncio.sleep(FIRST_REST)
             continue
-        if found is not None and not is_last(found, last):
+        if found is not None and not is_at(found, last):
             await believe(instance, cursor)
-            what = f"{last[2] or f'a message stored at {last[1]} ms'!r} was read, and {found.msg_id!r} is there now"
+            what = f"{last.unique_id or f'a message stored at {last.stored} ms'!r} was read, and {found.msg_id!r} is there now"
             return _replaced(instance, cursor, result, what)
         break
     cursor.recheck = False
@@ -57,7 +58,7 @@ async def check_last(instance: ClientInstance, group: str, cursor: Cursor, calls
 
 
 def _replaced(instance: ClientInstance, cursor: Cursor, result: PullResult, what: str) -> OffsetRangeError:
-    offset = cursor.offset if cursor.last is None else cursor.last[0]
+    offset = cursor.offset if cursor.last is None else cursor.last.offset
     return OffsetRangeError(
         f"{instance.names.shown_queue(cursor.queue)} has lost messages that were read and gives their offsets out again: "
         f"at offset {offset} {what}; start a new reading to get the new ones",

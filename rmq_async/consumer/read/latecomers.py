@@ -11,18 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import datetime
-from typing import Final
 
 from rmq_protocol.message import MessageQueue
 
 from ... import machine
 from ...client import ClientInstance, TopicRoute, committed_offset, search_offset
+from ..place import CLOCKS_DIFFER
 from .cursor import Cursor
 
 __all__ = ["Latecomers", "find_start"]
-
-CLOCKS_DIFFER: Final = 10.0
-"""Seconds by which a client's clock may be ahead of a broker's."""
 
 
 class Latecomers:

@@ -30,6 +30,7 @@ from ...client import ClientInstance, TopicRoute
 from ...errors import BrokerError, ClientStateError, OffsetRangeError, RocketMQError, TopicNotFoundError
 from ...results import PullResult, PullStatus
 from ...tracebacks import own_copy
+from ..place import place_of
 from ..pulling import Calls, PendingPull, PullRequest, pull_once, small_result, start_pull
 from .backoff import FIRST_REST, ReadBackoff, has_left
 from .continuity import SkippedOffsets, deleted_among
@@ -385,8 +386,7 @@ class Reader:
         cursor.offset, cursor.begun = after, True
         messages = within(result.messages, offset, cursor.end)
         if messages:
-            last = messages[-1]
-            cursor.last = (last.queue_offset, last.store_time_ms, last.properties.get("UNIQ_KEY"), last.commit_log_offset)
+            cursor.last = place_of(messages[-1])
             cursor.ahead_since = None
         if self._scope.tags != "*":
             if cursor.skipped is None:

@@ -1,0 +1,111 @@
+"""Looks at single messages of a queue: whether it has those that were read, and where it goes on if it has others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from enum import Enum
+from typing import NamedTuple
+
+from rmq_protocol.message import MessageExt, MessageQueue
+
+from ... import machine
+from ..._ordered import OrderedSet
+from ..._text import printable
+from ...client import ClientInstance, has_master, search_offset
+from ...errors import BrokerNotFoundError
+from ...results import PullResult, PullStatus
+from ...transport import Connection
+from ..place import CLOCKS_DIFFER, Place, is_at, place_of
+from ..pulling import PullRequest, pull_once
+
+__all__ = ["FirstLook", "Looks", "Seen"]
+
+
+class Seen(Enum):
+    """What a queue has at the offset of a mark. ``GONE``: its end is not above the offset."""
+
+    SAME = "the message of the mark, or none since it is deleted"
+    OTHER = "another message"
+    GONE = "no message yet"
+
+
+class FirstLook(NamedTuple):
+    """A queue before its first pull. ``end``: its end. ``mark``: the message before the start offset; None if the queue ends
+    below. ``connection``: the broker's connection, None if it has changed meanwhile."""
+
+    end: int
+    mark: Place | None
+    connection: Connection | None
+
+
+class Looks:
+    """Looks at queues by small pulls of ``group`` (name on the wire)."""
+
+    def __init__(self, instance: ClientInstance, group: str) -> None:
+        self.instance = instance
+        self._group = group
+
+    async def first(self, queue: MessageQueue, start: int) -> FirstLook:
+        """Looks at the message before ``start``, which is above 0. Raises the errors of a pull."""
+        instance = self.instance
+        broker_name = instance.routes.broker_of(queue)
+        before = instance.open_connection(broker_name)
+        message, result = await self._message(queue, start - 1)
+        connection = instance.open_connection(broker_name)
+        end = result.max_offset
+        mark = None
+        if message is not None:
+            mark, end = place_of(message), max(end, start)
+        elif end >= start:  # it is deleted; one that is found there later is another one
+            mark = Place(start - 1, round(machine.time() * 1000), None, -1)
+        return FirstLook(end, mark, connection if connection is before else None)
+
+    async def at(self, queue: MessageQueue, mark: Place) -> Seen:
+        """Looks at the offset of a mark. Any replica may show that the message is there; raises BrokerNotFoundError for another
+        answer while the broker has no master, and the errors of a pull."""
+        message, result = await self._message(queue, mark.offset)
+        if message is not None and is_at(message, mark):
+            return Seen.SAME
+        if message is None and result.max_offset > mark.offset:
+            return Seen.SAME
+        if not await has_master(self.instance, queue):
+            shown = self.instance.names.shown_queue(queue)
+            raise BrokerNotFoundError(
+                f"the broker of {printable(str(shown), 300)} has no master, and its replica does not have the message at offset "
+                f"{mark.offset}, which was read; the queue is read on when it has a master",
+                broker=queue.broker_name,
+            )
+        return Seen.GONE if message is None else Seen.OTHER
+
+    async def first_new(self, queue: MessageQueue, marks: Sequence[Place]) -> int:
+        """Returns the offset of the first message stored after the newest mark, exact only if brokers' clocks agree."""
+        since = datetime.fromtimestamp((marks[-1].stored + 1) / 1000, UTC)
+        return await search_offset(self.instance, queue, since, any_replica=False)
+
+    async def goes_on_at(self, queue: MessageQueue, marks: Sequence[Place], lowest: int | None) -> int:
+        """Returns the offset from which on a queue may have messages that were not read, because it has not that of its newest
+        mark: the one after its highest mark that is still there.
+
+        Without one it is the offset of the first message that was stored after the newest mark, less CLOCKS_DIFFER, but not
+        above ``lowest``, the lowest end that was seen. Raises the errors of the requests.
+        """
+        low, high = 0, len(marks) - 1  # marks below ``low`` are there, those from ``high`` on are not
+        while low < high:
+            middle = (low + high) // 2
+            if await self.at(queue, marks[middle]) is Seen.SAME:
+                low = middle + 1
+            else:
+                high = middle
+        if low:
+            return marks[low - 1].offset + 1
+        since = datetime.fromtimestamp(marks[-1].stored / 1000 - CLOCKS_DIFFER, UTC)
+        found = await search_offset(self.instance, queue, since, any_replica=False)
+        return found if lowest is None else min(found, lowest)
+
+    async def _message(self, queue: MessageQueue, offset: int) -> tuple[MessageExt | None, PullResult]:
+        request = PullRequest(self._group, queue, offset, 1, "*", 0.0, self.instance.config.request_timeout)
+        result = await pull_once(self.instance, request, OrderedSet())
+        if result.status is not PullStatus.FOUND:
+            return None, result
+        return next((message for message in result.messages if message.queue_offset == offset), None), result
