@@ -19,47 +19,21 @@ from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_async.testing import ScriptedPeer, routes_to
 from rmq_async.transport import ConnectionPool
 
+from .fakes import Names, resolving
 from .waiting import until
-
-real = socket.getaddrinfo
-
-
-class Resolver:
-    """Stands in for that of the system. ``hanging``: names whose look-ups wait until ``go`` is set; others are this machine."""
-
-    def __init__(self) -> None:
-        self.hanging: set[str] = set()
-        self.go = threading.Event()
-        self.asked: list[str] = []
-        self.threads: set[threading.Thread] = set()
-
-    def __call__(self, host: Any, port: Any, *args: Any, **options: Any) -> Any:
-        if options.get("flags", 0) & socket.AI_NUMERICHOST:
-            return real(host, port, *args, **options)
-        self.asked.append(host)
-        self.threads.add(threading.current_thread())
-        if host in self.hanging:
-            self.go.wait(30)
-        if host == "unknown.example":
-            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
-        return real("127.0.0.1", port, *args, **options)
 
 
 @pytest.fixture
-def resolver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Resolver]:
-    resolver = Resolver()
-    monkeypatch.setattr(socket, "getaddrinfo", resolver)
-    yield resolver
-    resolver.go.set()
-    for thread in resolver.threads:
-        thread.join()
+def resolver() -> Iterator[Names]:
+    with resolving(**{"unknown.example": []}) as names:
+        yield names
 
 
 def named(address: str, host: str = "host.example") -> str:
     return f"{host}:{address.rpartition(':')[2]}"
 
 
-async def test_names_are_found_while_blocking_calls_fill_the_default_executor(resolver: Resolver) -> None:
+async def test_names_are_found_while_blocking_calls_fill_the_default_executor(resolver: Names) -> None:
     stop = threading.Event()
     async with EmbeddedRocketMQ() as server, ScriptedPeer(aside=routes_to(named(server.brokers["broker-a"]))) as names:
         jobs = [asyncio.ensure_future(asyncio.to_thread(stop.wait, 30)) for _ in range(40)]
@@ -74,7 +48,7 @@ async def test_names_are_found_while_blocking_calls_fill_the_default_executor(re
 
 
 @pytest.mark.parametrize("factory", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
-async def test_loop_ends_while_a_look_up_hangs(factory: Callable[[], asyncio.AbstractEventLoop], resolver: Resolver) -> None:
+async def test_loop_ends_while_a_look_up_hangs(factory: Callable[[], asyncio.AbstractEventLoop], resolver: Names) -> None:
     resolver.hanging.add("host.example")
 
     async def main() -> None:
@@ -92,7 +66,7 @@ async def test_loop_ends_while_a_look_up_hangs(factory: Callable[[], asyncio.Abs
     assert took < 2.0
 
 
-async def test_callers_of_one_name_share_a_look_up(resolver: Resolver) -> None:
+async def test_callers_of_one_name_share_a_look_up(resolver: Names) -> None:
     resolver.hanging.add("host.example")
     calls = [asyncio.ensure_future(look_up("host.example")) for _ in range(100)]
     await until(lambda: resolver.asked, 5.0)
@@ -105,14 +79,14 @@ async def test_callers_of_one_name_share_a_look_up(resolver: Resolver) -> None:
     assert resolver.asked == ["host.example"]
 
 
-async def test_each_caller_gets_an_error_of_its_own(resolver: Resolver) -> None:
+async def test_each_caller_gets_an_error_of_its_own(resolver: Names) -> None:
     errors = await asyncio.gather(*[look_up("unknown.example") for _ in range(2)], return_exceptions=True)
     assert [type(error) for error in errors] == [socket.gaierror] * 2
     assert errors[0] is not errors[1]
     assert errors[0].args == errors[1].args  # type: ignore[union-attr]
 
 
-async def test_names_that_hang_stop_no_other(resolver: Resolver) -> None:
+async def test_names_that_hang_stop_no_other(resolver: Names) -> None:
     """As long as they leave a thread; then another name waits for the first of them that ends."""
     hanging = [f"host{number}.example" for number in range(MAX_THREADS)]
     resolver.hanging.update(hanging)
@@ -129,7 +103,7 @@ async def test_names_that_hang_stop_no_other(resolver: Resolver) -> None:
     await asyncio.gather(*calls, late)
 
 
-async def test_addresses_need_no_thread(resolver: Resolver, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_addresses_need_no_thread(resolver: Names, monkeypatch: pytest.MonkeyPatch) -> None:
     refuse_threads(monkeypatch)
     assert (await look_up("127.0.0.1", 80))[0][4] == ("127.0.0.1", 80)
     assert (await look_up("::1"))[0][4][0] == "::1"
@@ -143,7 +117,7 @@ def refuse_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threading.Thread, "start", start)
 
 
-async def test_threads_are_refused(resolver: Resolver, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_threads_are_refused(resolver: Names, monkeypatch: pytest.MonkeyPatch) -> None:
     config = ClientConfig(namesrv="host.example:9876", request_timeout=0.3)
     async with EmbeddedRocketMQ() as server:
         with monkeypatch.context() as refused:
@@ -159,13 +133,13 @@ async def test_threads_are_refused(resolver: Resolver, monkeypatch: pytest.Monke
             assert (await producer.send(Message("T", b"x"))).attempts == 1
 
 
-async def test_embedded_server_by_name(resolver: Resolver) -> None:
+async def test_embedded_server_by_name(resolver: Names) -> None:
     async with EmbeddedRocketMQ(host="host.example") as server:
         assert server.namesrv.startswith("127.0.0.1:")
     assert resolver.asked
 
 
-async def test_loop_that_resolves_by_itself_is_asked(resolver: Resolver, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_loop_that_resolves_by_itself_is_asked(resolver: Names, monkeypatch: pytest.MonkeyPatch) -> None:
     async def own(host: str, port: int | None, **_: Any) -> list[Any]:
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.9", port or 0))]
 

@@ -426,7 +426,7 @@ class ClientInstance:
         if self._state is not _State.RUNNING:
             return
         self.heartbeats.on_closed(connection)
-        if connection.retired or connection.close_reason in _UNEXPECTED:
+        if connection.close_reason is None or connection.close_reason in _UNEXPECTED:  # None: it still waits for answers
             self.routes.broker_lost(connection.address)
             self.name_server_watch.lost(connection.address)
             if self.config.vip_channel:

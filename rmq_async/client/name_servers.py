@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Final, Generic, NamedTuple, TypeVar
 
 from rmq_protocol.cluster import ClusterInfo, decode_cluster_info
@@ -161,21 +161,30 @@ class NameServers:
 
     async def each(self, command: RemotingCommand, timeout: float) -> dict[str, RemotingCommand]:
         """Returns the answers of all name servers, by address. Raises NameServerError unless all of them answer, each in its share
-        of ``timeout`` seconds."""
+        of ``timeout`` seconds. Each address that a name leads to counts as one, if a connection to it can be made."""
         answers: dict[str, RemotingCommand] = {}
         failures: dict[str, RocketMQError] = {}
         deadline = machine.monotonic() + timeout
         await self._first_answer(timeout)
-        for left, address in zip(range(len(self._addresses), 0, -1), tuple(self._addresses), strict=True):
+        queue, siblings = list(self._addresses), set[str]()
+        while queue:
+            address = queue.pop(0)
+            share = max(deadline - machine.monotonic(), 0.0) / (len(queue) + 1)
             try:
-                answers[address] = await self._one(address, command, max(deadline - machine.monotonic(), 0.0) / left)
+                answers[address] = await self._one(address, command, share)
             except RocketMQError as error:
-                failures[address] = without_frames(error)
+                if address not in siblings or error.maybe_stored:
+                    failures[address] = without_frames(error)
+            others = [each for each in self._pool.siblings(address) if each not in self._addresses]
+            siblings.update(others)
+            queue += others
         if not answers:
             raise self._failed(failures, False, timeout)
         if failures:
             said = "; ".join(f"{address}: {_reason(error)}" for address, error in failures.items())
-            text = f"{len(failures)} of {len(self._addresses)} name servers did not answer, and all of them must: {said}"
+            text = (
+                f"{len(failures)} of {len(answers) + len(failures)} name servers did not answer, and all of them must: {said}"
+            )
             raise NameServerError(f"{text}; repeat the call when they run") from next(iter(failures.values()))
         return answers
 
@@ -187,7 +196,8 @@ class NameServers:
         read: Callable[[RemotingCommand, str], T],
         is_enough: Callable[[T], bool] | None = None,
     ) -> Answers[T]:
-        """Asks all servers but ``address`` at the same time, and returns what ``read`` made of their answers.
+        """Asks all servers but ``address`` at the same time, and returns what ``read`` made of their answers. Each address that a
+        name leads to counts as a server.
 
         It ends when all have answered or failed, after ``OTHERS_SHARE`` of ``timeout`` seconds, or with the first result for which
         ``is_enough(result)`` is true. Raises nothing: errors are in the result.
@@ -195,22 +205,17 @@ class NameServers:
         share, now = timeout * OTHERS_SHARE, machine.monotonic()
         answers: Answers[T] = Answers({}, {})
         asking: dict[asyncio.Task[T], str] = {}
-        for other in self._addresses:
-            if other != address and self._silent.get(other, now) > now:
-                answers.failures[other] = RequestTimeoutError("not asked, it gave no answer a moment ago", address=other)
-            elif other != address:
+        siblings = frozenset(each for configured in self._addresses for each in self._pool.siblings(configured))
+        for other in dict.fromkeys([*self._addresses, *sorted(siblings)]):
+            if other != address and self._silent.get(other, now) <= now:
                 asking[asyncio.ensure_future(self._read_from(other, command, share, read))] = other
+            elif other != address and other not in siblings:
+                answers.failures[other] = RequestTimeoutError("not asked, it gave no answer a moment ago", address=other)
         try:
             while asking:
                 done, _ = await asyncio.wait(asking, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
-                    other = asking.pop(task)
-                    try:
-                        answers.results[other] = task.result()
-                    except RocketMQError as error:
-                        answers.failures[other] = without_frames(error)
-                        if not isinstance(error, BrokerError | ProtocolError):
-                            self._silent[other] = machine.monotonic() + SILENT_FOR
+                    self._note(asking.pop(task), task, answers, siblings)
                 if is_enough is not None and any(is_enough(result) for result in answers.results.values()):
                     break
         finally:
@@ -219,6 +224,25 @@ class NameServers:
             if asking:
                 await asyncio.wait(asking)
         return answers
+
+    def _note(self, address: str, task: asyncio.Task[T], answers: Answers[T], siblings: Collection[str]) -> None:
+        """Notes the end of a request to another server in ``answers``."""
+        try:
+            answers.results[address] = task.result()
+        except RocketMQError as error:
+            if address not in siblings or error.maybe_stored:  # else no server may be there, as for IPv6 of this host
+                answers.failures[address] = without_frames(error)
+            if not isinstance(error, BrokerError | ProtocolError):
+                self._silent[address] = machine.monotonic() + SILENT_FOR
+
+    async def look_again(self, timeout: float) -> bool:
+        """Looks up the names of the servers again; returns whether one leads elsewhere, so that its next request goes there."""
+        found = await asyncio.gather(*[self._pool.look_again(address, timeout) for address in self._addresses])
+        return any(found)
+
+    def are_away(self, brokers: Iterable[str]) -> bool:
+        """Returns whether none of these addresses can be reached at the moment."""
+        return all(self._pool.is_down(address) for address in brokers)
 
     async def fullest(
         self, command: RemotingCommand, timeout: float, read: Callable[[RemotingCommand, str], T], size: Callable[[T], int]
@@ -266,6 +290,10 @@ class NameServers:
 
     def prefer(self, address: str, why: str) -> None:
         """Stays with a server from now on. ``why``: the reason, for the log."""
+        named = self._pool.lead(address)
+        if named != address:
+            logger.info("name server %s is asked from now on at %s: %s", named, address, why)
+            address = named
         index = self._addresses.index(address) if address in self._addresses else 0
         if index:
             logger.info("name server %s is asked from now on: %s", address, why)
@@ -273,7 +301,8 @@ class NameServers:
 
     def unusable(self, answers: Mapping[str, str], failures: Mapping[str, RocketMQError]) -> NoUsableAnswerError:
         """Returns the error of a request that has ``failures`` and ``answers`` (texts by address) that count for nothing."""
-        said = [f"{address}: {answers.get(address) or _reason(failures.get(address))}" for address in self._addresses]
+        asked = dict.fromkeys([*self._addresses, *answers, *failures])
+        said = [f"{address}: {answers.get(address) or _reason(failures.get(address))}" for address in asked]
         error = NoUsableAnswerError(f"no name server gave a usable answer: {'; '.join(said)}; try again, or look at their logs")
         error.__cause__ = next(iter(failures.values()), None)
         return error

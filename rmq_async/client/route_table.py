@@ -315,11 +315,24 @@ class RouteTable:
 
     async def _answer(self, topic: str, *, from_all: bool = False) -> _Answer:
         """Returns the answer of the name server in use, or that of another one if it is the better one. ``from_all``: True asks
-        the others in any case."""
+        the others in any case.
+
+        If there is no route, or all its brokers are away, the names of the name servers may lead elsewhere by now.
+        """
         await self._cluster()
-        timeout, names = self._request_timeout * _SHARE, self._name_servers
-        deadline = machine.monotonic() + timeout
-        answer, _ = await names.ask(_question(topic), timeout, partial(self._read, topic))
+        deadline = machine.monotonic() + self._request_timeout * _SHARE
+        answer = await self._answer_here(topic, deadline, from_all)
+        brokers = () if answer.route is None else answer.route.addresses.values()
+        if self._name_servers.are_away(
+            each for ids in brokers for each in ids.values()
+        ) and await self._name_servers.look_again(_left(deadline)):
+            answer = await self._answer_here(topic, deadline, from_all)
+        return answer
+
+    async def _answer_here(self, topic: str, deadline: float, from_all: bool) -> _Answer:
+        """Returns the answer of the name servers at the addresses that their names lead to now."""
+        names = self._name_servers
+        answer, _ = await names.ask(_question(topic), _left(deadline), partial(self._read, topic))
         if answer.route is None:
             return await self._confirmed(topic, answer, deadline)
         names.has_named_brokers(answer.name_server)

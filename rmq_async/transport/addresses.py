@@ -4,6 +4,9 @@ Packets to the address of a removed machine are dropped, and that address alone 
 address is tried after a head start, or immediately when an attempt fails, while the earlier attempts continue; the first
 connection is used. Event loops try addresses one by one, and uvloop ignores ``happy_eyeballs_delay``.
 
+A server that accepts connections and stays silent would use up the time too. So where there are several addresses a connection
+counts when the server has answered on it, and the address is the first one to try from then on.
+
 There is one look-up of a name at a time, which later connects join.
 """
 
@@ -13,8 +16,10 @@ import asyncio
 import socket
 from collections.abc import Awaitable, Callable, Sequence
 from itertools import chain, zip_longest
-from typing import Any, Final, TypeVar
+from math import inf
+from typing import Any, Final, Generic, TypeVar
 
+from .. import machine
 from .._asyncio import SingleFlight
 from .._lookups import is_ip, look_up
 from ..tracebacks import own_copy
@@ -26,6 +31,9 @@ HEAD_START: Final = 0.25
 MAX_ADDRESSES: Final = 16
 """Maximum number of addresses of one name that are tried: a foreign resolver decides how many there are."""
 
+MAX_NAMES: Final = 1024
+"""Maximum number of names whose addresses are kept."""
+
 T = TypeVar("T")
 
 
@@ -34,10 +42,16 @@ class Resolver:
 
     def __init__(self) -> None:
         self._looking: SingleFlight[list[str] | OSError | ValueError] = SingleFlight("look-up of")
+        self._known: dict[str, tuple[str, ...]] = {}
+        """What the newest look-up of each name has found; the oldest look-up first."""
+        self._looked: dict[str, float] = {}
+        """Times (monotonic) of the newest look-ups."""
+        self._preferred: dict[str, str] = {}
+        """The address that answered last, of names with several."""
 
     async def addresses(self, host: str, deadline: float) -> list[str]:
-        """Returns the IP addresses of ``host`` in the order to try them: the system's order, but IPv4 and IPv6 in turn; at most
-        MAX_ADDRESSES.
+        """Returns the IP addresses of ``host`` in the order to try them: the preferred one first, else in the system's order, but
+        IPv4 and IPv6 in turn; at most MAX_ADDRESSES.
 
         Raises OSError (socket.gaierror) if the look-up fails, ValueError for an invalid name, TimeoutError at ``deadline``
         (``time.monotonic``), ClientStateError after ``close``.
@@ -45,9 +59,32 @@ class Resolver:
         if is_ip(host):
             return [host]
         found = await self._looking.join(host, lambda: self._look_up(host), deadline)
-        if isinstance(found, list):
-            return found
-        raise own_copy(found)
+        if not isinstance(found, list):
+            raise own_copy(found)
+        self._known.pop(host, None)
+        if len(self._known) >= MAX_NAMES:
+            self._forget(next(iter(self._known)))
+        self._known[host] = tuple(found)
+        self._looked[host] = machine.monotonic()
+        preferred = self._preferred.get(host)
+        return found if preferred not in found else [preferred, *(each for each in found if each != preferred)]
+
+    def known(self, host: str) -> tuple[str, ...]:
+        """Returns what the newest look-up of a name has found; nothing for an address and for an unknown name."""
+        return self._known.get(host, ())
+
+    def age(self, host: str) -> float:
+        """Returns the seconds since the newest look-up of a name; infinite for an address and for an unknown name."""
+        return machine.monotonic() - self._looked.get(host, -inf)
+
+    def prefer(self, host: str, address: str) -> None:
+        """Puts an address of a name first from now on."""
+        if len(self._known.get(host, ())) > 1:
+            self._preferred[host] = address
+
+    def _forget(self, host: str) -> None:
+        del self._known[host], self._looked[host]
+        self._preferred.pop(host, None)
 
     def close(self) -> list[asyncio.Task[Any]]:
         """Cancels the look-ups; returns their tasks, which need an iteration of the loop to end."""
@@ -68,9 +105,14 @@ class Resolver:
 
 
 async def first_of(
-    addresses: Sequence[str], connect: Callable[[str], Awaitable[T]], drop: Callable[[T], None], time: float
+    addresses: Sequence[str],
+    connect: Callable[[str], Awaitable[T]],
+    prove: Callable[[T], Awaitable[object]],
+    drop: Callable[[T], None],
+    time: float,
 ) -> T:
-    """Returns the result of ``connect(address)`` for the first address that connects. ``addresses``: at least one.
+    """Returns the result of ``connect(address)`` for the first address that connects and passes ``prove(result)``, which raises
+    OSError for one that does not; a single address, and the last one that is left, need not pass. ``addresses``: at least one.
 
     ``drop`` is called with the results of other addresses. ``time``: the caller's timeout in seconds, from which the head start is
     derived. If no address connects, raises OSError with the different texts of their errors. Any other exception of ``connect`` is
@@ -79,34 +121,89 @@ async def first_of(
     if len(addresses) == 1:
         return await connect(addresses[0])
     head_start = min(HEAD_START, time / (2 * len(addresses)))
-    left, trying, failures = list(reversed(addresses)), set[asyncio.Future[T]](), list[OSError]()
-    found: asyncio.Future[T] | None = None
+    race, left, failures = _Race(connect, prove, drop), list(reversed(addresses)), list[OSError]()
     try:
-        while left or trying:
+        while left or race.trying:
             if left:
-                trying.add(asyncio.ensure_future(connect(left.pop())))
-            await asyncio.wait(trying, timeout=head_start if left else None, return_when=asyncio.FIRST_COMPLETED)
-            for future in [each for each in trying if each.done()]:
-                trying.discard(future)
-                try:
-                    result = future.result()
-                except OSError as error:
-                    failures.append(error)
-                else:
-                    found = future
-                    return result
+                race.start(left.pop(), is_last=not left)
+            failed = await race.next(head_start if left else None)
+            if race.winner is not None:
+                return race.winner
+            failures += failed
         raise _together(failures)
     finally:
-        for future in trying:
-            future.add_done_callback(lambda done: None if done.cancelled() or done.exception() else drop(done.result()))
-            future.cancel()
-        if trying:
+        await race.end()
+
+
+class _Race(Generic[T]):
+    """The attempts of ``first_of``. ``trying``: their tasks; ``made``: results that are not proved yet; ``winner``: the first that
+    is."""
+
+    def __init__(
+        self, connect: Callable[[str], Awaitable[T]], prove: Callable[[T], Awaitable[object]], drop: Callable[[T], None]
+    ) -> None:
+        self._connect = connect
+        self._prove = prove
+        self._drop = drop
+        self._is_last = False
+        self._is_over = False
+        self.trying: dict[asyncio.Task[T], T | None] = {}
+        self.winner: T | None = None
+
+    def start(self, address: str, *, is_last: bool) -> None:
+        """Starts an attempt. ``is_last``: whether no other follows."""
+        self._is_last = is_last
+        self.trying[asyncio.ensure_future(self._attempt(address))] = None
+
+    async def next(self, timeout: float | None) -> list[OSError]:
+        """Waits until an attempt has ended, for ``timeout`` seconds at most, and returns the errors of those that failed."""
+        done, _ = await asyncio.wait(self.trying, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+        failures = []
+        for task in done:
+            made = self.trying.pop(task)
             try:
-                await asyncio.wait(trying)
+                result = task.result()
+            except OSError as error:
+                failures.append(error)
+                if made is not None:
+                    self._drop(made)
+            else:
+                if self.winner is None:
+                    self.winner = result
+                else:
+                    self._drop(result)
+        if self.winner is None and self._is_alone():
+            self.winner = next(iter(self.trying.values()))
+        return failures
+
+    async def end(self) -> None:
+        """Cancels the attempts that are left, and drops what they have made or still make."""
+        self._is_over = True
+        for task, made in self.trying.items():
+            if made is None:
+                task.add_done_callback(lambda done: None if done.cancelled() or done.exception() else self._drop(done.result()))
+            elif made is not self.winner:
+                self._drop(made)
+            task.cancel()
+        if self.trying:
+            try:
+                await asyncio.wait(self.trying)
             except asyncio.CancelledError:
-                if found is not None:
-                    drop(found.result())
+                if self.winner is not None:
+                    self._drop(self.winner)
                 raise
+
+    async def _attempt(self, address: str) -> T:
+        made = await self._connect(address)
+        if not self._is_over and not self._is_alone():
+            task = asyncio.current_task()
+            assert task is not None
+            self.trying[task] = made
+            await self._prove(made)
+        return made
+
+    def _is_alone(self) -> bool:
+        return self._is_last and len(self.trying) == 1
 
 
 def _together(failures: Sequence[OSError]) -> OSError:

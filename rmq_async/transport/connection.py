@@ -80,7 +80,7 @@ class Connection(asyncio.Protocol):
     # More attributes than instances of a class share a layout for (30): without slots each would be looked up in a dictionary.
     __slots__ = (
         "__weakref__", "_answering", "_decoder", "_loop", "_on_closed", "_on_request", "_on_retired", "_state", "_transport",
-        "_unread_answers", "address", "attributes", "close_cause", "close_reason", "closed", "hooks", "local_ip", "requests",
+        "_unread_answers", "address", "attributes", "close_cause", "close_reason", "closed", "hooks", "ip", "local_ip", "requests",
         "retired", "serialize_type", "stored_at", "strays",
     )  # fmt: skip
 
@@ -100,6 +100,8 @@ class Connection(asyncio.Protocol):
         self.serialize_type = settings.serialize_type
         self.close_reason: CloseReason | None = None
         self.close_cause: BaseException | None = None
+        self.ip = ""
+        """The IP address of the server, as it was looked up."""
         self.local_ip = ""
         self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done when the socket is closed."""

@@ -2,7 +2,8 @@
 
 All callers share one connect, which continues if a caller is cancelled; each waits until its own deadline. After a failed connect
 the address backs off (``Backoff``, a pure class) for one second at most, so that a dead broker costs neither a storm of SYNs nor
-the whole time of a send. One timer for the whole pool closes connections that were idle for ``idle_timeout``.
+the whole time of a send. One timer for the whole pool closes connections that were idle for ``idle_timeout``, and looks up names of
+the others again: a connection whose name leads elsewhere now is given up, and closed when its pending requests are answered.
 """
 
 from __future__ import annotations
@@ -15,13 +16,16 @@ from math import inf
 from typing import Any, Final, TypedDict
 
 from rmq_protocol.command import RemotingCommand
-from rmq_protocol.constants import ResponseCode
+from rmq_protocol.constants import AUTO_CREATE_TOPIC_KEY, RequestCode, ResponseCode
+from rmq_protocol.headers import GetRouteInfoRequestHeader, to_ext
+from rmq_protocol.heartbeat import HeartbeatData, encode_heartbeat
 
 from .. import machine
 from .._asyncio import Flight, SingleFlight, WaitFor
+from .._lookups import is_ip
 from .._ordered import OrderedSet
 from ..config import ClientConfig, host_and_port, name_servers
-from ..errors import ClientStateError, ConnectError, ConnectionLostError, RequestTimeoutError
+from ..errors import ClientStateError, ConnectError, ConnectionLostError, RequestTimeoutError, RocketMQError
 from .addresses import Resolver, first_of
 from .allowed_hosts import AllowedHosts
 from .connection import Connection, ConnectionSettings, RequestHandler
@@ -46,6 +50,15 @@ MAX_RETIRED: Final = 30.0
 RETIRED_CHECK: Final = 0.1
 REPEATED_GO_AWAY: Final = 10.0
 """Seconds after a GO_AWAY in which a second one makes the address back off."""
+
+
+LOOK_EVERY: Final = 600.0
+"""Seconds after which the host name of an open connection is looked up again."""
+LOOK_SPACING: Final = 3.0
+"""Minimum seconds between two look-ups of a name because of trouble."""
+PROOF_SHARE: Final = 0.9
+"""Share of a connect's time for an answer of a server whose name has several addresses."""
+MAX_SIBLINGS: Final = 1024
 
 
 class RequestOptions(TypedDict, total=False):
@@ -126,6 +139,9 @@ class ConnectionPool:
         """Tasks of closed connections that answered their servers' requests and have not ended yet."""
         self._connecting: SingleFlight[Connection] = SingleFlight("connect")
         self._resolver = Resolver()
+        self._looking: SingleFlight[bool] = SingleFlight("new look-up of")
+        self._siblings: dict[str, str] = {}
+        """Addresses that names of name servers lead to -> these names, as "host:port"."""
         self._backoffs: dict[str, Backoff] = {}
         self._max_backoffs = MAX_BACKOFFS
         self._lost: dict[str, str] = {}
@@ -264,6 +280,54 @@ class ConnectionPool:
         assert response is not None
         return response
 
+    # -- names
+
+    async def look_again(self, address: str, timeout: float) -> bool:
+        """Looks up the host name of an open connection again, unless that was done a moment ago. Where it leads elsewhere now, the
+        connection is given up; returns whether it was. False for an IP address, without a connection and if the look-up fails."""
+        connection, host = self.open.get(address), _host_of(address)
+        if connection is None or self._resolver.age(host) < LOOK_SPACING or is_ip(host):
+            return False
+        try:
+            return await self._looking.join(address, lambda: self._look_again(connection, host), machine.monotonic() + timeout)
+        except TimeoutError:
+            return False
+
+    async def _look_again(self, connection: Connection, host: str) -> bool:
+        try:
+            found = await self._resolver.addresses(host, machine.monotonic() + self._config.connect_timeout)
+        except (OSError, ValueError) as error:
+            logger.debug("%s: its name was not found again: %s", connection.address, error)
+            return False
+        if connection.ip in found or self.open.get(connection.address) is not connection:
+            return False
+        self._give_up(connection, f"its name leads to {', '.join(found[:4])} now")
+        return True
+
+    def siblings(self, address: str) -> list[str]:
+        """Returns the other addresses that the name of a name server leads to, each as an address of its own."""
+        host, connection = _host_of(address), self.open.get(address)
+        known = self._resolver.known(host)
+        if len(known) < 2 or connection is None:
+            return []
+        port = address.rpartition(":")[2]
+        found = [f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}" for ip in known if ip != connection.ip]
+        if len(self._siblings) > MAX_SIBLINGS:
+            self._siblings.clear()
+        self._siblings.update(dict.fromkeys(found, address))
+        return found
+
+    def lead(self, sibling: str) -> str:
+        """Makes the name lead to one of its ``siblings`` first, and gives up the connection to another; returns the name's
+        address. Any other address is returned as it is."""
+        address = self._siblings.get(sibling)
+        if address is None:
+            return sibling
+        self._resolver.prefer(_host_of(address), _host_of(sibling))
+        if (connection := self.open.get(address)) is not None:
+            self._give_up(connection, f"{sibling} is preferred")
+        return address
+
     async def aclose(self, timeout: float = 0.0) -> None:
         """Waits up to ``timeout`` seconds for pending requests, closes all connections, and waits until sockets and tasks have
         ended. Raises ForkedError in a forked process."""
@@ -272,7 +336,7 @@ class ConnectionPool:
         if self._idle_timer is not None:
             self._idle_timer.cancel()
             self._idle_timer = None
-        tasks = [*self._connecting.close(), *self._resolver.close()]
+        tasks: list[asyncio.Task[Any]] = [*self._connecting.close(), *self._looking.close(), *self._resolver.close()]
         deadline = machine.monotonic() + timeout
         try:
             for connection in list(self._all):
@@ -308,7 +372,15 @@ class ConnectionPool:
         try:
             async with asyncio.timeout(timeout):
                 addresses = await self._resolver.addresses(host, deadline)
-                return await first_of(addresses, lambda ip: self._open_at(address, ip, host, port), _drop, timeout)
+                connection = await first_of(
+                    addresses,
+                    lambda ip: self._open_at(address, ip, host, port),
+                    lambda each: self._prove(each, timeout * PROOF_SHARE),
+                    _drop,
+                    timeout,
+                )
+                self._resolver.prefer(host, connection.ip)
+                return connection
         except TimeoutError as error:
             raise ConnectError(
                 f"no connection to {address} within {timeout:.3g} s (connect_timeout)", address=address
@@ -329,11 +401,12 @@ class ConnectionPool:
             on_retired=self._retire,
             hooks=self.hooks,
         )
+        connection.ip = ip
         try:
             if self._tls is None:
                 await self._loop.create_connection(lambda: connection, ip, port)
             else:
-                name = self._config.server_hostname or host
+                name = self._config.server_hostname or _host_of(self._siblings.get(address, address))
                 await self._loop.create_connection(
                     lambda: connection, ip, port, ssl=self._tls, server_hostname=name, ssl_shutdown_timeout=SHUTDOWN_TIMEOUT
                 )
@@ -343,8 +416,21 @@ class ConnectionPool:
             raise
         return connection
 
+    async def _prove(self, connection: Connection, timeout: float) -> None:
+        """Waits for any answer of the server. Raises OSError if none comes."""
+        try:
+            await connection.request(_question(connection.address in self._name_servers), timeout)
+        except RocketMQError as error:
+            text = f"{connection.ip} accepted the connection and did not answer"
+            raise OSError(text if isinstance(error, RequestTimeoutError) else f"{text}: {error}") from None
+
     def _check_allowed(self, address: str, host: str) -> None:
-        if self._allowed is not None and address not in self._name_servers and host not in self._allowed:
+        if (
+            self._allowed is not None
+            and address not in self._name_servers
+            and address not in self._siblings
+            and host not in self._allowed
+        ):
             text = f"allowed_broker_hosts does not allow {host}; add it if {address}, from a route or message id, is a broker"
             raise ConnectError(text, permanent=True, address=address)
 
@@ -358,7 +444,7 @@ class ConnectionPool:
             raise ConnectionLostError(text, address=address)
         self.open[address] = connection
         if self._idle_timer is None:
-            self._idle_timer = self._loop.call_later(self._config.idle_timeout / 4, self._close_idle)
+            self._set_idle_timer()
         if self._on_connected is not None:
             self._on_connected(connection)
         return connection
@@ -369,10 +455,8 @@ class ConnectionPool:
         address = connection.address
         if self.open.get(address) is not connection:
             return
-        del self.open[address]
-        self._stored_at = max(self._stored_at, connection.stored_at)
         now = machine.monotonic()
-        self._schedule_check(connection, now + MAX_RETIRED)
+        self._part_with(connection, CloseReason.AWAY)
         again = now - self._sent_away.get(address, -inf) < REPEATED_GO_AWAY
         self._sent_away = {each: at for each, at in self._sent_away.items() if now - at < REPEATED_GO_AWAY}
         self._sent_away[address] = now
@@ -385,14 +469,30 @@ class ConnectionPool:
         if self._on_closed is not None:
             self._on_closed(connection)
 
-    def _schedule_check(self, connection: Connection, until: float) -> None:
-        self._retired[connection] = self._loop.call_later(RETIRED_CHECK, self._check_retired, connection, until)
+    def _give_up(self, connection: Connection, why: str) -> None:
+        """Retires a connection to an address that its name should not lead to any more."""
+        text = "the connection of %s to %s is given up, %d requests still wait for their answers: %s"
+        logger.info(text, connection.address, connection.ip, connection.pending, why)
+        connection.drain()
+        self._part_with(connection, CloseReason.LOCAL)
+        self._backoffs.pop(connection.address, None)
+        if self._on_closed is not None:
+            self._on_closed(connection)
 
-    def _check_retired(self, connection: Connection, until: float) -> None:
+    def _part_with(self, connection: Connection, reason: CloseReason) -> None:
+        """Takes a connection out of use, and closes it when its pending requests are answered."""
+        del self.open[connection.address]
+        self._stored_at = max(self._stored_at, connection.stored_at)
+        self._schedule_check(connection, reason, machine.monotonic() + MAX_RETIRED)
+
+    def _schedule_check(self, connection: Connection, reason: CloseReason, until: float) -> None:
+        self._retired[connection] = self._loop.call_later(RETIRED_CHECK, self._check_retired, connection, reason, until)
+
+    def _check_retired(self, connection: Connection, reason: CloseReason, until: float) -> None:
         if not connection.pending or machine.monotonic() >= until:
-            connection.close(CloseReason.AWAY)
+            connection.close(reason)
         else:
-            self._schedule_check(connection, until)
+            self._schedule_check(connection, reason, until)
 
     def _forget(self, connection: Connection) -> None:
         for task in connection.answering:
@@ -433,8 +533,32 @@ class ConnectionPool:
         for connection in list(self.open.values()):
             if connection.requests.last_used < before and not connection.pending:
                 connection.close(CloseReason.IDLE)
+            else:
+                self._look_if_due(connection)
         if self.open:
-            self._idle_timer = self._loop.call_later(self._config.idle_timeout / 4, self._close_idle)
+            self._set_idle_timer()
+
+    def _set_idle_timer(self) -> None:
+        self._idle_timer = self._loop.call_later(min(self._config.idle_timeout, LOOK_EVERY) / 4, self._close_idle)
+
+    def _look_if_due(self, connection: Connection) -> None:
+        """Starts a look-up in the background if the newest one of a connection's name is too old."""
+        host = _host_of(connection.address)
+        if inf > self._resolver.age(host) >= LOOK_EVERY:
+            self._looking.start(connection.address, lambda: self._look_again(connection, host))
+
+
+def _host_of(address: str) -> str:
+    found = host_and_port(address)
+    return found[0] if found is not None else address
+
+
+def _question(name_server: bool) -> RemotingCommand:
+    """Returns a request that changes nothing: for a route, or a heartbeat without groups."""
+    if name_server:
+        header = GetRouteInfoRequestHeader(topic=AUTO_CREATE_TOPIC_KEY, acceptStandardJsonOnly=True)
+        return RemotingCommand(code=RequestCode.GET_ROUTEINFO_BY_TOPIC, ext_fields={**to_ext(header)})
+    return RemotingCommand(code=RequestCode.HEART_BEAT, body=encode_heartbeat(HeartbeatData("rmq_async")))
 
 
 def _drop(connection: Connection) -> None:

@@ -18,12 +18,14 @@ from rmq_async.config import ClientConfig
 from rmq_async.consumer import PullConsumer
 from rmq_async.errors import NameServerError, TopicNotFoundError
 from rmq_async.testing.cluster import ExternalCluster, RealCluster
+from rmq_async.transport import ConnectionPool
 from rmq_protocol.command import RemotingCommand
 from rmq_protocol.constants import RequestCode
 from rmq_protocol.json_body import decode_body
 from rmq_protocol.message import MessageQueue
 
 from ..consumer.support import collect, each, put
+from ..fakes import resolving
 from ..instances import client_of
 
 
@@ -47,6 +49,19 @@ async def until(condition: Callable[[], Any], timeout: float) -> float:
         assert monotonic() - start < timeout, f"not within {timeout} s"
         await asyncio.sleep(0.01)
     return monotonic() - start
+
+
+async def test_name_with_two_addresses(each_cluster: RealCluster) -> None:
+    """A connection counts when the server has answered on it: name servers and brokers answer what they are asked for that."""
+    servers = [each_cluster.nameservers[0].address, each_cluster.brokers[0].address]
+    with resolving(host=["127.0.0.1", "127.0.0.2"]):
+        named = [f"host:{address.rpartition(':')[2]}" for address in servers]
+        pool = ConnectionPool(ClientConfig(namesrv=named[0]))
+        for address in named:
+            connection = await pool.connect(address, 3.0)
+            assert connection.has_received
+            assert connection.ip == "127.0.0.1"
+        await pool.aclose()
 
 
 def publish_queues(instance: ClientInstance, topic: str) -> int:

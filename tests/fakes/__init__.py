@@ -2,7 +2,8 @@
 fits where the whole dialogue is one transcript.
 
 ``Peer`` answers by a function, ``ThreadedPeer`` does so in a thread of its own; ``Broker``, ``PullBroker`` and ``NameServer`` are
-peers that know their part, and a ``Cluster`` is both. ``answers`` has what they may answer.
+peers that know their part, and a ``Cluster`` is both. ``answers`` has what they may answer,
+and ``resolving`` sets what host names lead to.
 """
 
 # ruff: noqa: F401
@@ -27,6 +28,7 @@ from .answers import (
 from .broker import SENDS, Broker, OnPull, PullBroker, Sent, push
 from .cluster import TOPIC, Cluster
 from .name_server import NameServer, route
+from .names import Names, resolving
 from .peer import Link, Peer, frame, response
 from .raw_client import UNIQUE_ID, RawClient, oneway, pull_fields, send_fields
 from .second_ports import with_second_ports

@@ -84,6 +84,10 @@ async def test_every_address_is_dead(monkeypatch: pytest.MonkeyPatch) -> None:
             exact.check(monotonic() - began, 0.3)
 
 
+async def proven(_: str) -> None:
+    """Every connection is answered on."""
+
+
 async def test_slower_address_is_dropped() -> None:
     """What connects after another one has won is closed, and what has not is cancelled."""
     dropped, ended = list[str](), list[str]()
@@ -100,7 +104,7 @@ async def test_slower_address_is_dropped() -> None:
         finally:
             ended.append(address)
 
-    assert await first_of(["never", "slow", "quick"], connect, dropped.append, 0.06) == "quick"
+    assert await first_of(["never", "slow", "quick"], connect, proven, dropped.append, 0.06) == "quick"
     await asyncio.sleep(0)
     assert (dropped, sorted(ended)) == (["slow"], ["never", "quick", "slow"])
 
@@ -115,7 +119,7 @@ async def test_connection_of_a_cancelled_connect_is_dropped(turns: int) -> None:
         made.append(address)
         return address
 
-    task = asyncio.create_task(first_of(["never", "quick"], connect, dropped.append, 0.004))
+    task = asyncio.create_task(first_of(["never", "quick"], connect, proven, dropped.append, 0.004))
     while not made:
         await asyncio.sleep(0)
     for _ in range(turns):
