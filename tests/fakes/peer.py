@@ -12,10 +12,11 @@ import socket
 import ssl
 from collections import Counter
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Any, Self, cast
 
 from rmq_async._listeners import close_servers
 from rmq_async.testing._link import Link as ServerLink
+from rmq_async.testing.simulation import SimulatedLoop
 from rmq_protocol.command import RemotingCommand, encode_command
 from rmq_protocol.constants import RESPONSE_FLAG, SerializeType
 
@@ -197,6 +198,12 @@ class Peer:
         return {"msgId": sent.body.decode(), "queueId": "1", "queueOffset": "7"}
 
     async def start(self) -> None:
+        loop = asyncio.get_running_loop()
+        if isinstance(loop, SimulatedLoop):
+            server = await loop.create_server(lambda: Link(self), self.host, self.port, ssl=self.tls)
+            self.port = server.sockets[0].getsockname()[1]
+            self.server = cast("asyncio.Server", server)
+            return
         family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
         listener = socket.socket(family, proto=socket.IPPROTO_TCP)  # without it asyncio leaves Nagle's algorithm on
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -204,9 +211,7 @@ class Peer:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         listener.bind((self.host, self.port))
         self.port = listener.getsockname()[1]
-        self.server = await asyncio.get_running_loop().create_server(
-            lambda: Link(self), sock=listener, backlog=1024, ssl=self.tls
-        )
+        self.server = await loop.create_server(lambda: Link(self), sock=listener, backlog=1024, ssl=self.tls)
 
     async def stop(self) -> None:
         """As a killed process: the port is closed and every connection breaks."""

@@ -16,7 +16,7 @@ from .errors import SimulationError
 from .loop import Network, SimulatedLoop
 from .scheduler import Scheduler, nanoseconds
 
-__all__ = ["EPOCH", "USUAL_DRIFT", "Host", "Machine", "World", "check_awaitable", "check_callable"]
+__all__ = ["EPOCH", "USUAL_DRIFT", "Host", "LoopExecutor", "Machine", "World", "check_awaitable", "check_callable"]
 
 EPOCH: Final = 1_750_000_000.0
 """Seconds since the epoch at which each simulation begins."""
@@ -78,7 +78,7 @@ class World(Protocol):
         """Keeps the loop of a new process, and drops those of processes that have ended."""
 
 
-class _Executor(Executor):
+class LoopExecutor(Executor):
     """Runs the library's jobs on the loop, each after a drawn delay."""
 
     def __init__(self, loop: SimulatedLoop) -> None:
@@ -129,7 +129,7 @@ class Machine:
         self._loop: SimulatedLoop | None = None
         self._tasks: dict[asyncio.Task[Any], None] = {}
         """Strong references to the tasks of the current process: the event loop has weak ones only."""
-        self._executor: _Executor | None = None
+        self._executor: LoopExecutor | None = None
         self._pauses: list[list[float]] = []
         self.ends: list[float] = []
         """Times at which a process has ended."""
@@ -327,7 +327,7 @@ class Machine:
             entered=lambda: self._world.entered(self),
             connecting=lambda host, port: self._world.connecting(self, f"{host}:{port}"),
         )
-        self._executor = _Executor(loop)
+        self._executor = LoopExecutor(loop)
         self._world.loop_made(loop)
         for factory, result in self._factories:
             if result is None or not result.done():

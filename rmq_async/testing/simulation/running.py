@@ -14,10 +14,40 @@ from .scheduler import Scheduler
 from .waiting import waiting_tasks
 from .watchdog import LIMIT, Watchdog
 
-__all__ = ["run_task"]
+__all__ = ["drive", "run_task"]
 
 T = TypeVar("T")
 _REMEDY: Final = "make the code in this stack end, or await something that takes virtual time"
+
+
+def drive(
+    scheduler: Scheduler,
+    over: Callable[[], bool],
+    loops: Callable[[], Iterable[SimulatedLoop]],
+    where: str,
+    limit: float = LIMIT,
+) -> None:
+    """Runs the scheduler until ``over()``, in this thread.
+
+    ``loops``: returns the loops of all processes; closed ones may be among them. ``where``: the beginning of an error. ``limit``:
+    real seconds of one callback. Raises SimulationError when a callback does not end, time does not move, or nothing is left to
+    run.
+    """
+    hooks = sys.get_asyncgen_hooks()
+    watchdog = Watchdog(limit)
+    try:
+        with watchdog:
+            scheduler.run(over, watchdog)
+        if watchdog.stack:
+            raise Frozen
+    except Frozen:
+        raise SimulationError(f"{where}{watchdog.why}, at {_now(scheduler)}; {_REMEDY}:\n{watchdog.stack}") from None
+    except DeadEnd as error:
+        waiting = "\n".join(waiting_tasks(loop for loop in loops() if not loop.dead)) or "no task waits"
+        raise SimulationError(f"{where}{error}, at {_now(scheduler)}; look at what its tasks wait for:\n{waiting}") from None
+    finally:
+        asyncio._set_running_loop(None)
+        sys.set_asyncgen_hooks(*hooks)
 
 
 def run_task(
@@ -37,34 +67,21 @@ def run_task(
     task without an error, while the processes still have all they had; it may take long. Raises SimulationError with the seed
     when a callback does not end, time does not move, or nothing is left to run.
     """
-    hooks, collecting = sys.get_asyncgen_hooks(), gc.isenabled()
+    collecting = gc.isenabled()
     gc.collect()
     gc.disable()
-    watchdog = Watchdog(limit)
     try:
-        with watchdog:
-            scheduler.run(lambda: task.done() or failed(), watchdog)
-        if watchdog.stack:
-            raise Frozen
+        drive(scheduler, lambda: task.done() or failed(), loops, f"seed {seed}: ", limit)
         if not task.done():
             return None
         result = task.result()
         afterwards()
         return result
-    except Frozen:
-        raise SimulationError(f"seed {seed}: {watchdog.why}, at {_now(scheduler)}; {_REMEDY}:\n{watchdog.stack}") from None
-    except DeadEnd as error:
-        waiting = "\n".join(waiting_tasks(loop for loop in loops() if not loop.dead)) or "no task waits"
-        raise SimulationError(
-            f"seed {seed}: {error}, at {_now(scheduler)}; look at what its tasks wait for:\n{waiting}"
-        ) from None
     finally:
         for loop in loops():
             loop.close()
         for loop in loops():
             loop.bury()
-        asyncio._set_running_loop(None)
-        sys.set_asyncgen_hooks(*hooks)
         if collecting:
             gc.enable()
 

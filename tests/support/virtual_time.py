@@ -1,0 +1,69 @@
+"""Runs a test under virtual time: on the simulation's loop, with its clock and its network, in which embedded brokers and clients
+meet on 127.0.0.1. Sleeps, time-outs and retries take no time; threads, sockets, subprocesses, TLS and signals are refused.
+
+A test is marked with ``@pytest.mark.virtual_time``, a file with ``pytestmark = pytest.mark.virtual_time``. Fixtures of an
+asynchronous test that are coroutines run on its loop, too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from collections.abc import Awaitable
+from random import Random
+from typing import TypeVar
+
+from rmq_async import machine as library
+from rmq_async.testing.simulation import Scheduler, SimulatedLoop
+from rmq_async.testing.simulation.clock import MonotonicClock
+from rmq_async.testing.simulation.machines import EPOCH, LoopExecutor
+from rmq_async.testing.simulation.network import SimulatedNetwork
+from rmq_async.testing.simulation.running import drive
+from rmq_async.testing.simulation.standard_library import StandardLibrary
+
+T = TypeVar("T")
+KEPT = ("monotonic", "time", "random", "entropy", "process_id", "executor", "instance_name", "address")
+
+
+class Clocks:
+    """The clocks and random sources of the one process of a test."""
+
+    def __init__(self, scheduler: Scheduler, seed: int) -> None:
+        self.clock = MonotonicClock(scheduler, booted=1000.0)
+        self.monotonic = self.clock.time
+        self.random, self.entropy = Random(seed), Random(seed + 1)
+        self._scheduler = scheduler
+
+    def time(self) -> float:
+        return EPOCH + self._scheduler.now / 1e9
+
+
+class VirtualTimeLoop(SimulatedLoop):
+    """The loop of one test. From its making to ``close`` the library and the standard library show its time."""
+
+    def __init__(self, seed: int) -> None:
+        scheduler = Scheduler()
+        network = SimulatedNetwork(scheduler, lambda name: Random(zlib.crc32(name.encode(), seed)))
+        self._clocks = Clocks(scheduler, seed)
+        self._scheduling = scheduler
+        super().__init__(scheduler, "test", chance=Random(seed + 2), clock=self._clocks.clock, network=network.host("test"))
+        self._before = {name: getattr(library, name) for name in KEPT}
+        self._library = StandardLibrary(self._clocks)
+        self._library.__enter__()
+        library.monotonic, library.time = self._clocks.monotonic, self._clocks.time
+        library.random, library.entropy = self._clocks.random, self._clocks.entropy
+        library.executor = LoopExecutor(self)
+
+    def run_until_complete(self, future: Awaitable[T]) -> T:  # type: ignore[override]
+        done = asyncio.ensure_future(future, loop=self)
+        drive(self._scheduling, done.done, lambda: [self], "")
+        return done.result()
+
+    def close(self) -> None:
+        if self.dead:
+            return
+        super().close()
+        self.bury()
+        self._library.__exit__(None, None, None)
+        for name, value in self._before.items():
+            setattr(library, name, value)

@@ -1,0 +1,52 @@
+"""The loop of tests that wait: their own clock, and nothing of it after the test."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections.abc import AsyncIterator
+
+import pytest
+
+from rmq_async import Message, Producer, machine
+from rmq_async.embedded import EmbeddedRocketMQ
+from rmq_async.testing.simulation import SimulationError
+
+pytestmark = pytest.mark.virtual_time
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[EmbeddedRocketMQ]:
+    async with EmbeddedRocketMQ() as server:
+        yield server
+
+
+async def test_virtual_time_passes_without_waiting(server: EmbeddedRocketMQ) -> None:
+    cpu, began, wall = time.process_time(), asyncio.get_running_loop().time(), time.time()
+    async with Producer("group", namesrv=server.namesrv) as producer:
+        await producer.send(Message("topic", b"before"))
+        await asyncio.sleep(3600)
+        await producer.send(Message("topic", b"after"))
+    first, second = server.messages("topic")
+    assert 3600 <= (second.store_time_ms - first.store_time_ms) / 1000 < 3601
+    assert 3600 <= asyncio.get_running_loop().time() - began < 3601
+    assert 3600 <= time.time() - wall < 3601
+    assert machine.monotonic() == asyncio.get_running_loop().time() == time.monotonic()
+    assert time.process_time() - cpu < 30
+
+
+async def test_virtual_time_runs_jobs_without_threads() -> None:
+    assert await asyncio.to_thread(lambda: 7) == 7
+
+
+async def test_virtual_time_refuses_what_leaves_it() -> None:
+    with pytest.raises(SimulationError, match=r"socket\.socket\(\) was called in a simulation"):
+        socket.socket()
+    with pytest.raises(SimulationError, match=r"time\.sleep\(\) was called in a simulation"):
+        time.sleep(0.001)
+
+
+@pytest.mark.parametrize("run", [1, 2])
+async def test_virtual_time_begins_anew_in_each_test(run: int) -> None:
+    assert machine.monotonic() == 1000.0
