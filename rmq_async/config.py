@@ -83,7 +83,8 @@ class ClientConfig:
     ``connect_timeout``: time limit of one connect, including the look-up of the host name, all its addresses and the TLS
     handshake. ``request_timeout``: time limit of a request that is no send, unless the call has one of its own; for a pull that
     waits at the broker, it is added to the time of that wait. ``idle_timeout``: time after which unused connections are closed.
-    ``max_frame_size``: a larger frame that a server sends closes the connection (1024 to 134,217,728).
+    ``max_frame_size``: bytes of the largest answer (1024 to 134,217,728); a larger one fails its request, and above 256 MiB closes
+    the connection.
     ``max_decompressed_size``: maximum size of a received body once it is decompressed (1024 to 2,147,483,648).
     ``serialize_type``: form of request headers, "json" or "rocketmq" (binary); answers are read in either form.
 

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, NamedTuple
 from rmq_protocol.constants import ResponseCode
 from rmq_protocol.errors import (
     CorruptMessageError,
+    FrameTooLargeError,
     InvalidMessageError,
     LocalProtocolError,
     ProtocolError,
@@ -38,6 +39,7 @@ __all__ = [
     "FlowControlError",
     "ForbiddenError",
     "ForkedError",
+    "FrameTooLargeError",
     "GoAwayError",
     "GroupNotOnlineError",
     "HandlerTimeoutError",

@@ -196,7 +196,8 @@ def decompress(data: bytes, kind: CompressionType, max_size: int = MAX_DECOMPRES
         reason = f"compressed body of {len(data)} bytes cannot be decompressed: {error}"
         raise UnreadableBodyError(reason, min(size + _STEP, max_size)) from error
     raise UnreadableBodyError(
-        f"compressed body of {len(data)} bytes would take more than {max_size} bytes, the limit for decompressed bodies",
+        f"compressed body of {len(data)} bytes would take more than {max_size} bytes, the limit for decompressed bodies "
+        "(max_decompressed_size)",
         size,
         too_large=True,
     )
@@ -206,10 +207,11 @@ class UnreadableBodyError(CorruptMessageError):
     """The error of a body that cannot be decompressed.
 
     ``produced``: upper bound of the bytes decompressed before the error. ``too_large``: True if the body exceeds the limit.
+    ``no_package``: True if its compression needs a package that is not installed.
     """
 
-    def __init__(self, message: str, produced: int, *, too_large: bool = False) -> None:
-        super().__init__(message)
+    def __init__(self, message: str, produced: int, *, too_large: bool = False, no_package: bool = False) -> None:
+        super().__init__(message, intact=too_large or no_package)
         self.produced = produced
         self.too_large = too_large
 
@@ -261,7 +263,7 @@ class _Lz4Reader:
 
     def __init__(self, data: bytes, max_size: int) -> None:
         if lz4_frame is None:
-            raise UnreadableBodyError(_missing("lz4", "lz4"), 0)
+            raise UnreadableBodyError(_missing("lz4", "lz4"), 0, no_package=True)
         self._stream: Any = lz4_frame.LZ4FrameDecompressor()
         self._rest = data
         self._frames = 1
@@ -294,7 +296,7 @@ class _ZstdReader:
 
     def __init__(self, data: bytes, max_size: int) -> None:
         if zstandard is None:
-            raise UnreadableBodyError(_missing("zstd", "zstandard"), 0)
+            raise UnreadableBodyError(_missing("zstd", "zstandard"), 0, no_package=True)
         _check_zstd_frames(data)
         window = max(max_size, _MIN_ZSTD_WINDOW)
         decompressor = _contexts.decompressors.get(window)

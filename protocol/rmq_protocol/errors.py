@@ -12,6 +12,7 @@ from typing import Final
 
 __all__ = [
     "CorruptMessageError",
+    "FrameTooLargeError",
     "InvalidMessageError",
     "LocalProtocolError",
     "ProtocolError",
@@ -101,6 +102,29 @@ class RemoteProtocolError(ProtocolError):
     """Error of bytes or a text of the peer that cannot be decoded, or of a value in them that the protocol does not allow."""
 
 
+class FrameTooLargeError(RemoteProtocolError):
+    """Error of a frame of the peer that is larger than ``max_frame_size`` allows.
+
+    ``size``: bytes of the frame. ``limit``: bytes that were allowed. ``fields``: those of the header, if the frame is an answer of
+    code 0; else None.
+    """
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        size: int = 0,
+        limit: int = 0,
+        fields: dict[str, str | None] | None = None,
+        broker: str | None = None,
+        address: str | None = None,
+    ) -> None:
+        super().__init__(message, broker=broker, address=address)
+        self.size = size
+        self.limit = limit
+        self.fields = fields
+
+
 class InvalidMessageError(RocketMQError, ValueError):
     """Error of a message, or of the name of a topic or group, that exceeds a limit or breaks a rule; nothing was sent.
 
@@ -115,7 +139,8 @@ class CorruptMessageError(RocketMQError):
     """Error of a stored record or a compressed body that is damaged or cannot be decoded.
 
     ``position``: byte offset of the record in its block. ``msg_id``: unique or offset id of the record. ``queue_offset``: its
-    offset in its queue. Each is None if it is not known.
+    offset in its queue. Each is None if it is not known. ``intact``: True if the message is not damaged, and another
+    client could read it: its body exceeds ``max_decompressed_size``, or its compression needs a package that is not installed.
     """
 
     def __init__(
@@ -125,6 +150,7 @@ class CorruptMessageError(RocketMQError):
         position: int | None = None,
         msg_id: str | None = None,
         queue_offset: int | None = None,
+        intact: bool = False,
         broker: str | None = None,
         address: str | None = None,
     ) -> None:
@@ -132,3 +158,4 @@ class CorruptMessageError(RocketMQError):
         self.position = position
         self.msg_id = msg_id
         self.queue_offset = queue_offset
+        self.intact = intact

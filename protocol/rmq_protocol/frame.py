@@ -9,6 +9,9 @@ The decoder handles any cut of the stream and any bytes of a peer. A length is c
 before memory is allocated; memory is used only for bytes that have arrived. A read that ends on a frame boundary (nearly all do
 on a send connection) is sliced in place; otherwise bytes are gathered in one bytearray, so that a frame which arrives byte by
 byte costs linear time. A body is copied once, and three times if its frame came in several reads.
+
+A frame above the limit is broken, or, if the decoder may drop it, cut to its header: the rest is dropped as it arrives, so that
+the other frames of the stream can be read.
 """
 
 from __future__ import annotations
@@ -18,9 +21,9 @@ import struct
 import msgspec
 
 from .constants import MAX_FRAME_SIZE, MAX_HEADER_SIZE, SerializeType
-from .errors import LocalProtocolError, RemoteProtocolError
+from .errors import FrameTooLargeError, LocalProtocolError, RemoteProtocolError
 
-__all__ = ["Frame", "FrameDecoder", "encode_frame"]
+__all__ = ["CutFrame", "Frame", "FrameDecoder", "encode_frame"]
 
 _WORDS = struct.Struct(">iI")
 _LENGTH = struct.Struct(">i")
@@ -34,19 +37,31 @@ class Frame(msgspec.Struct, frozen=True, gc=False):
     body: bytes
 
 
+class CutFrame(msgspec.Struct, frozen=True, gc=False):
+    """The head of a frame that is too large. ``size``: bytes of the whole frame, its length prefix included."""
+
+    serialize_type: int
+    header: bytes
+    size: int
+
+
 class FrameDecoder:
     """Splits a stream of bytes into frames, in the order in which they arrived.
 
     ``max_frame_size``: bytes of the largest frame accepted, its 4-byte length prefix included. Raises LocalProtocolError for one
-    below 8.
+    below 8. ``drop_up_to``: bytes of the largest frame that is cut to a CutFrame, provided that its header alone would be
+    accepted. By default every frame above ``max_frame_size`` is broken, as every larger one is.
     """
 
-    __slots__ = ("_max_length", "_need", "_pending", "_plain_header", "error")
+    __slots__ = ("_left", "_longest", "_max_length", "_need", "_pending", "_plain_header", "error")
 
-    def __init__(self, max_frame_size: int = MAX_FRAME_SIZE) -> None:
+    def __init__(self, max_frame_size: int = MAX_FRAME_SIZE, *, drop_up_to: int = 0) -> None:
         if max_frame_size < 8:
             raise LocalProtocolError(f"max_frame_size must be at least 8, the bytes of an empty frame, not {max_frame_size}")
         self._max_length = max_frame_size - 4
+        self._longest = max(drop_up_to - 4, self._max_length)
+        self._left = 0
+        """Bytes that a frame which is being dropped still has to come."""
         self._plain_header = min(MAX_HEADER_SIZE, self._max_length - 4)
         self._pending = bytearray()
         self._need = 0
@@ -59,7 +74,7 @@ class FrameDecoder:
         return len(self._pending)
 
     def feed(self, data: bytes) -> list[Frame]:
-        """Takes the next bytes of the stream and returns the frames they complete.
+        """Takes the next bytes of the stream and returns the frames they complete, without those that were cut.
 
         Raises RemoteProtocolError, with the field and its value, for a broken frame. If good frames precede it in the same
         call, these are returned, ``error`` is set, and the next call raises it.
@@ -72,14 +87,18 @@ class FrameDecoder:
                 frames.append(frame)
         return frames
 
-    def cut(self, data: bytes) -> list[Frame | bytes | RemoteProtocolError]:
+    def cut(self, data: bytes) -> list[Frame | bytes | CutFrame | RemoteProtocolError]:
         """Splits as ``feed`` does, but returns a frame with a JSON header and no body as the bytes of its header alone: nearly
-        every response to a send is such a frame.
+        every response to a send is such a frame. The list has a CutFrame for each frame that is dropped.
 
         Where good frames precede a broken one, the list ends with its error; else this method raises it.
         """
         if self.error is not None:
             raise self.error
+        if self._left:
+            left = self._left
+            self._left = max(left - len(data), 0)
+            data = data[left:]
         pending = self._pending
         if pending:
             pending += data
@@ -87,7 +106,7 @@ class FrameDecoder:
                 return []
             data = bytes(pending)
             pending.clear()
-        frames: list[Frame | bytes | RemoteProtocolError] = []
+        frames: list[Frame | bytes | CutFrame | RemoteProtocolError] = []
         at, end = 0, len(data)
         unpack, plain_header, max_length = _WORDS.unpack_from, self._plain_header, self._max_length
         while end - at >= 8:
@@ -103,7 +122,15 @@ class FrameDecoder:
             header = at + 8
             body = header + word
             if body > stop or length > max_length or kind > 1:
-                return self._refuse(length, kind, word, frames)
+                if body > stop or length > self._longest or kind > 1 or 4 + word > max_length:
+                    return self._refuse(length, kind, word, frames)
+                if body > end:
+                    self._need = body - at
+                    break
+                frames.append(CutFrame(kind, data[header:body], length + 4))
+                self._left = max(stop - end, 0)
+                at = stop
+                continue
             if stop > end:
                 self._need = stop - at
                 break
@@ -113,9 +140,9 @@ class FrameDecoder:
             self._need = 8
             if end - at >= 4:
                 (length,) = _LENGTH.unpack_from(data, at)
-                if length < 4 or length > max_length:
+                if length < 4 or length > self._longest:
                     return self._refuse(length, 0, 0, frames)
-            elif at == end:
+            elif at >= end:
                 return frames
             else:
                 self._need = 4
@@ -123,17 +150,18 @@ class FrameDecoder:
         return frames
 
     def _refuse(
-        self, length: int, kind: int, header_length: int, frames: list[Frame | bytes | RemoteProtocolError]
-    ) -> list[Frame | bytes | RemoteProtocolError]:
+        self, length: int, kind: int, header_length: int, frames: list[Frame | bytes | CutFrame | RemoteProtocolError]
+    ) -> list[Frame | bytes | CutFrame | RemoteProtocolError]:
         if length < 4:
             text = f"frame length {length} is below 4, the size of the header word"
         elif length > self._max_length:
             text = f"frame length {length} is above the limit of {self._max_length} (max_frame_size less 4)"
+            self.error = FrameTooLargeError(text, size=length + 4, limit=self._max_length + 4)
         elif kind > 1:
             text = f"serialize type {kind} is unknown (0 = JSON, 1 = ROCKETMQ)"
         else:
             text = f"header length {header_length} is beyond its frame, which has {length - 4} bytes left"
-        self.error = RemoteProtocolError(text)
+        self.error = self.error or RemoteProtocolError(text)
         if not frames:
             raise self.error
         frames.append(self.error)

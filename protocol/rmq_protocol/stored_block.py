@@ -168,13 +168,13 @@ class RecordBlock(ABC):
                 self._report(position, reason, fields, properties)
         except CorruptMessageError as error:
             # Not chained: its traceback would keep the whole block alive.
-            self._report(position, str(error), fields, properties)
+            self._report(position, str(error), fields, properties, intact=error.intact)
         except _Full:
             if self._allow_partial:
                 self._resume_at, self.stopped_at = fields[5] + self.offset_delta, position
                 return end
             reason = f"not decoded: the bodies of one block would take more than max_decompressed_size, {self._max_size} bytes"
-            self._report(position, reason, fields, properties)
+            self._report(position, reason, fields, properties, intact=True)
         return following
 
     # ------------------------------------------------------------------------------------------------------- a good record
@@ -315,6 +315,8 @@ class RecordBlock(ABC):
         reason: str,
         fields: Fields | None = None,
         properties: dict[str, str] | None = None,
+        *,
+        intact: bool = False,
     ) -> None:
         msg_id = queue_offset = None
         if fields is not None:
@@ -328,6 +330,7 @@ class RecordBlock(ABC):
                 position=position,
                 msg_id=msg_id,
                 queue_offset=queue_offset,
+                intact=intact,
                 broker=self._broker or None,
             )
         )

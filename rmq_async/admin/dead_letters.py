@@ -33,7 +33,15 @@ from rmq_protocol.stored import decode_pull
 from .. import machine
 from .._text import printable
 from ..broker_answers import broker_error
-from ..client import TOOLS_GROUP, ClientInstance, commit_offset, committed_offset, max_offset, min_offset
+from ..client import (
+    TOOLS_GROUP,
+    ClientInstance,
+    commit_offset,
+    committed_offset,
+    max_offset,
+    min_offset,
+    too_large_frame,
+)
 from ..errors import CorruptMessageError, RequestTimeoutError, RocketMQError, TopicNotFoundError
 
 __all__ = ["Skipped", "read", "resend"]
@@ -186,10 +194,7 @@ class _Pulled(NamedTuple):
 async def _pull(instance: ClientInstance, queue: MessageQueue, offset: int, size: int, deadline: float) -> _Pulled:
     if offset >= await max_offset(instance, queue):
         return _Pulled((), None, None)
-    header = pull_header(TOOLS_GROUP, queue.topic, queue.queue_id, queue.broker_name, "*", 0, offset, min(size, PULL_SIZE))
-    command = RemotingCommand(code=RequestCode.PULL_MESSAGE, ext_fields={**to_ext(header)})
-    timeout = max(deadline - machine.monotonic(), 0.0)
-    response, address = await instance.ask_broker(queue.broker_name, queue.topic, command, timeout, any_replica=True)
+    response, address = await _answer(instance, queue, offset, min(size, PULL_SIZE), deadline)
     if response.code not in _PULLED:
         raise broker_error(response.code, response.remark, request="PULL_MESSAGE", broker=queue.broker_name, address=address)
     after = max(from_ext(PullMessageResponseHeader, response.ext_fields).nextBeginOffset, offset)
@@ -203,6 +208,28 @@ async def _pull(instance: ClientInstance, queue: MessageQueue, offset: int, size
         if decoded.resume_at is not None:
             after = decoded.resume_at
     return _Pulled(messages, damaged, after if after > offset else None)
+
+
+async def _answer(
+    instance: ClientInstance, queue: MessageQueue, offset: int, size: int, deadline: float
+) -> tuple[RemotingCommand, str]:
+    """Pulls up to ``size`` letters, and half as many while the answer is above ``max_frame_size``; returns the answer and the
+    broker's address."""
+    sizes = instance.pull_sizes
+    while True:
+        asked = sizes.limit(queue, size)
+        header = pull_header(TOOLS_GROUP, queue.topic, queue.queue_id, queue.broker_name, "*", 0, offset, asked)
+        command = RemotingCommand(code=RequestCode.PULL_MESSAGE, ext_fields={**to_ext(header)})
+        timeout = max(deadline - machine.monotonic(), 0.0)
+        try:
+            response, address = await instance.ask_broker(queue.broker_name, queue.topic, command, timeout, any_replica=True)
+        except RocketMQError as error:
+            if too_large_frame(error) is None or not sizes.lower(queue, asked):
+                error.add_note(f"this was a pull of {asked} dead letters at offset {offset} of {queue}")
+                raise
+        else:
+            sizes.answered(queue, asked, len(response.body))
+            return response, address
 
 
 async def _send(instance: ClientInstance, group: str, received: MessageExt, deadline: float) -> None:

@@ -16,6 +16,8 @@ from contextlib import suppress
 from functools import partial
 from typing import Final
 
+import msgspec
+
 from rmq_protocol.cluster import ClusterInfo
 from rmq_protocol.command import RemotingCommand
 from rmq_protocol.constants import BLANK_MAGIC_CODE, MAGIC_CODE_V1, MAGIC_CODE_V2, RequestCode, ResponseCode
@@ -31,8 +33,8 @@ from .._lookups import is_ip, look_up
 from .._text import printable
 from ..broker_answers import broker_error
 from ..client import ClientInstance, until_readable
-from ..errors import BrokerSystemError, QueryNotFoundError, RequestTimeoutError
-from .requests import ask_at, brokers_of, cluster_info, everywhere
+from ..errors import BrokerSystemError, FrameTooLargeError, QueryNotFoundError, RequestTimeoutError
+from .requests import ask_at, brokers_of, cluster_info
 
 __all__ = ["by_key", "view"]
 
@@ -161,19 +163,57 @@ async def _query(
 ) -> list[MessageExt]:
     """Returns the messages of the query's topic that the brokers' indexes find and that are ``wanted``, by store time; logs
     damaged ones. An index also finds messages that have only the hash of their key in common with the query."""
-    command = RemotingCommand(code=RequestCode.QUERY_MESSAGE, ext_fields={**to_ext(query)})
     found: list[MessageExt] = []
-    for name, response in (await everywhere(instance, brokers, command, deadline)).items():
-        if response.code == ResponseCode.QUERY_NOT_FOUND:
-            continue
-        if response.code != ResponseCode.SUCCESS:
-            raise broker_error(response.code, response.remark, request="QUERY_MESSAGE", broker=name, address=brokers[name])
-        decoded = await _decode(instance, response.body, name, deadline)
-        for corrupt in decoded.corrupt:
-            text = "a damaged message of broker %s that may have key %s is left out: %s"
-            logger.error(text, name, printable(query.key), printable(corrupt))
-        found += [message for message in decoded.messages if message.topic == query.topic and wanted(message)]
+
+    async def ask(name: str) -> None:
+        messages = await _query_at(instance, name, brokers[name], query, deadline)
+        found.extend(message for message in messages if message.topic == query.topic and wanted(message))
+
+    await for_each(brokers, ask, at_once=len(brokers))
     return sorted(found, key=lambda message: (message.store_time_ms, message.queue, message.queue_offset))
+
+
+async def _query_at(
+    instance: ClientInstance, broker: str, address: str, query: QueryMessageRequestHeader, deadline: float
+) -> list[MessageExt]:
+    """Returns the messages that one broker's index finds, the newest ones. While the answer is above ``max_frame_size``, asks for
+    half as many at a time, from the newest to the oldest."""
+    found: dict[int, MessageExt] = {}
+    number, end = query.maxNum, query.endTimestamp
+    while True:
+        part = msgspec.structs.replace(query, maxNum=number, endTimestamp=end)
+        try:
+            messages = await _part(instance, broker, address, part, deadline)
+        except FrameTooLargeError:
+            if number == 1:
+                raise
+            number //= 2
+            continue
+        before = len(found)
+        found |= {message.commit_log_offset: message for message in messages}
+        if number == query.maxNum or len(messages) < number or len(found) >= query.maxNum:
+            return [*found.values()]
+        end = min(message.store_time_ms for message in messages)
+        if len(found) == before:  # more than ``number`` of one second, which is the index's unit of time
+            text = "%s has more messages with key %s than the %d found: answers for more are above max_frame_size"
+            logger.warning(text, broker, printable(query.key), before)
+            return [*found.values()]
+
+
+async def _part(
+    instance: ClientInstance, broker: str, address: str, query: QueryMessageRequestHeader, deadline: float
+) -> tuple[MessageExt, ...]:
+    command = RemotingCommand(code=RequestCode.QUERY_MESSAGE, ext_fields={**to_ext(query)})
+    response = await ask_at(instance, broker, address, command, deadline)
+    if response.code == ResponseCode.QUERY_NOT_FOUND:
+        return ()
+    if response.code != ResponseCode.SUCCESS:
+        raise broker_error(response.code, response.remark, request="QUERY_MESSAGE", broker=broker, address=address)
+    decoded = await _decode(instance, response.body, broker, deadline)
+    for corrupt in decoded.corrupt:
+        text = "a damaged message of broker %s that may have key %s is left out: %s"
+        logger.error(text, broker, printable(query.key), printable(corrupt))
+    return decoded.messages
 
 
 async def _decode(instance: ClientInstance, body: bytes, broker: str, deadline: float) -> DecodedMessages:

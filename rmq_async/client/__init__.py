@@ -23,6 +23,7 @@ from .offsets import (
     search_offset,
     until_readable,
 )
+from .pull_sizes import end_in, next_offset_in, too_large_frame
 from .reply_table import PushedReply
 from .retry_requests import broker_of_message, retry_brokers, send_back, send_copy
 from .route_table import RouteTable, TopicRoute
@@ -55,6 +56,7 @@ __all__ = [
     "commit_offset",
     "committed_offset",
     "earliest_store_time_ms",
+    "end_in",
     "epoch_ms",
     "first_port",
     "group_members",
@@ -69,12 +71,14 @@ __all__ = [
     "max_offset",
     "min_offset",
     "name_server_problem",
+    "next_offset_in",
     "retry_brokers",
     "search_offset",
     "send_back",
     "send_copy",
     "send_trace",
     "store_time_ms",
+    "too_large_frame",
     "until_readable",
     "vip_address",
 ]

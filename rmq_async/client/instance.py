@@ -57,6 +57,7 @@ from .loop_monitor import LoopMonitor
 from .name_server_watch import NameServerWatch
 from .name_servers import NameServers
 from .names import Names
+from .pull_sizes import PullSizes
 from .reply_table import ReplyTable
 from .route_table import RouteTable, TopicRoute
 from .unique_ids import UniqueIds, packed_ip
@@ -101,6 +102,7 @@ class ClientInstance:
         self.config = config
         self.names = Names(config.namespace)
         self.gaps = GapTable()
+        self.pull_sizes = PullSizes(config.max_frame_size)
         self.first_commits = FirstCommits()
         self.replies = ReplyTable()
         self.group_requests = GroupRequests()

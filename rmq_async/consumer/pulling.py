@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from functools import lru_cache, partial
 from typing import Any, Final, NamedTuple
@@ -31,12 +32,14 @@ from rmq_protocol.subscription import SQL92, TAG
 from .. import machine
 from .._ordered import OrderedSet
 from ..broker_answers import broker_error
-from ..client import ClientInstance, lost_offsets
-from ..errors import RequestTimeoutError, RocketMQError
+from ..client import ClientInstance, lost_offsets, next_offset_in, too_large_frame
+from ..errors import FrameTooLargeError, RequestTimeoutError, RocketMQError
 from ..results import PullResult, PullStatus
 from ..transport import Connection
 
 __all__ = ["PendingPull", "PullRequest", "PulledBody", "pull_body", "pull_once", "small_result", "start_pull"]
+
+logger = logging.getLogger(__name__)
 
 DECODE_IN_THREAD: Final = 64 * 1024
 """Size of a body, in bytes, from which on a thread decodes it."""
@@ -114,6 +117,8 @@ def start_pull(instance: ClientInstance, request: PullRequest, *, gather: bool =
     """Sends the request from a template; returns None where that is not possible. ``gather``: True writes it together with
     others of this iteration of the loop."""
     queue = request.queue
+    if instance.pull_sizes.lowered:
+        request = _limited(instance, request)
     connection = instance.plain_connection(instance.routes.broker_of(queue))
     if connection is None or not connection.requests.is_open:
         return None
@@ -198,6 +203,8 @@ def small_result(instance: ClientInstance, pending: PendingPull) -> PullResult |
     if not isinstance(reply, PullReply) or len(reply.body) >= DECODE_IN_THREAD:
         return None
     answer = _found(reply, pending.connection.address)
+    if instance.pull_sizes.lowered:
+        instance.pull_sizes.answered(request.queue, request.max_messages, len(reply.body))
     result = _result(instance, request, answer, _decoder(instance, request, answer)())
     if not result.lost:
         return result
@@ -208,25 +215,45 @@ def small_result(instance: ClientInstance, pending: PendingPull) -> PullResult |
 async def pull_body(
     instance: ClientInstance, request: PullRequest, calls: Calls, pending: PendingPull | None = None
 ) -> PulledBody:
-    """Pulls once. ``calls``: futures to end when the consumer stops. ``pending``: the request if it was sent already.
+    """Pulls once, and again for half as many messages while the response is above ``max_frame_size``. ``calls``: futures to end
+    when the consumer stops. ``pending``: the request if it was sent already.
 
-    Raises BrokerError for a response that is no pull result, RemoteProtocolError for one without its offsets, and the errors of
-    finding the broker and of the request.
+    Raises BrokerError for a response that is no pull result, RemoteProtocolError for one without its offsets, FrameTooLargeError
+    for a message that is too large alone, and the errors of finding the broker and of the request.
     """
-    queue = request.queue
+    queue, sizes = request.queue, instance.pull_sizes
+    if sizes.lowered:
+        request = _limited(instance, request)
     if pending is None:
         pending = start_pull(instance, request)
-    if pending is None:
-        response, address = await _ask(instance, request, request.timeout, calls)
-    else:
-        reply = await _answer_to(pending, instance, calls)
-        if isinstance(reply, PullReply):
-            return _found(reply, pending.connection.address)
-        if reply.code == ResponseCode.GO_AWAY:
-            left = max(pending.since + request.timeout - machine.monotonic(), 0.0)
-            response, address = await _ask(instance, request, left, calls, reply)
+    try:
+        if pending is None:
+            response, address = await _ask(instance, request, request.timeout, calls)
         else:
-            response, address = reply, pending.connection.address
+            request = pending.request
+            reply = await _answer_to(pending, instance, calls)
+            if isinstance(reply, PullReply):
+                if sizes.lowered:
+                    sizes.answered(queue, request.max_messages, len(reply.body))
+                return _found(reply, pending.connection.address)
+            if reply.code == ResponseCode.GO_AWAY:
+                left = max(pending.since + request.timeout - machine.monotonic(), 0.0)
+                response, address = await _ask(instance, request, left, calls, reply)
+            else:
+                response, address = reply, pending.connection.address
+    except RocketMQError as error:
+        cause = too_large_frame(error)
+        if cause is None or not _asks_for_fewer(instance, request, cause):
+            if error is not cause:  # a frame that closed the connection may have been the answer to another request
+                raise
+            raise _one_too_large(instance, request, cause) from None
+    else:
+        return _general_body(instance, request, response, address)
+    return await pull_body(instance, request, calls)
+
+
+def _general_body(instance: ClientInstance, request: PullRequest, response: RemotingCommand, address: str) -> PulledBody:
+    queue, sizes = request.queue, instance.pull_sizes
     status = _STATUS.get(response.code)
     if status is None:
         raise broker_error(response.code, response.remark, request="PULL_MESSAGE", broker=queue.broker_name, address=address)
@@ -235,8 +262,42 @@ async def pull_body(
     except RemoteProtocolError as error:
         error.broker, error.address = queue.broker_name, address
         raise
+    if sizes.lowered and status is PullStatus.FOUND:
+        sizes.answered(queue, request.max_messages, len(response.body))
     return PulledBody(
         status, response.body, answer.nextBeginOffset, answer.minOffset, answer.maxOffset, answer.offsetDelta, address
+    )
+
+
+def _asks_for_fewer(instance: ClientInstance, request: PullRequest, cause: FrameTooLargeError) -> bool:
+    """Lowers the number of messages of the queue's pulls after an answer above ``max_frame_size``; returns False if the pull was
+    for one message."""
+    queue, sizes = request.queue, instance.pull_sizes
+    if not sizes.lower(queue, request.max_messages):
+        return False
+    shown, limit = instance.names.shown_queue(queue), sizes.limit(queue, request.max_messages)
+    text = "pulls of %s ask for %d messages at most: an answer for %d was above max_frame_size, %d bytes"
+    logger.info(text, shown, limit, request.max_messages, cause.limit)
+    return True
+
+
+def _limited(instance: ClientInstance, request: PullRequest) -> PullRequest:
+    """Returns the request with the number of messages that answers of the queue have room for."""
+    limit = instance.pull_sizes.limit(request.queue, request.max_messages)
+    return request if limit == request.max_messages else replace(request, max_messages=limit)
+
+
+def _one_too_large(instance: ClientInstance, request: PullRequest, error: FrameTooLargeError) -> FrameTooLargeError:
+    """Returns the error of a pull for one message; it names the message."""
+    shown, after = instance.names.shown_queue(request.queue), next_offset_in(error)
+    offset = request.offset if after is None else max(after - 1, request.offset)
+    text = (
+        f"the answer with the message at offset {offset} of {shown} has {error.size} bytes, above max_frame_size={error.limit}: "
+        f"set max_frame_size={error.size} or more to read it, or go on at offset {offset + 1}"
+    )
+    broker = request.queue.broker_name
+    return FrameTooLargeError(
+        text, size=error.size, limit=error.limit, fields=error.fields, broker=broker, address=error.address
     )
 
 

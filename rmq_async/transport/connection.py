@@ -13,10 +13,10 @@ from typing import Any, Final, NamedTuple, cast
 
 import msgspec
 
-from rmq_protocol.command import RemotingCommand, decode_command, encode_command
+from rmq_protocol.command import RemotingCommand, decode_command, encode_command, make_response
 from rmq_protocol.constants import RESPONSE_FLAG, ResponseCode, SerializeType
-from rmq_protocol.errors import ProtocolError, RemoteProtocolError
-from rmq_protocol.frame import Frame, FrameDecoder
+from rmq_protocol.errors import FrameTooLargeError, ProtocolError, RemoteProtocolError
+from rmq_protocol.frame import CutFrame, Frame, FrameDecoder
 from rmq_protocol.pull_codec import decode_pull_reply
 from rmq_protocol.send_codec import SendReply, decode_send_reply, send_reply_of
 
@@ -26,7 +26,7 @@ from .._text import is_power_of_two
 from ..errors import ConnectionLostError
 from .close_errors import close_text, lost_error
 from .coalescer import GATHER_FROM
-from .pending import Pending
+from .pending import Pending, request_name
 from .request_hooks import RequestHooks
 from .request_table import RequestTable
 from .server_requests import Answering, discard, failed, not_supported, response_frame
@@ -55,10 +55,14 @@ _STORED: Final = frozenset(
 )
 _NO_REPLY: Final = SendReply(code=-1)
 MAX_UNREAD_ANSWERS: Final = 1024 * 1024
+DROP_UP_TO: Final = 256 * 1024 * 1024
+"""Bytes of the largest frame above ``max_frame_size`` that is dropped while the connection stays: it delays what comes behind it by
+seconds at most. It is below 352,518,400, the "length" in the first bytes of a TLS record."""
 
 
 class ConnectionSettings(NamedTuple):
-    """The settings of a connection. ``max_frame_size``: maximum bytes of a received frame.
+    """The settings of a connection. ``max_frame_size``: maximum bytes of a received frame. A larger one, up to DROP_UP_TO bytes,
+    fails its request only.
 
     ``dead_after``: seconds of silence after which the connection is closed as dead. Silence begins when the first request, long
     polls excepted, is written after the last received byte.
@@ -79,9 +83,9 @@ class Connection(asyncio.Protocol):
 
     # More attributes than instances of a class share a layout for (30): without slots each would be looked up in a dictionary.
     __slots__ = (
-        "__weakref__", "_answering", "_decoder", "_loop", "_on_closed", "_on_request", "_on_retired", "_state", "_transport",
-        "_unread_answers", "address", "attributes", "close_cause", "close_reason", "closed", "hooks", "ip", "local_ip", "requests",
-        "retired", "serialize_type", "stored_at", "strays",
+        "__weakref__", "_answering", "_decoder", "_loop", "_max_frame_size", "_on_closed", "_on_request", "_on_retired", "_state",
+        "_transport", "_unread_answers", "address", "attributes", "close_cause", "close_reason", "closed", "hooks", "ip",
+        "local_ip", "requests", "retired", "serialize_type", "stored_at", "strays",
     )  # fmt: skip
 
     def __init__(
@@ -116,7 +120,8 @@ class Connection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._state = ConnectionState.CONNECTING
         self._transport: asyncio.Transport | None = None
-        self._decoder = FrameDecoder(settings.max_frame_size)
+        self._decoder = FrameDecoder(settings.max_frame_size, drop_up_to=DROP_UP_TO)
+        self._max_frame_size = settings.max_frame_size
         self._on_request = on_request
         self._on_closed = on_closed
         self._on_retired = on_retired
@@ -265,11 +270,14 @@ class Connection(asyncio.Protocol):
         if requests.writer.frames and len(entries) - requests.untyped < GATHER_FROM:
             requests.writer.look_again()
 
-    def _general_frame(self, frame: Frame | RemoteProtocolError) -> None:
+    def _general_frame(self, frame: Frame | CutFrame | RemoteProtocolError) -> None:
         """Handles a frame that ``data_received`` does not handle itself. ``frame``: a frame, or the error of a broken one, which is
         raised."""
         if isinstance(frame, RemoteProtocolError):
             raise frame
+        if isinstance(frame, CutFrame):
+            self._too_large(frame)
+            return
         requests = self.requests
         if frame.body and not frame.serialize_type and (reply := decode_pull_reply(frame.header, frame.body)) is not None:
             pending = requests.entries.get(reply.opaque)
@@ -294,6 +302,31 @@ class Connection(asyncio.Protocol):
             self._finish_send(pending, command)
         else:
             pending.receiver.set_result(command)
+
+    def _too_large(self, frame: CutFrame) -> None:
+        """Fails the request of an answer above ``max_frame_size``, and refuses a request of the server above it."""
+        command = decode_command(Frame(frame.serialize_type, frame.header, b""))
+        limit = self._max_frame_size
+        if not command.is_response:
+            text = f"a frame of {frame.size} bytes is above max_frame_size, {limit} bytes"
+            logger.warning("%s: %s was not handled: %s", self.address, request_name(command.code), text)
+            self._respond(command, make_response(command, ResponseCode.SYSTEM_ERROR, text))
+            return
+        pending = self.requests.take(command.opaque)
+        if pending is None:
+            self._count_stray()
+            return
+        error = FrameTooLargeError(
+            f"the answer of {self.address} to {request_name(pending.code)} has {frame.size} bytes, above max_frame_size={limit}: "
+            f"ask for less, or set max_frame_size={frame.size} or more",
+            size=frame.size,
+            limit=limit,
+            fields=(command.ext_fields or {}) if command.code == ResponseCode.SUCCESS else None,
+            address=self.address,
+        )
+        error.maybe_stored = pending.typed
+        if not pending.receiver.done():
+            pending.receiver.set_exception(error)
 
     def _finish_send(self, pending: Pending, command: RemotingCommand) -> None:
         if command.code in _STORED:

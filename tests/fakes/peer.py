@@ -24,7 +24,7 @@ from .answers import Answer, echo
 
 
 def frame(command: RemotingCommand, form: SerializeType = SerializeType.JSON) -> bytes:
-    return b"".join(encode_command(command, form))
+    return b"".join(encode_command(command, form, 1 << 30))  # brokers limit what they receive, not what they send
 
 
 def response(request: RemotingCommand, **changes: Any) -> RemotingCommand:

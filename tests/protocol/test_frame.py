@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from strategies_wire import FUZZ, cuts, serialize_types
 
 from rmq_protocol.constants import MAX_FRAME_SIZE, SerializeType
-from rmq_protocol.errors import LocalProtocolError, RemoteProtocolError
-from rmq_protocol.frame import Frame, FrameDecoder, encode_frame
+from rmq_protocol.errors import FrameTooLargeError, LocalProtocolError, RemoteProtocolError
+from rmq_protocol.frame import CutFrame, Frame, FrameDecoder, encode_frame
 
 
 def join(*frames: Frame) -> bytes:
@@ -61,6 +61,34 @@ def test_the_limit_counts_the_length_prefix_and_is_inclusive() -> None:
     assert len(FrameDecoder(100).feed(frame)) == 1
     with pytest.raises(RemoteProtocolError, match="frame length 96 is above the limit of 95"):
         FrameDecoder(99).feed(frame)
+
+
+LARGE = Frame(1, b"head", b"x" * 500)
+
+
+@given(st.lists(st.sampled_from([Frame(0, b"{}", b"small"), Frame(0, b"{}", b""), LARGE]), max_size=6), st.data())
+@FUZZ
+def test_large_frames_are_cut_to_their_headers_and_the_others_come_whole(frames: list[Frame], draw: st.DataObject) -> None:
+    decoder, found, most = FrameDecoder(100, drop_up_to=1000), [], 0
+    for piece in draw.draw(cuts(join(*frames))):
+        found += decoder.cut(piece)
+        most = max(most, decoder.pending)
+    expected = [CutFrame(1, b"head", 512) if frame is LARGE else frame if frame.body else frame.header for frame in frames]
+    assert found == expected
+    assert decoder.pending == 0
+    assert most <= 100
+
+
+def test_a_frame_that_is_too_large_to_be_dropped_is_refused_by_its_first_bytes() -> None:
+    decoder = FrameDecoder(100, drop_up_to=511)
+    with pytest.raises(FrameTooLargeError, match="frame length 508 is above the limit of 96") as caught:
+        decoder.feed(join(LARGE)[:4])
+    assert (caught.value.size, caught.value.limit) == (512, 100)
+
+
+def test_a_large_frame_whose_header_alone_is_too_large_is_refused() -> None:
+    with pytest.raises(FrameTooLargeError, match="above the limit"):
+        FrameDecoder(100, drop_up_to=1000).feed(join(Frame(0, bytes(93), bytes(500)))[:8])
 
 
 def test_the_largest_frame_of_the_protocol_is_sent_and_one_byte_more_is_not() -> None:

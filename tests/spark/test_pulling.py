@@ -17,6 +17,7 @@ import pytest
 
 from rmq_async import CorruptMessageError, Message, MessageQueue, OffsetRangeError, Producer, RequestTimeoutError
 from rmq_async.embedded import EmbeddedRocketMQ
+from rmq_async.errors import FrameTooLargeError
 from rmq_async.spark import pulling
 from rmq_async.spark.arrow import BYTES, Rows
 from rmq_async.spark.options import read_options
@@ -365,6 +366,23 @@ def _records(servers: EmbeddedRocketMQ, topic: str) -> list[bytes]:
     queue = broker_of(servers).state.topics.find_queue(topic, 0)
     assert queue is not None
     return queue._records
+
+
+def test_answers_above_max_frame_size_are_pulled_by_fewer_and_a_single_one_is_named(here: Worker, loop: Loop) -> None:
+    large = bytes(17 * 1024 * 1024)
+
+    def pull(header: PullMessageRequestHeader) -> tuple[int, int, bytes]:
+        offset = header.queueOffset
+        end = min(offset + header.maxMsgNums, 100)
+        if header.maxMsgNums > 8 or offset <= 90 < end:
+            return 0, end, large
+        return 0, end, b"".join(map(record, range(offset, end)))
+
+    with scripted(loop, pull) as namesrv:
+        pairs = found(puller(here, namesrv, [Range("t", BROKER, 0, 0, 90)]).batches())
+        assert pairs == [(0, offset) for offset in range(90)]
+        with pytest.raises(FrameTooLargeError, match="message at offset 90 of"):
+            found(puller(here, namesrv, [Range("t", BROKER, 0, 80, 100)], failOnDataLoss="false").batches())
 
 
 def test_damaged_records(here: Worker, loop: Loop, caplog: pytest.LogCaptureFixture) -> None:

@@ -11,7 +11,14 @@ from typing import Any
 import pytest
 
 from rmq_async.config import ClientConfig
-from rmq_async.errors import ConfigError, ConnectError, ConnectionLostError, RequestTimeoutError, RocketMQError
+from rmq_async.errors import (
+    ConfigError,
+    ConnectError,
+    ConnectionLostError,
+    FrameTooLargeError,
+    RequestTimeoutError,
+    RocketMQError,
+)
 from rmq_async.transport import CloseReason, Connection, ConnectionSettings, Pending
 from rmq_async.transport import pool as pool_module
 from rmq_async.transport.pool import Backoff, split_address
@@ -381,7 +388,7 @@ async def test_connection_settings_follow_config(monkeypatch: pytest.MonkeyPatch
     async with Peer() as peer, pool_of(request_timeout=30, serialize_type="rocketmq", max_frame_size=2048) as pool:
         connection = await pool.connect(peer.address, 5)
         assert connection.serialize_type == SerializeType.ROCKETMQ
-        with pytest.raises(ConnectionLostError, match="2044"):
+        with pytest.raises(FrameTooLargeError, match="max_frame_size=2048"):
             await connection.request(ping(bytes(2048)), 1)
     async with Peer() as peer, pool_of(request_timeout=0.1) as pool:
         await pool.connect(peer.address, 5)

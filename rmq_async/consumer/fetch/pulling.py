@@ -7,15 +7,19 @@ import logging
 from collections.abc import Callable
 from typing import Final, Protocol
 
+from msgspec.structs import replace
+
 from ... import machine
 from ..._backoff import Backoff
 from ..._ordered import OrderedSet
 from ..._text import printable
-from ...client import ClientInstance
+from ...client import ClientInstance, end_in
 from ...errors import (
     ConnectError,
     ConnectionLostError,
+    CorruptMessageError,
     FlowControlError,
+    FrameTooLargeError,
     NoPermissionError,
     QueueNotExistError,
     RequestTimeoutError,
@@ -144,7 +148,9 @@ class Pulling:
                     reported = now
                     self._report(held, error, now)
                 held.error = error
-                if not isinstance(error, SystemBusyError | FlowControlError):
+                if isinstance(error, FrameTooLargeError) and (end := end_in(error)) is not None:
+                    held.end = max(end, offset)
+                if not isinstance(error, SystemBusyError | FlowControlError | FrameTooLargeError | CorruptMessageError):
                     self._intake.doubt(held)
                 pause = self._pause(held, error, pauses)
             else:
@@ -209,6 +215,9 @@ class Pulling:
         if not sure and self._connection(held) is not held.connection:
             self._intake.doubt(held)
         held.answered_at = machine.monotonic()
+        if result.corrupt:
+            held.end = max(result.max_offset, offset)
+            result = _readable(result, held)
         if result.status is PullStatus.OFFSET_ILLEGAL or not self._intake.accept(held, result):
             await self._intake.move(held, result)
 
@@ -254,8 +263,28 @@ class Pulling:
             self._instance.routes.refresh_soon(held.queue.topic)
             self._lost_route(held)
             return BUSY_PAUSE
-        if isinstance(error, NoPermissionError | SubscriptionGroupNotExistError):
+        if isinstance(error, NoPermissionError | SubscriptionGroupNotExistError | FrameTooLargeError | CorruptMessageError):
             return REFUSED_PAUSE
         if isinstance(error, SystemBusyError | FlowControlError):
             return max(pauses.next(), BUSY_PAUSE * machine.random.uniform(0.5, 1.0))
         return pauses.next()
+
+
+def _readable(result: PullResult, held: HeldQueue) -> PullResult:
+    """Returns the part of a result before the first message that this client cannot read, though it is not damaged; raises an
+    error that names the message if there is nothing before it: to pass over it would lose it."""
+    blocked = next((each for each in result.corrupt if each.intact and each.queue_offset is not None), None)
+    if blocked is None:
+        return result
+    at = blocked.queue_offset
+    assert at is not None
+    if at <= held.cursor:
+        text = f"the message at offset {at} is not damaged, but cannot be read here, so the queue stays at it: {blocked}"
+        raise CorruptMessageError(text, msg_id=blocked.msg_id, queue_offset=at, intact=True, broker=blocked.broker)
+    return replace(
+        result,
+        messages=tuple([each for each in result.messages if each.queue_offset < at]),
+        corrupt=tuple([each for each in result.corrupt if each.queue_offset is None or each.queue_offset < at]),
+        lost=tuple([range(each.start, min(each.stop, at)) for each in result.lost if each.start < at]),
+        next_offset=at,
+    )

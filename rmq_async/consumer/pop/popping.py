@@ -21,11 +21,12 @@ from rmq_protocol.pop_handles import MAX_POP_SIZE
 from ... import machine
 from ..._backoff import Backoff
 from ..._text import printable
-from ...client import ClientInstance
+from ...client import ClientInstance, too_large_frame
 from ...errors import (
     BrokerError,
     ConnectionLostError,
     FlowControlError,
+    FrameTooLargeError,
     NoPermissionError,
     RequestCodeNotSupportedError,
     RocketMQError,
@@ -63,6 +64,9 @@ REFUSED_PAUSE: Final = 30.0
 REPORT_EVERY: Final = 30.0
 GATHER_TIME: Final = 0.05
 """Seconds for which a pop with few credits waits for more: each pop costs the broker a record."""
+BLOCKED_FOR: Final = 60.0
+"""Seconds for which a message that cannot be read stays a problem after it should have come again."""
+MOST_BLOCKED: Final = 16
 PAUSED_FOR: Final = 1.0
 """Seconds after which a source that must not be popped is checked again, if nothing wakes it before."""
 
@@ -106,6 +110,7 @@ class Source:
         """Monotonic time of the newest pop that the broker may hold."""
         self.beside = 0
         """Pops under way beside the one that may be held."""
+        self._blocked: dict[str, float] = {}
 
     def wanted(self) -> int:
         """Returns the number of messages that the subscription may hold."""
@@ -122,6 +127,20 @@ class Source:
             with suppress(TimeoutError):
                 async with asyncio.timeout(seconds):
                     await self.wake.wait()
+
+    def block(self, popped: Popped) -> None:
+        """Notes and logs the messages of an answer that this client cannot read, though they are not damaged."""
+        comes_again = popped.arrived + popped.invisible_ms / 1000
+        for error in popped.blocked:
+            text = printable(error, 500)
+            logger.warning("a message of %s is not handled here, and comes again: %s", self.held.shown, text)
+            self._blocked[text] = comes_again + BLOCKED_FOR
+            if len(self._blocked) > MOST_BLOCKED:
+                del self._blocked[next(iter(self._blocked))]
+
+    def blocked(self, now: float) -> list[str]:
+        """Returns why messages cannot be read that have come lately. It may be called from any thread. ``now``: monotonic."""
+        return [text for text, until in self._blocked.copy().items() if now < until]
 
     def shrink(self, messages: int) -> None:
         """Lowers ``size`` to half of ``messages`` (1 at least), the number that a pop asked for whose answer was too large,
@@ -190,7 +209,7 @@ class Popping:
             source.tried.set()
             held.error = None
             pauses.reset()
-            if popped.messages:
+            if popped.messages or popped.unread or popped.blocked:
                 early.reset()
                 self._pop_beside(source)
             elif is_held and popped.arrived - popped.sent < POLL_TIME - EARLY:
@@ -283,20 +302,21 @@ class Popping:
             source.popped_at = machine.monotonic()
         try:
             popped = await core.receive(source.topic, source.broker, source.subscription, messages, poll)
-        except ConnectionLostError as error:
-            if isinstance(error.__cause__, RemoteProtocolError):  # an answer above max_frame_size, perhaps that to this pop
+        except (ConnectionLostError, FrameTooLargeError) as error:
+            cause = too_large_frame(error) or error.__cause__
+            if isinstance(cause, RemoteProtocolError):  # an answer above max_frame_size, perhaps that to this pop
                 self._shrink(source, messages, "max_frame_size")
             raise
         finally:
             source.credits.reserved -= reserved
             source.under_way -= 1
+        source.block(popped)
         if popped.is_partial:
-            self._shrink(source, messages, "max_decompressed_size")
-        else:
-            source.grow(len(popped.messages))
+            self._shrink(source, messages, "max_decompressed_size" if popped.messages else "max_frame_size")
+        source.grow(len(popped.messages))
         source.has_answered = True
         source.rest = popped.rest
-        if popped.messages or popped.corrupt or popped.is_partial:
+        if popped.messages or popped.corrupt or popped.is_partial or popped.blocked:
             source.is_caught_up = len(popped.messages) < messages and not popped.rest
             self._accept(source, popped)
         elif poll:

@@ -26,7 +26,7 @@ from rmq_protocol.headers import (
     from_ext,
     to_ext,
 )
-from rmq_protocol.message import MessageExt
+from rmq_protocol.message import MessageExt, MessageQueue
 from rmq_protocol.pop import ExtraInfo, build_extra_info, real_topic
 from rmq_protocol.pop_handles import changed_handle, find_handles, gather_acks, left_handles
 from rmq_protocol.stored import DecodedMessages, decode_messages
@@ -35,7 +35,7 @@ from rmq_protocol.subscription import SQL92, TAG
 from ... import machine
 from ...broker_answers import broker_error
 from ...client import ClientInstance
-from ...errors import RequestTimeoutError, RocketMQError
+from ...errors import FrameTooLargeError, RequestTimeoutError, RocketMQError
 from ...transport import CloseReason, ConnectionPool, RequestHook, client_context
 from ..subscription import Subscription
 
@@ -67,12 +67,13 @@ class Wanted(NamedTuple):
 
 class Popped(NamedTuple):
     """The answer to one pop. ``messages``: with their stored topics. ``handles``: one for each message, None for a message
-    without one. ``is_partial``: whether messages were left out because all bodies together exceed ``max_decompressed_size``.
-    ``unread``: the handles of records without a message, which are ``corrupt`` or were left out; empty if these handles cannot
-    be determined. ``rest``: estimated number of messages that the broker has left. ``popped_ms``: epoch ms of the pop by the
-    broker's clock, 0 if the answer does not contain it. ``invisible_ms``: ms for which no other member gets the messages, at
-    most as requested. ``sent``, ``arrived``: monotonic times of request and answer. ``refusal``: the remark of an answer
-    without messages, else ""."""
+    without one. ``is_partial``: whether messages were left out because all bodies together exceed ``max_decompressed_size``, or
+    because the answer exceeds ``max_frame_size``. ``unread``: the handles of records without a message, which are ``corrupt`` or
+    were left out; empty if these handles cannot be determined. ``blocked``: the errors of messages that this client cannot read,
+    though they are not damaged; they have no handles here, so that they come again after their invisible time. ``rest``:
+    estimated number of messages that the broker has left. ``popped_ms``: epoch ms of the pop by the broker's clock, 0 if the
+    answer does not contain it. ``invisible_ms``: ms for which no other member gets the messages, at most as requested. ``sent``,
+    ``arrived``: monotonic times of request and answer. ``refusal``: the remark of an answer without messages, else ""."""
 
     messages: Sequence[MessageExt]
     handles: Sequence[ExtraInfo | None]
@@ -85,6 +86,7 @@ class Popped(NamedTuple):
     sent: float
     arrived: float
     refusal: str = ""
+    blocked: Sequence[RocketMQError] = ()
 
 
 class Changed(NamedTuple):
@@ -135,9 +137,9 @@ class Requests:
                 pools.push_async_callback(pool.aclose)
 
     async def pop(self, wanted: Wanted) -> Popped:
-        """Pops once and decodes the messages. Raises BrokerError if the broker refuses, POLLING_FULL included;
-        RemoteProtocolError for an answer that cannot be read; RequestTimeoutError if the messages are not decoded in time; and
-        the errors of a request."""
+        """Pops once and decodes the messages; of an answer above ``max_frame_size`` only the handles. Raises BrokerError if the
+        broker refuses, POLLING_FULL included; RemoteProtocolError for an answer that cannot be read; RequestTimeoutError if the
+        messages are not decoded in time; and the errors of a request."""
         expression, kind = wanted.subscription.tags, TAG
         if wanted.subscription.sql is not None:
             expression, kind = wanted.subscription.sql, SQL92
@@ -156,7 +158,11 @@ class Requests:
         )
         timeout = wanted.poll_ms / 1000 + ANSWER_WITHIN
         command = RemotingCommand(code=RequestCode.POP_MESSAGE, ext_fields={**to_ext(header)})
-        response, address, sent = await self._ask(self.pool, wanted.broker, wanted.topic, command, timeout, long_poll=True)
+        begun = machine.monotonic()
+        try:
+            response, address, sent = await self._ask(self.pool, wanted.broker, wanted.topic, command, timeout, long_poll=True)
+        except FrameTooLargeError as error:
+            return self._too_large(wanted, error, begun)
         arrived = machine.monotonic()
         try:
             if response.code == ResponseCode.SUCCESS:
@@ -169,6 +175,32 @@ class Requests:
             error.broker, error.address = wanted.broker, address
             raise
         raise broker_error(response.code, response.remark, request="POP_MESSAGE", broker=wanted.broker, address=address)
+
+    def _too_large(self, wanted: Wanted, error: FrameTooLargeError, sent: float) -> Popped:
+        """Returns what the header of an answer above ``max_frame_size`` says. Raises ``error`` if that is not enough."""
+        arrived = machine.monotonic()
+        try:
+            answer = from_ext(PopMessageResponseHeader, error.fields)
+            handles = left_handles(answer, (), wanted.broker)
+        except RemoteProtocolError:
+            raise error from None
+        if not handles:
+            raise error
+        blocked: tuple[RocketMQError, ...] = ()
+        if len(handles) == 1:
+            (handle,), handles = handles, []
+            topic = real_topic(handle.retry, wanted.topic, self._group)
+            queue = self._instance.names.shown_queue(MessageQueue(topic, wanted.broker, handle.queue_id))
+            text = (
+                f"the answer with the message at offset {handle.msg_queue_offset} of {queue} has {error.size} bytes, above "
+                f"max_frame_size={error.limit}: set max_frame_size={error.size} or more to read it"
+            )
+            size, limit = error.size, error.limit
+            blocked = (FrameTooLargeError(text, size=size, limit=limit, broker=wanted.broker, address=error.address),)
+        invisible_ms = min(answer.invisibleTime, wanted.invisible_ms)
+        rest = max(answer.restNum, 0)
+        times = (answer.popTime, invisible_ms, sent, arrived)
+        return Popped((), (), (), handles, bool(handles), rest, *times, blocked=blocked)
 
     async def _read(self, wanted: Wanted, response: RemotingCommand, address: str, sent: float, arrived: float) -> Popped:
         answer = from_ext(PopMessageResponseHeader, response.ext_fields)
@@ -196,22 +228,19 @@ class Requests:
                 f"a pop brought messages with invisibleTime {answer.invisibleTime}, which is over already; it must be above 0 ms"
             )
         handles = find_handles(answer, decoded.messages, wanted.broker)
-        is_partial, unread = decoded.resume_at is not None, list[ExtraInfo]()
-        if (decoded.corrupt or is_partial) and None not in handles:
-            unread = left_handles(answer, handles, wanted.broker)
-        if not is_partial and len(unread) != len(decoded.corrupt):
-            unread = []  # which handles are those of corrupt records cannot be determined
+        blocked = [each for each in decoded.corrupt if each.intact]
         return Popped(
             decoded.messages,
             handles,
-            decoded.corrupt,
-            unread,
-            is_partial,
+            [each for each in decoded.corrupt if not each.intact],
+            _unread(answer, decoded, handles, wanted.broker),
+            decoded.resume_at is not None,
             max(answer.restNum, 0),
             answer.popTime,
             min(answer.invisibleTime, wanted.invisible_ms),
             sent,
             arrived,
+            blocked=blocked,
         )
 
     async def acknowledge(self, broker: str, handles: Sequence[tuple[str, ExtraInfo]], timeout: float) -> None:
@@ -296,3 +325,17 @@ class Requests:
                 late.close(CloseReason.DEAD)  # only pops use it, and it may never answer again
             raise
         return response, address, sent
+
+
+def _unread(
+    answer: PopMessageResponseHeader, decoded: DecodedMessages, handles: Sequence[ExtraInfo | None], broker: str
+) -> list[ExtraInfo]:
+    """Returns the handles of records that were left out, without those of intact ones; empty if these cannot be determined."""
+    is_partial = decoded.resume_at is not None
+    if None in handles or not (decoded.corrupt or is_partial):
+        return []
+    unread = left_handles(answer, handles, broker)
+    if not is_partial and len(unread) != len(decoded.corrupt):
+        return []
+    intact = {each.queue_offset for each in decoded.corrupt if each.intact}
+    return [handle for handle in unread if handle.msg_queue_offset not in intact]

@@ -68,7 +68,12 @@ def health_of(session: PopSession) -> ConsumerHealth:
 def _broker_problems(session: PopSession) -> list[Problem]:
     """Returns the problems of pops and acknowledgements."""
     found: list[Problem] = []
+    now = machine.monotonic()
     for source in list(session.sources.values()):
+        found += [
+            Problem(ProblemCode.QUEUE_UNREADABLE, text, broker=source.broker, queue=source.held.shown)
+            for text in source.blocked(now)
+        ]
         if (error := source.held.error) is not None:
             text = f"pops of topic {source.held.shown.topic} at broker {source.broker} fail: {printable(error, 300)}"
             found.append(Problem(ProblemCode.QUEUE_UNREADABLE, text, broker=source.broker, queue=source.held.shown))

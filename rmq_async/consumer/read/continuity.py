@@ -17,10 +17,10 @@ from rmq_protocol.continuity import first_queue_offset
 from rmq_protocol.message import MessageQueue
 
 from ... import machine
-from ...client import ClientInstance, has_master, lost_offsets
-from ...errors import BrokerNotFoundError, OffsetRangeError
+from ...client import ClientInstance, end_in, has_master, lost_offsets, next_offset_in
+from ...errors import BrokerNotFoundError, FrameTooLargeError, OffsetRangeError
 from ...results import PullStatus
-from ..pulling import Calls, PullRequest, pull_body
+from ..pulling import Calls, PulledBody, PullRequest, pull_body
 
 __all__ = ["SkippedOffsets", "deleted_among"]
 
@@ -79,18 +79,16 @@ async def deleted_among(
     # or that of the first message (``DefaultMessageStore.getMessage``).
     until = machine.monotonic() + timeout
     while at < stop and not (short and machine.monotonic() >= until):
-        answer = await pull_body(instance, PullRequest(group, queue, at, 1, "*", 0.0, timeout), calls)
+        answer, first = await _pull_one(instance, PullRequest(group, queue, at, 1, "*", 0.0, timeout), calls)
         high = answer.max_offset
         static = static or answer.offset_delta is not None
         after = answer.min_offset if answer.status is PullStatus.OFFSET_ILLEGAL else answer.next_offset
-        if answer.status is PullStatus.FOUND:
-            first = first_queue_offset(answer.body, queue, at, answer.offset_delta)
-            if first is not None:
-                at = max(first, at)
-                break
-            if not odd:  # a record in place of a deleted message, of which a broker has one at most
-                at, odd = at + 1, True
-                continue
+        if first is not None:
+            at = max(first, at)
+            break
+        if answer.status is PullStatus.FOUND and not odd:  # a record in place of a deleted message, of which a broker has one
+            at, odd = at + 1, True
+            continue
         if after <= at:
             shown = instance.names.shown_queue(queue)
             if answer.max_offset < stop and await has_master(instance, queue):
@@ -115,3 +113,18 @@ async def deleted_among(
     if not missing:
         return (), high
     return await lost_offsets(instance, queue, missing, static=static, calls=calls), high
+
+
+async def _pull_one(instance: ClientInstance, request: PullRequest, calls: Calls) -> tuple[PulledBody, int | None]:
+    """Returns the answer to a pull of one message, and the offset of its message; None without one of the queue. A message whose
+    answer is above ``max_frame_size`` counts: the reading itself may never want it."""
+    try:
+        answer = await pull_body(instance, request, calls)
+    except FrameTooLargeError as error:
+        after, end = next_offset_in(error), end_in(error)
+        if after is None or end is None:
+            raise
+        return PulledBody(PullStatus.FOUND, b"", after, request.offset, end, None, error.address or ""), after - 1
+    if answer.status is not PullStatus.FOUND:
+        return answer, None
+    return answer, first_queue_offset(answer.body, request.queue, request.offset, answer.offset_delta)
