@@ -12,8 +12,8 @@ from rmq_protocol.message import MessageExt, MessageQueue
 from ... import machine
 from ..._ordered import OrderedSet
 from ..._text import printable
-from ...client import ClientInstance, has_master, search_offset
-from ...errors import BrokerNotFoundError
+from ...client import ClientInstance, end_in, has_master, next_offset_in, search_offset
+from ...errors import BrokerNotFoundError, FrameTooLargeError
 from ...results import PullResult, PullStatus
 from ...transport import Connection
 from ..place import CLOCKS_DIFFER, Place, is_at, place_of
@@ -104,8 +104,15 @@ class Looks:
         return found if lowest is None else min(found, lowest)
 
     async def _message(self, queue: MessageQueue, offset: int) -> tuple[MessageExt | None, PullResult]:
+        """Pulls one message; None without one at the offset, and for one whose answer is above ``max_frame_size``."""
         request = PullRequest(self._group, queue, offset, 1, "*", 0.0, self.instance.config.request_timeout)
-        result = await pull_once(self.instance, request, OrderedSet())
+        try:
+            result = await pull_once(self.instance, request, OrderedSet())
+        except FrameTooLargeError as error:
+            after, end = next_offset_in(error), end_in(error)
+            if after is None or end is None:
+                raise
+            return None, PullResult(PullStatus.FOUND, (), after, offset, end)
         if result.status is not PullStatus.FOUND:
             return None, result
         return next((message for message in result.messages if message.queue_offset == offset), None), result
