@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import platform
+import re
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
@@ -24,6 +25,7 @@ from .options import FAILED, WRONG_USE, needs_command
 __all__ = ["rmq", "run_command"]
 
 TRACEBACK_VARIABLE: Final = "RMQ_TRACEBACK"
+_SURROGATE: Final = re.compile("[\ud800-\udfff]")
 COMMANDS: Final = MappingProxyType(
     {
         "bench": ".bench",
@@ -78,9 +80,9 @@ def _run(arguments: Sequence[str] | None) -> int:
     except (click.Abort, KeyboardInterrupt):
         return _print_error("interrupted", INTERRUPTED)
     except (ConfigError, InvalidMessageError) as error:
-        return _print_error(str(error), WRONG_USE)
+        return _print_error(str(error) + _about_locale(arguments, error), WRONG_USE)
     except (RocketMQError, OSError) as error:
-        return _print_error(str(error) or type(error).__name__, FAILED)
+        return _print_error((str(error) or type(error).__name__) + _about_locale(arguments, error), FAILED)
     except Exception as error:
         if isinstance(error, ModuleNotFoundError) and (missing := missing_package(error)):
             return _print_error(missing, WRONG_USE)
@@ -88,6 +90,16 @@ def _run(arguments: Sequence[str] | None) -> int:
             raise
         return _print_error(f"{type(error).__name__}: {error} (a bug; {TRACEBACK_VARIABLE}=1 shows where)", FAILED)
     return code if isinstance(code, int) else 0
+
+
+def _about_locale(arguments: Sequence[str] | None, error: Exception) -> str:
+    """Returns the reason for an error about text without a UTF-8 form if it came from the command line: Python cannot read
+    characters there that the locale does not have."""
+    given = [each for each in (sys.argv[1:] if arguments is None else arguments) if _SURROGATE.search(each)]
+    if not given or "surrogate" not in str(error):
+        return ""
+    encoding = sys.getfilesystemencoding()
+    return f"; the locale's encoding, {encoding}, cannot read the argument {given[0]!r}: set LC_ALL=C.UTF-8 or PYTHONUTF8=1"
 
 
 def _print_error(message: str, code: int, path: str = "rmq") -> int:

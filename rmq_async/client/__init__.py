@@ -28,6 +28,7 @@ from .reply_table import PushedReply
 from .retry_requests import broker_of_message, retry_brokers, send_back, send_copy
 from .route_table import RouteTable, TopicRoute
 from .time_search import TOOLS_GROUP, store_time_ms
+from .topic_route import malformed_addresses
 from .trace_records import TRACE_TIMEOUT, TraceRecords
 from .trace_requests import send_trace
 from .unique_ids import UniqueIds, longest_id
@@ -68,6 +69,7 @@ __all__ = [
     "longest_id",
     "loop_problem",
     "lost_offsets",
+    "malformed_addresses",
     "max_offset",
     "min_offset",
     "name_server_problem",

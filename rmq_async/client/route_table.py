@@ -35,7 +35,7 @@ from .._text import printable, without_faq
 from ..broker_answers import broker_error
 from ..errors import NameServerError, RocketMQError, TopicNotFoundError
 from .name_servers import Answers, NameServers, NoUsableAnswerError, listed_brokers
-from .topic_route import BrokerLists, TopicRoute, topic_route
+from .topic_route import BrokerLists, TopicRoute, malformed_addresses, queue_counts, topic_route
 from .topic_use import TopicUse, topics_to_keep
 
 __all__ = ["RouteTable", "TopicRoute"]
@@ -48,18 +48,21 @@ REFRESH_SPACING: Final = 1.0
 SWEEP_AFTER: Final = 0.5
 """Seconds after a broken connection until routes are refreshed; a name server drops a dead broker within 0.3 s."""
 
+_CORRECT: Final = "addresses have the form host:port: correct brokerIP1 and listenPort of the broker"
+
 _SHARE: Final = 0.98
 """Share of ``request_timeout`` for a request, so that a caller with that timeout gets the name servers' failures."""
 
 
 class _Answer(NamedTuple):
-    """A name server's answer about a topic; ``route``: None for "no such topic", and for a route without queues or brokers.
-    ``witnessed``: whether a name server that knows a broker has said so."""
+    """A name server's answer about a topic; ``route``: None for "no such topic", and for one that cannot be used. ``fault``: why it
+    cannot, with advice. ``witnessed``: whether a name server that knows a broker has said so."""
 
     name_server: str
     digest: bytes
     route: TopicRoute | None
     remark: str
+    fault: str = ""
     witnessed: bool = True
 
 
@@ -288,11 +291,11 @@ class RouteTable:
         answer = await self._ask(topic, self._patience())
         if answer.route is not None:
             return answer.route
-        if create_key is None:
+        if create_key is None or answer.fault:
             raise self._not_found(topic, answer)
         model = await self._ask_aside(create_key, self._patience())
         if model.route is None:
-            raise self._not_found(topic, answer, create_key)
+            raise self._not_found(topic, answer._replace(fault=model.fault), create_key)
         known = self._routes.get(topic)  # another look-up may have found it meanwhile
         return known if known is not None else self._create_by_sending(topic, model, default_queues)
 
@@ -416,7 +419,9 @@ class RouteTable:
             route = topic_route(topic, decode_route(response.body), self._lists)
         except RemoteProtocolError as error:
             raise RemoteProtocolError(f"its route cannot be read: {printable(error)}", address=address) from None
-        if not route.addresses or not (route.publish_queues or route.subscribe_queues):
+        if not route.addresses:
+            return _Answer(address, digest, None, "its route has no queues or no brokers", _fault(route))
+        if not route.publish_queues and not route.subscribe_queues:
             return _Answer(address, digest, None, "its route has no queues or no brokers")
         return _Answer(address, digest, route, remark)
 
@@ -429,7 +434,7 @@ class RouteTable:
             if old is not None and not old.provisional:
                 log = logger.debug if topic in self._doubted else logger.warning
                 self._doubted.add(topic)
-                said = printable(without_faq(answer.remark) or "no such topic")
+                said = answer.fault or printable(without_faq(answer.remark) or "no such topic")
                 log("name server %s about topic %s: %s; the old route stays in use", answer.name_server, topic, said)
             return answer
         self._digests[topic] = answer.digest
@@ -461,13 +466,23 @@ class RouteTable:
     def _use(self, route: TopicRoute, *, provisional: bool = False) -> TopicRoute:
         self._version += 1
         route = replace(route, version=self._version, provisional=provisional)
-        known = route.topic in self._routes
+        old = self._routes.get(route.topic)
         self._routes[route.topic] = route
         self._brokers.update(route.addresses)
-        logger.debug("topic %s: %s route, version %d", route.topic, "changed" if known else "first", route.version)
+        self._log(route, old)
         for callback in list(self.on_change):
             callback(route)
         return route
+
+    def _log(self, route: TopicRoute, old: TopicRoute | None) -> None:
+        topic, now = self._display_name(route.topic), queue_counts(route)
+        if old is None:
+            logger.debug("first route of topic %s: %s", topic, now)
+        elif (before := queue_counts(old)) != now or not old.provisional:
+            moved = [f"{name} is at {at[MASTER_ID]} now" for name, at in _moved(old, route)]
+            logger.info("route of topic %s: %s -> %s%s", topic, before, now, "".join(f"; {text}" for text in moved))
+        if wrong := malformed_addresses(route.data):
+            logger.warning("route of topic %s: no client can connect to %s; %s", topic, wrong, _CORRECT)
 
     def _forget_unused(self, answers: Mapping[str, bool]) -> None:
         """Drops topics that were not used for some polls, but keeps a known one for each broker that no other topic names."""
@@ -521,6 +536,11 @@ class RouteTable:
         return NameServerError(f"{text}; check that they and the brokers run, or raise the timeout")
 
     def _not_found(self, topic: str, answer: _Answer, create_key: str | None = None) -> TopicNotFoundError:
+        if answer.fault:
+            text = (
+                f"topic {self._display_name(topic)} has no usable route, says name server {answer.name_server}: {answer.fault}"
+            )
+            return TopicNotFoundError(text, address=answer.name_server)
         said = printable(without_faq(answer.remark) or "no such topic")
         text = f"topic {self._display_name(topic)} not found, name server {answer.name_server} says: {said}"
         if create_key is not None:
@@ -533,6 +553,21 @@ class RouteTable:
         error = TopicNotFoundError(text, address=answer.name_server)
         error.retriable = True
         return error
+
+
+def _fault(route: TopicRoute) -> str:
+    """Returns why no client can use a route whose brokers have addresses of another form; "" if they do not."""
+    wrong = malformed_addresses(route.data)
+    return f"no client can connect to {wrong}; {_CORRECT}" if wrong else ""
+
+
+def _moved(old: TopicRoute, new: TopicRoute) -> list[tuple[str, Mapping[int, str]]]:
+    """Returns the brokers whose master has another address than in the old route."""
+    return [
+        (name, ids)
+        for name, ids in sorted(new.addresses.items())
+        if MASTER_ID in ids and old.addresses.get(name, ids).get(MASTER_ID, ids[MASTER_ID]) != ids[MASTER_ID]
+    ]
 
 
 def _question(topic: str) -> RemotingCommand:

@@ -6,6 +6,7 @@ addresses, and the queues where the same ones are written and read.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
@@ -23,12 +24,17 @@ from rmq_protocol.route import (
     subscribe_queues,
 )
 
-__all__ = ["BrokerLists", "TopicRoute", "topic_route"]
+from .._text import printable
+
+__all__ = ["BrokerLists", "TopicRoute", "malformed_addresses", "queue_counts", "topic_route"]
 
 MAX_LISTS: Final = 64
 """Broker lists that are kept for sharing; topics of one cluster have few different ones."""
 MAX_BROKERS: Final = 1024
 """Brokers in all these lists, unless one list has more."""
+
+MAX_COUNTS: Final = 500
+"""Maximum characters of a list of brokers in a text."""
 
 _READ_AND_WRITE: Final = Perm.READ | Perm.WRITE
 
@@ -103,6 +109,28 @@ def topic_route(topic: str, data: TopicRouteData, lists: BrokerLists) -> TopicRo
     read = published if _same_queues(data, addresses) else subscribe_queues(topic, data)
     holders = static_topic_endpoints(topic, data) if data.topic_queue_mapping_by_broker else {}
     return TopicRoute(topic, data, published, read, addresses, 0, holders=holders)
+
+
+def queue_counts(route: TopicRoute) -> str:
+    """Returns the number of queues on each broker for a log record, as in "broker-a 4, broker-b 0 to write, 4 to read"."""
+    written = Counter(route.broker_of(queue) for queue in route.publish_queues)
+    read = Counter(route.broker_of(queue) for queue in route.subscribe_queues)
+    texts = []
+    for name in sorted(written.keys() | read.keys()):
+        same = written[name] == read[name]
+        texts.append(f"{name} {written[name]}" if same else f"{name} {written[name]} to write, {read[name]} to read")
+    return printable(", ".join(texts) or "no queues", MAX_COUNTS)
+
+
+def malformed_addresses(data: TopicRouteData) -> str:
+    """Returns broker and address for each address of a route that no client can connect to; "" if there is none."""
+    wrong = [
+        f"{item.broker_name} at {address!r}"
+        for item in data.broker_datas
+        for address in item.broker_addrs.values()
+        if not is_address(address)
+    ]
+    return printable(", ".join(wrong), MAX_COUNTS)
 
 
 def _addresses(brokers: tuple[BrokerData, ...]) -> _Addresses:

@@ -14,7 +14,7 @@ from rmq_async.cli import app
 from rmq_async.cli.demo import demo
 from rmq_async.errors import BrokerError
 
-from .support import one_line, rmq
+from .support import Rmq, one_line, rmq
 
 
 def test_the_command_is_installed() -> None:
@@ -138,3 +138,10 @@ class TestErrorsOfTheLibrary:
         monkeypatch.setenv("RMQ_TRACEBACK", "1")
         with pytest.raises(KeyError):
             self.reported(KeyError("x"), monkeypatch, capsys)
+
+
+@pytest.mark.parametrize("option", ["--keys", "--tags"])
+def test_argument_that_the_locale_cannot_read(option: str, rmq_here: Rmq) -> None:
+    code, out, err = rmq_here("send", "T", "--body", "x", option, os.fsdecode("\u00e9".encode("latin-1")))
+    assert (code, out) == (2, "")
+    assert "the locale's encoding, utf-8, cannot read the argument '\\udce9': set LC_ALL=C.UTF-8 or PYTHONUTF8=1" in err

@@ -420,3 +420,63 @@ def test_topics_unused_for_equally_long_are_due_in_the_order_of_the_poll() -> No
     use = TopicUse()
     due = [use.count_poll(dict.fromkeys(topics, True)) for _ in range(UNUSED_POLLS)]
     assert due == [[]] * (UNUSED_POLLS - 1) + [topics]
+
+
+# Log records, and routes that cannot be used.
+
+
+async def test_change_of_a_route_is_one_record_with_the_queues_before_and_after(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    a, b = "127.0.0.1:1", "127.0.0.1:2"
+    async with NameServer(t=route({"a": a, "b": b})) as server, table(server) as routes:
+        await routes.get("t", 1.0)
+        assert caplog.messages == []
+        for changed in (
+            route({"a": a}),
+            route({"a": "127.0.0.1:3"}, queues=8),
+            TopicRouteData((QueueData("a", 8, 2, 6),), (BrokerData("a", {0: "127.0.0.1:3"}),)),
+            route({"a": "127.0.0.1:3"}, perm=4),
+        ):
+            server.routes["t"] = changed
+            await routes.refresh("t")
+            await routes.refresh("t")
+        assert caplog.messages == [
+            "route of topic t: a 4, b 4 -> a 4",
+            "route of topic t: a 4 -> a 8; a is at 127.0.0.1:3 now",
+            "route of topic t: a 8 -> a 2 to write, 8 to read",
+            "route of topic t: a 2 to write, 8 to read -> a 0 to write, 4 to read",
+        ]
+        assert {record.levelname for record in caplog.records} == {"INFO"}
+
+
+async def test_first_route_of_a_topic_made_by_sending_is_no_change(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    async with NameServer(TBW102=route()) as server, table(server) as routes:
+        await routes.get("t", 1.0, create_key="TBW102")
+        server.routes["t"] = route()
+        await routes.refresh("t")
+        assert [record.message for record in caplog.records if record.levelno == logging.INFO] == []
+
+
+@pytest.mark.parametrize("create_key", [None, "TBW102"])
+async def test_addresses_that_no_client_can_connect_to_are_named(create_key: str | None) -> None:
+    wrong = route({"a": "broker", "b": "10.0.0.1:0"})
+    async with NameServer(t=wrong, TBW102=wrong) as server, table(server) as routes:
+        with pytest.raises(TopicNotFoundError) as caught:
+            await routes.get("t", 1.0, create_key=create_key)
+        assert str(caught.value) == (
+            f"topic t has no usable route, says name server {server.address}: no client can connect to a at 'broker', b at "
+            "'10.0.0.1:0'; addresses have the form host:port: correct brokerIP1 and listenPort of the broker"
+        )
+        with pytest.raises(TopicNotFoundError, match="no client can connect to a at 'broker'"):
+            await routes.get("unknown", 1.0, create_key="TBW102")
+
+
+async def test_address_that_no_client_can_connect_to_beside_a_good_one(caplog: pytest.LogCaptureFixture) -> None:
+    async with NameServer(t=route({"a": "127.0.0.1:1", "b": "broker:"})) as server, table(server) as routes:
+        assert len((await routes.get("t", 1.0)).publish_queues) == 4
+        await routes.refresh("t")
+        assert [record.message for record in caplog.records] == [
+            "route of topic t: no client can connect to b at 'broker:'; addresses have the form host:port: correct brokerIP1 and "
+            "listenPort of the broker"
+        ]

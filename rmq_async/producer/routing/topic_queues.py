@@ -20,7 +20,7 @@ from rmq_protocol.signed_send_codec import SignedSendTemplate
 
 from ... import machine
 from ..._text import printable
-from ...client import TopicRoute, vip_address
+from ...client import TopicRoute, malformed_addresses, vip_address
 from ...config import ClientConfig
 from ...errors import BrokerNotFoundError
 from ...transport import Receiver
@@ -292,6 +292,8 @@ def is_writable(route: TopicRoute) -> bool:
 
 def _nowhere(topic: str, route: TopicRoute) -> str:
     text = f"topic {topic} has no writable queue on a broker with a master's address"
+    if wrong := malformed_addresses(route.data):
+        return f"{text}; no client can connect to {wrong}: correct brokerIP1 and listenPort of the broker"
     closed = sorted({data.broker_name for data in route.data.queue_datas if not data.perm & Perm.WRITE})
     if not closed:
         return f"{text}; start one of its masters, or give the topic write queues"
