@@ -10,12 +10,14 @@ import asyncio
 import warnings
 from enum import Enum
 from functools import partial
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from .. import machine
 from .._asyncio import Startable, StopScope
+from .._text import printable
 from ..config import ClientConfig
 from ..errors import ClientStateError, WrongLoopError
+from ..health import Problem, ProblemCode
 from ..timeouts import stop_budget
 from ..tracebacks import own_copy
 from ..transport import check_not_forked, generation
@@ -24,12 +26,24 @@ from .instance import ClientInstance
 __all__ = ["LifeCycle", "LifeState"]
 
 
+_TEXT_LIMIT: Final = 500
+"""Maximum characters of an error in a problem's text."""
+
+
 class LifeState(Enum):
     NEW = "not started"
     STARTING = "starting"
     RUNNING = "running"
     STOPPING = "stopping"
     STOPPED = "stopped"
+
+
+_NOT_RUNNING: Final[dict[LifeState, ProblemCode]] = {
+    LifeState.NEW: ProblemCode.NOT_STARTED,
+    LifeState.STARTING: ProblemCode.STARTING,
+    LifeState.STOPPING: ProblemCode.STOPPING,
+    LifeState.STOPPED: ProblemCode.STOPPED,
+}
 
 
 class LifeCycle(Startable):
@@ -48,6 +62,8 @@ class LifeCycle(Startable):
         self._stop_timeout = stop_timeout
         self._state = LifeState.NEW
         self._instance: ClientInstance | None = None
+        self._failure = ""
+        """The error of the newest start, if it failed."""
         self._changing: asyncio.Future[BaseException | None] | None = None
         """Done when the present start or stop has ended; its result is the error of a start, or None."""
         self._starting = StopScope(partial(_stopped_early, self._label))
@@ -94,11 +110,14 @@ class LifeCycle(Startable):
                 raise
             self._instance = instance
             self._state = LifeState.RUNNING
+            self._failure = ""
             changing.set_result(None)
         except BaseException as error:
             shared = own_copy(error) if isinstance(error, Exception) else None
             if self._state is LifeState.STOPPING:
                 shared = _stopped_early(self._label)
+            elif isinstance(error, Exception):
+                self._failure = printable(error, _TEXT_LIMIT)
             self._state = LifeState.NEW
             changing.set_result(shared)  # None of a start that is cancelled: the first of the calls that joined it starts
             raise
@@ -185,6 +204,18 @@ class LifeCycle(Startable):
             raise self._not_running()
         instance.check_usable()
         return instance
+
+    def _idle_problem(self, state: LifeState) -> Problem | None:
+        """Returns the problem that the object does not run, with the reason if its newest start failed; None while it runs.
+
+        ``state``: the state to report. It may be called from any thread.
+        """
+        code, text = _NOT_RUNNING.get(state), f"{self._label} is {state.value}"
+        if code is None:
+            return None
+        if self._failure and state in (LifeState.NEW, LifeState.STARTING):
+            text += f", its newest start failed: {self._failure}"
+        return Problem(code, text)
 
     def _check_starting(self) -> None:
         """Raises ClientStateError if the start was stopped."""

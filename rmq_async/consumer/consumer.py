@@ -36,12 +36,6 @@ logger = logging.getLogger(__name__)
 F = TypeVar("F", bound=Callable[..., Any])
 
 MOST_SUBSCRIPTIONS: Final = 1000
-_NOT_RUNNING: Final[dict[LifeState, ProblemCode]] = {
-    LifeState.NEW: ProblemCode.NOT_STARTED,
-    LifeState.STARTING: ProblemCode.STARTING,
-    LifeState.STOPPING: ProblemCode.STOPPING,
-    LifeState.STOPPED: ProblemCode.STOPPED,
-}
 
 
 @lists_options(ConsumerConfig, ClientConfig)
@@ -359,7 +353,7 @@ class Consumer(Reader):
             text = f"{self._label} was started before os.fork(); create and start a new one in the child process"
             return ConsumerHealth(False, False, (Problem(ProblemCode.FORKED, text),), None, None)
         if session is None or state is not LifeState.RUNNING:
-            problem = Problem(_NOT_RUNNING.get(state, ProblemCode.STARTING), f"{self._label} is {state.value}")
+            problem = self._idle_problem(state) or Problem(ProblemCode.STARTING, f"{self._label} is {state.value}")
             return ConsumerHealth(True, False, (problem,), None, None)
         return health_of(session) if isinstance(session, Session) else pop.health_of(session)
 

@@ -23,14 +23,6 @@ class ProducerState(Enum):
     STOPPED = "stopped"
 
 
-_STATE_CODES: dict[ProducerState, ProblemCode] = {
-    ProducerState.NEW: ProblemCode.NOT_STARTED,
-    ProducerState.STARTING: ProblemCode.STARTING,
-    ProducerState.STOPPING: ProblemCode.STOPPING,
-    ProducerState.STOPPED: ProblemCode.STOPPED,
-}
-
-
 @dataclass(frozen=True, slots=True)
 class ProducerHealth:
     """A snapshot of a producer's condition, returned by ``Producer.health()``.
@@ -59,18 +51,23 @@ class ProducerHealth:
 
 
 def health_of(
-    group: str, state: ProducerState, instance: ClientInstance | None, sender: ProducerCore | None, *, forked: bool
+    group: str,
+    state: ProducerState,
+    idle: Problem | None,
+    instance: ClientInstance | None,
+    sender: ProducerCore | None,
+    *,
+    forked: bool,
 ) -> ProducerHealth:
-    """Makes the snapshot. ``instance``, ``sender``: None unless the producer runs or stops.
+    """Makes the snapshot. ``idle``: the problem that the producer does not run. ``instance``, ``sender``: None unless it runs or
+    stops.
 
     ``forked``: the producer was started before a fork, in the parent process.
     """
-    problems: list[Problem] = []
+    problems = [idle] if idle is not None else []
     if forked:
         text = f"producer {group} was started before os.fork(); create and start a new one in the child process"
         return ProducerHealth(state, False, False, (Problem(ProblemCode.FORKED, text),), None, 0, {})
-    if state is not ProducerState.RUNNING:
-        problems.append(Problem(_STATE_CODES[state], f"producer {group} is {state.value}"))
     if instance is None or sender is None:
         return ProducerHealth(state, True, False, tuple(problems), None, 0, {})
     blocked = loop_problem(instance)

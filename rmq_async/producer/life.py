@@ -55,10 +55,11 @@ class ProducerLife(LifeCycle):
 
     def health(self) -> ProducerHealth:
         """Returns the producer's condition, from any thread; sends no request, never waits and never raises."""
-        state, instance, sender = self.state, self._instance, self._sender
-        idle = state in (ProducerState.NEW, ProducerState.STOPPED)
-        forked = not idle and self._generation != generation()
-        return health_of(self.group, state, instance, sender if instance is not None else None, forked=forked)
+        life, instance, sender = self._state, self._instance, self._sender
+        state = ProducerState[life.name]
+        forked = state not in (ProducerState.NEW, ProducerState.STOPPED) and self._generation != generation()
+        started = sender if instance is not None else None
+        return health_of(self.group, state, self._idle_problem(life), instance, started, forked=forked)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.group} {self._state.value}>"

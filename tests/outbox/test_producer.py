@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 from pathlib import Path
 
 import pytest
@@ -123,3 +124,22 @@ async def test_a_producer_that_its_user_stops_and_starts_goes_on(
         await outbox.relay_once()
     await producer.start()
     assert (await settled(outbox)).sent == 1
+
+
+@on_sqlite
+async def test_health_says_why_the_producer_does_not_start(engine: AsyncEngine, table: str) -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        producer = Producer("orders", namesrv=f"127.0.0.1:{closed.getsockname()[1]}")
+        outbox = Outbox(engine, producer, table=table)
+        await outbox.create_table()
+        async with outbox:
+            await until(lambda: "newest start" in producer.health().problems[0].text)
+            health = producer.health()
+            assert not health.ready
+            assert [problem.code for problem in health.problems] in (["not_started"], ["starting"])
+            text = health.problems[0].text
+            assert text.startswith(
+                f"producer orders is {health.state.value}, its newest start failed: no name server answered: "
+            )
+            assert "Connection refused" in text
