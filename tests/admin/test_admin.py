@@ -32,6 +32,8 @@ from ..consumer.support import put
 from ..fakes import Broker, NameServer, route
 from ..instances import client_of
 
+pytestmark = pytest.mark.virtual_time
+
 CREATE = RequestCode.UPDATE_AND_CREATE_TOPIC
 
 

@@ -36,6 +36,8 @@ from ..fakes import Broker, Link, NameServer, Peer, route, silence
 from ..transport.support import Exact
 from .support import one_broker, scripted
 
+pytestmark = pytest.mark.virtual_time
+
 CREATE = RequestCode.UPDATE_AND_CREATE_TOPIC
 
 CALLS: dict[str, Callable[[Admin], Any]] = {

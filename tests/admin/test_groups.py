@@ -26,6 +26,8 @@ from rmq_protocol.constants import RequestCode, ResponseCode
 from ..consumer.group.support import until
 from .support import send, worker
 
+pytestmark = pytest.mark.virtual_time
+
 # -- settings and members
 
 

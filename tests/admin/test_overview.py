@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
+
 from rmq_async import Admin, Consumer, Message, Producer
 from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_protocol.constants import RequestCode, ResponseCode
 
 from .support import send
+
+pytestmark = pytest.mark.virtual_time
 
 
 async def test_overview_shows_names_of_its_namespace_only(server: EmbeddedRocketMQ, admin: Admin) -> None:

@@ -14,6 +14,8 @@ from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_async.errors import NoPermissionError, RequestTimeoutError
 from rmq_protocol.message import MessageQueue
 
+pytestmark = pytest.mark.virtual_time
+
 KEY = ("g", "T", "broker-a")
 FAR = 1e9
 

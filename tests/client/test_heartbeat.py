@@ -24,6 +24,8 @@ from rmq_protocol.route import BrokerData, QueueData, TopicRouteData
 from ..fakes import Broker, NameServer, route
 from .support import client, config_of, ours, until
 
+pytestmark = pytest.mark.virtual_time
+
 
 @asynccontextmanager
 async def cluster(*, brokers: int = 1) -> AsyncIterator[tuple[NameServer, list[Broker]]]:

@@ -11,6 +11,8 @@ import pytest
 from rmq_async.client import name_server_watch
 from rmq_async.client.name_server_watch import NameServerWatch
 
+pytestmark = pytest.mark.virtual_time
+
 
 async def test_watch_pauses_after_an_answer_whose_connection_is_lost_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(name_server_watch, "FIRST", 0.02)

@@ -24,6 +24,8 @@ from rmq_protocol.topics import LogicQueueMappingItem, TopicConfigAndQueueMappin
 from ..fakes import Link
 from .support import TOPIC, collect, each, embedded, offsets_by_queue, put, record, scripted
 
+pytestmark = pytest.mark.virtual_time
+
 Q0 = MessageQueue(TOPIC, "broker-a", 0)
 
 

@@ -13,6 +13,8 @@ from rmq_async.testing.simulation import Simulation
 
 from .support import each
 
+pytestmark = pytest.mark.virtual_time
+
 Q0 = MessageQueue("T", "broker-a", 0)
 
 

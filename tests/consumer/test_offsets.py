@@ -28,6 +28,8 @@ from rmq_protocol.message import MessageQueue
 from ..fakes import Link, silence
 from .support import TOPIC, embedded, record, scripted
 
+pytestmark = pytest.mark.virtual_time
+
 QUESTIONS: dict[str, Callable[[PullConsumer, MessageQueue], Any]] = {
     "committed": lambda consumer, queue: consumer.committed(queue),
     "commit": lambda consumer, queue: consumer.commit(queue, 1),

@@ -24,6 +24,8 @@ from ..client.support import until
 from ..fakes import Link, NameServer, route
 from .support import TOPIC, collect, each, record, scripted
 
+pytestmark = pytest.mark.virtual_time
+
 Q0 = MessageQueue(TOPIC, "broker-a", 0)
 Q1 = MessageQueue(TOPIC, "broker-a", 1)
 POLL = 0.05

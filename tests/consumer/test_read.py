@@ -28,6 +28,8 @@ from rmq_protocol.message import MessageQueue
 from ..client.support import ours, until
 from .support import TOPIC, bodies, collect, each, embedded, offsets_by_queue, pulls_under_way, put, record, scripted, under_way
 
+pytestmark = pytest.mark.virtual_time
+
 Q0, Q1, Q2, Q3 = (MessageQueue(TOPIC, "broker-a", number) for number in range(4))
 
 

@@ -9,6 +9,8 @@ import pytest
 from rmq_async import Admin, ConfigError, Message, MessageQueue, OffsetRangeError, Producer, PullConsumer
 from rmq_async.embedded import EmbeddedRocketMQ
 
+pytestmark = pytest.mark.virtual_time
+
 Q0, Q1 = MessageQueue("T", "broker-a", 0), MessageQueue("T", "broker-a", 1)
 
 

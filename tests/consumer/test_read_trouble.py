@@ -26,6 +26,8 @@ from ..client.support import until
 from ..fakes import route
 from .support import TOPIC, bodies, collect, each, embedded, offsets_by_queue, pulls_under_way, put, record, scripted
 
+pytestmark = pytest.mark.virtual_time
+
 Q0, Q1, Q2, Q3 = (MessageQueue(TOPIC, "broker-a", number) for number in range(4))
 
 

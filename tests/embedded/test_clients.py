@@ -32,6 +32,8 @@ from rmq_protocol.heartbeat import (
 from ..fakes import RawClient
 from .inside import broker_of
 
+pytestmark = pytest.mark.virtual_time
+
 HEARTBEAT = RequestCode.HEART_BEAT
 UNREGISTER = RequestCode.UNREGISTER_CLIENT
 

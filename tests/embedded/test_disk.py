@@ -18,6 +18,8 @@ from ..fakes import RawClient, pull_fields
 from .inside import START
 from .transactions.support import COMMIT, answer_to, beat, checks, end, put_half
 
+pytestmark = pytest.mark.virtual_time
+
 COMMIT_OFFSET = RequestCode.UPDATE_CONSUMER_OFFSET
 LONG_AGO = 3600.0
 """Seconds: a flush that a test does not wait for."""

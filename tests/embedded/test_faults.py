@@ -13,6 +13,8 @@ from rmq_protocol.heartbeat import HeartbeatData, encode_heartbeat
 
 from ..fakes import RawClient, oneway, send_fields
 
+pytestmark = pytest.mark.virtual_time
+
 ROUTE = RequestCode.GET_ROUTEINFO_BY_TOPIC
 
 

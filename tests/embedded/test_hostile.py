@@ -24,6 +24,8 @@ from rmq_protocol.frame import Frame, FrameDecoder
 from ..fakes import RawClient, pull_fields, send_fields
 from .inside import broker_of, congested, name_server_of
 
+pytestmark = pytest.mark.virtual_time
+
 GARBAGE = {
     "2^31-1 bytes": struct.pack(">iI", 2**31 - 1, 10),
     "negative length": struct.pack(">iI", -1, 0),

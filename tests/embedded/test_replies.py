@@ -16,6 +16,8 @@ from rmq_protocol.stored import decode_messages
 from ..fakes import RawClient, oneway, pull_fields, send_fields
 from .inside import broker_of, congested
 
+pytestmark = pytest.mark.virtual_time
+
 TOPIC = "DefaultCluster_REPLY_TOPIC"
 V2 = RequestCode.SEND_REPLY_MESSAGE_V2
 RUNNING = RequestCode.GET_CONSUMER_RUNNING_INFO

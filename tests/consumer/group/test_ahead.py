@@ -11,6 +11,8 @@ from rmq_async.embedded import EmbeddedRocketMQ
 
 from .support import create, until
 
+pytestmark = pytest.mark.virtual_time
+
 
 async def fill(namesrv: str, queues: int, count: int) -> None:
     async with Producer("senders", namesrv=namesrv) as producer:

@@ -16,6 +16,8 @@ from rmq_protocol.constants import RequestCode
 
 from .support import Seen, create, member, send, until
 
+pytestmark = pytest.mark.virtual_time
+
 Q0, Q1 = MessageQueue("T", "broker-a", 0), MessageQueue("T", "broker-a", 1)
 SHARED = [
     RequestCode.LOCK_BATCH_MQ, RequestCode.UNLOCK_BATCH_MQ, RequestCode.UPDATE_CONSUMER_OFFSET, RequestCode.QUERY_CONSUMER_OFFSET,

@@ -27,6 +27,8 @@ from rmq_protocol.constants import RequestCode
 from .support import create, send, until
 from .test_broadcast import Store, numbers
 
+pytestmark = pytest.mark.virtual_time
+
 Q0 = MessageQueue("T", "broker-a", 0)
 NEVER = [RequestCode.CONSUMER_SEND_MSG_BACK, RequestCode.SEND_MESSAGE]
 

@@ -13,6 +13,8 @@ from rmq_async.testing.simulation import Simulation
 
 from .support import Seen, create, member, send, until
 
+pytestmark = pytest.mark.virtual_time
+
 
 async def test_budget_full_waits_in_order() -> None:
     budget, calls = Budget(10, 1000), []

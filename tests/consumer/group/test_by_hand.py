@@ -22,6 +22,8 @@ from rmq_async.testing.simulation import Simulation
 
 from .support import create, reader, send, taken, until
 
+pytestmark = pytest.mark.virtual_time
+
 Q0 = MessageQueue("T", "broker-a", 0)
 
 

@@ -16,6 +16,8 @@ from rmq_protocol.constants import RequestCode
 
 from .support import Seen, create, member, send, until
 
+pytestmark = pytest.mark.virtual_time
+
 TENANT: ContextVar[str] = ContextVar("tenant", default="")
 
 

@@ -17,6 +17,8 @@ from rmq_async.testing.simulation import Simulation
 
 from .support import Seen, create, member, send, until
 
+pytestmark = pytest.mark.virtual_time
+
 KINDS: Final = ("on_assigned", "on_revoked", "on_released", "on_lost")
 Kind = Literal["on_assigned", "on_revoked", "on_released", "on_lost"]
 ALL = frozenset({*(MessageQueue("T", "broker-a", number) for number in range(4)), MessageQueue("%RETRY%g", "broker-a", 0)})

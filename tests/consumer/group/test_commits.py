@@ -15,6 +15,8 @@ from rmq_protocol.constants import RequestCode
 
 from .support import Seen, create, member, send, taken, until
 
+pytestmark = pytest.mark.virtual_time
+
 Q0 = MessageQueue("T", "broker-a", 0)
 
 

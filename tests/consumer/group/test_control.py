@@ -12,6 +12,8 @@ from rmq_async.embedded import EmbeddedRocketMQ
 
 from .support import Seen, create, member, send, until
 
+pytestmark = pytest.mark.virtual_time
+
 Q0, Q1 = MessageQueue("T", "broker-a", 0), MessageQueue("T", "broker-a", 1)
 
 

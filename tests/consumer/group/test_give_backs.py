@@ -29,6 +29,8 @@ from rmq_protocol.constants import RequestCode, ResponseCode
 
 from .support import create, member, send, until
 
+pytestmark = pytest.mark.virtual_time
+
 A, B = MessageQueue("T", "broker-a", 0), MessageQueue("T", "broker-b", 0)
 REFUSED = ResponseCode.NO_PERMISSION
 

@@ -20,6 +20,8 @@ from rmq_protocol.constants import RequestCode
 from ...instances import client_of
 from .support import Seen, create, member, send
 
+pytestmark = pytest.mark.virtual_time
+
 ROUNDS: Final = int(os.environ.get("RMQ_ASYNC_ROUNDS", "30"))
 """Of starts and stops in one process; 1,000 by hand."""
 WARM: Final = 4

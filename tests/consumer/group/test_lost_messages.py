@@ -21,6 +21,8 @@ from rmq_async.testing.simulation import Simulation
 from .support import Seen, create, member, reader, send, taken, until
 from .test_broadcast import Store
 
+pytestmark = pytest.mark.virtual_time
+
 Q0 = MessageQueue("T", "broker-a", 0)
 NO_INSTANCE: Any = None
 

@@ -15,6 +15,8 @@ from rmq_protocol.constants import RequestCode, ResponseCode
 
 from .support import Seen, create, member, send, until
 
+pytestmark = pytest.mark.virtual_time
+
 QUEUE = MessageQueue("T", "a", 0)
 NO_INSTANCE: Any = None
 

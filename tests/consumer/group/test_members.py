@@ -14,6 +14,8 @@ from rmq_async.testing.simulation import Simulation
 
 from .support import Seen, create, member, send, serving, until
 
+pytestmark = pytest.mark.virtual_time
+
 
 async def test_members_share_the_queues_of_a_topic() -> None:
     async with EmbeddedRocketMQ(brokers=2) as server:

@@ -21,6 +21,8 @@ from rmq_async.consumer.settled import SettledLog
 from rmq_async.consumer.subscription import Subscription
 from rmq_async.errors import BrokerNotFoundError
 
+pytestmark = pytest.mark.virtual_time
+
 QUEUE = MessageQueue("T", "a", 0)
 NO_INSTANCE: Any = None
 

@@ -23,6 +23,8 @@ from rmq_async.testing.simulation import Simulation
 
 from .support import create, until
 
+pytestmark = pytest.mark.virtual_time
+
 Q0 = MessageQueue("T", "broker-a", 0)
 
 

@@ -23,6 +23,8 @@ from rmq_protocol.message import MessageQueue
 from ...client.support import client, until
 from ...fakes import Broker, Link, NameServer, route
 
+pytestmark = pytest.mark.virtual_time
+
 TOPIC = "t"
 A0, A1, B0 = MessageQueue(TOPIC, "broker-a", 0), MessageQueue(TOPIC, "broker-a", 1), MessageQueue(TOPIC, "broker-b", 0)
 

@@ -16,6 +16,8 @@ from rmq_async.embedded import EmbeddedRocketMQ
 
 from .support import Seen, create, send, until
 
+pytestmark = pytest.mark.virtual_time
+
 
 def calls_of(rate: float, seconds: float, count: int = 1) -> list[float]:
     """Returns the times at which calls begin as early as they may."""

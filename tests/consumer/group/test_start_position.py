@@ -16,6 +16,8 @@ from rmq_protocol.constants import RequestCode, ResponseCode
 
 from .support import Seen, create, member, send, until
 
+pytestmark = pytest.mark.virtual_time
+
 OLD = [b"old %d" % number for number in range(16)]
 NEW = [b"new %d" % number for number in range(16)]
 

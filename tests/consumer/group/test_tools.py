@@ -24,6 +24,8 @@ from rmq_protocol.constants import RequestCode, ResponseCode
 from ...instances import registered
 from .support import Seen, create, member, send, until
 
+pytestmark = pytest.mark.virtual_time
+
 Q0 = MessageQueue("T", "broker-a", 0)
 
 

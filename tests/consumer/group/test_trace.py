@@ -31,6 +31,8 @@ from rmq_protocol.trace import TRACE_TOPIC, TraceContext, TraceType, decode_trac
 
 from .support import Seen, create, member, send, until
 
+pytestmark = pytest.mark.virtual_time
+
 
 def records(server: EmbeddedRocketMQ, topic: str = TRACE_TOPIC) -> list[TraceContext]:
     """The records in a trace topic, by time, those before a call first."""

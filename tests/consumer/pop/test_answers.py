@@ -31,6 +31,8 @@ from rmq_protocol.constants import RequestCode, ResponseCode
 from ..group.support import Seen, create, send, until
 from .support import popping
 
+pytestmark = pytest.mark.virtual_time
+
 
 @pytest.mark.parametrize("years", [-1, 1])
 async def test_clock_of_a_broker_does_not_matter(years: int) -> None:

@@ -30,6 +30,8 @@ from rmq_async.embedded import EmbeddedRocketMQ
 from ..group.support import Seen, create, send, until
 from .support import popping
 
+pytestmark = pytest.mark.virtual_time
+
 
 @pytest.mark.parametrize("store", [{}, {"pop_store": "kv"}, {"pop_retry_v2": True}, {"pop_store": "kv", "pop_retry_v2": True}])
 async def test_outcomes_of_popped_messages(store: dict[str, Any]) -> None:

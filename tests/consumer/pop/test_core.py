@@ -21,6 +21,8 @@ from rmq_async.errors import ConnectError, ConnectionLostError, RequestTimeoutEr
 from rmq_protocol.message import MessageExt, MessageQueue
 from rmq_protocol.pop import ExtraInfo
 
+pytestmark = pytest.mark.virtual_time
+
 
 async def handler(message: MessageExt) -> None:
     """Never called here."""

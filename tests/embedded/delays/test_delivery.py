@@ -16,6 +16,8 @@ from ...fakes import RawClient, oneway, pull_fields, send_fields
 from ..inside import START, WatchedClock, broker_of, log_of
 from .support import bodies, recall, sent, timers
 
+pytestmark = pytest.mark.virtual_time
+
 # ---------------------------------------------------------------------------------------------------------------- the order
 
 

@@ -12,6 +12,8 @@ from rmq_protocol.constants import RequestCode
 from ..inside import broker_of
 from .support import PopClient, bodies, taken
 
+pytestmark = pytest.mark.virtual_time
+
 
 async def test_empty_pops_are_answered_at_once(broker: PopClient, server: EmbeddedRocketMQ) -> None:
     await broker.stored("a")

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from rmq_async.embedded import EmbeddedRocketMQ, ManualClock
 from rmq_protocol.constants import RequestCode
 from rmq_protocol.message import MessageQueue
 
 from .support import PopClient, bodies, taken
+
+pytestmark = pytest.mark.virtual_time
 
 QUEUE = MessageQueue("T", "broker-a", 0)
 

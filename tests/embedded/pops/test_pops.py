@@ -13,6 +13,8 @@ from rmq_protocol.message import MessageQueue
 from ..inside import START, broker_of
 from .support import PopClient, bodies, taken
 
+pytestmark = pytest.mark.virtual_time
+
 TWICE = 2 * [b"a"]
 
 

@@ -14,6 +14,8 @@ from ...fakes import UNIQUE_ID, RawClient
 from ..inside import WatchedClock
 from .support import ADDED, COMMIT, HALF, ROLLBACK, answer_to, beat, checked, checks, end, put_half
 
+pytestmark = pytest.mark.virtual_time
+
 
 async def test_the_producer_is_asked_about_a_transaction_without_an_end(
     server: EmbeddedRocketMQ, broker: RawClient, producer: RawClient, clock: WatchedClock
