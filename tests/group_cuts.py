@@ -10,7 +10,7 @@ import asyncio
 import uuid
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any, Final
 
@@ -147,8 +147,8 @@ async def opened(namesrv: str, broker: str) -> AsyncIterator[Run]:
         yield Run(namesrv, proxies, proxies.broker(broker), queue, producer)
 
 
-async def _until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(SENT_WITHIN):
+async def _until(condition: Callable[[], object], within: float = SENT_WITHIN) -> None:
+    async with asyncio.timeout(within):
         while not condition():
             await asyncio.sleep(0.005)
 
@@ -177,7 +177,15 @@ async def cut_each(namesrv: str, broker: str, what: str, way: str, places: Calla
                     await consumer.start()
                 else:
                     await run.send("fails" if what == "give-back" else "good")
-                await _until(lambda made=number + 1: proxy.injected["cut"] >= made)
+                made = number + 1
+                while what == "give-back" and proxy.injected["cut"] < made:
+                    with suppress(TimeoutError):
+                        await _until(lambda made=made: proxy.injected["cut"] >= made, 5.0)
+                        break
+                    await run.send(
+                        "fails"
+                    )  # the last one was handled here again: the broker had taken nothing back for a moment
+                await _until(lambda made=made: proxy.injected["cut"] >= made)
                 cut_at = now()
                 await run.handled.has(await run.send())
                 slowest = max(slowest, now() - cut_at)

@@ -96,12 +96,12 @@ class Admin(ClientUser):
     ) -> None:
         """Creates ``topic``, or changes its settings, and waits until a name server shows it, so that it can be used at once.
 
-        ``queues``: number of queues to write to, on each broker; ``read_queues``: number of queues to read from, default the
-        same; both from 1 to 65535. ``perm``: 2 write, 4 read, 6 both. ``order``: True keeps the queues unchanged while brokers
-        join and leave: the name servers record them, and use the record if they run with ``orderMessageEnable``.
-        ``topic_sys_flag``: flags of unit mode, 1 for a topic of a unit, 2 for one that units subscribe to (Java's
-        ``TopicSysFlag``). ``attributes``: such as {"message.type": "FIFO"}. ``cluster`` or ``broker`` (a name): the brokers that
-        get the topic; by default all, provided they form one cluster.
+        ``queues``: number of queues to write to, on each broker; ``read_queues``: number of queues to read from, default the same;
+        both from 1 to 65535. Where fewer are read than before and messages are left in the others, a WARNING says so. ``perm``: 2
+        write, 4 read, 6 both. ``order``: True keeps the queues unchanged while brokers join and leave: the name servers record
+        them, and use the record if they run with ``orderMessageEnable``. ``topic_sys_flag``: flags of unit mode, 1 for a topic of a
+        unit, 2 for one that units subscribe to (Java's ``TopicSysFlag``). ``attributes``: such as {"message.type": "FIFO"}.
+        ``cluster`` or ``broker`` (a name): the brokers that get the topic; by default all, provided they form one cluster.
 
         Raises InvalidMessageError for an invalid name and for one of the system, ConfigError for invalid settings and without
         ``cluster`` or ``broker`` where there are several clusters, BrokerNotFoundError when there is no such broker or cluster,
@@ -300,7 +300,7 @@ class Admin(ClientUser):
 
         ``cluster``, ``broker``: as for ``create_topic``. ``settings``: such as ``retry_max_times`` (16), attempts after the first
         one before a message is dead-lettered, and ``consume_enable`` (True); ``rmq_protocol.bodies.SubscriptionGroupConfig`` has
-        all of them.
+        all of them. ``retry_queue_nums`` (1): the group's retry topic, where it exists, first gets as many queues.
 
         Raises TypeError for an unknown setting and for a value of another type or out of range, ConfigError without ``cluster`` or
         ``broker`` where there are several clusters, BrokerNotFoundError when there is no such broker or cluster, BrokerError when
@@ -328,7 +328,8 @@ class Admin(ClientUser):
     async def group_lag(self, group: str, topic: str | None = None) -> GroupLag:
         """Returns the offsets and the lag of ``group`` in each queue of ``topic``, or of all topics that it has offsets for
         (while members are connected, of the topics they subscribe to), and in its retry topics, as ``mqadmin
-        consumerProgress`` shows them.
+        consumerProgress`` shows them, and besides in topics that members may not read, and in retry queues that the retry topic
+        lacks.
 
         Raises SubscriptionGroupNotExistError for a group that does not exist, without ``topic`` also for one without any offset,
         and with it for a topic that does not exist or that the connected members do not subscribe to.

@@ -10,14 +10,20 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from typing import Final, Literal
 
-from rmq_protocol.bodies import ConsumeStats
+from rmq_protocol.bodies import ConsumeStats, SubscriptionGroupConfig, SubscriptionGroupWrapper
 from rmq_protocol.command import RemotingCommand
-from rmq_protocol.constants import RETRY_TOPIC_PREFIX, RequestCode, ResponseCode
+from rmq_protocol.constants import RETRY_TOPIC_PREFIX, Perm, RequestCode, ResponseCode
 from rmq_protocol.errors import shown
-from rmq_protocol.headers import GetConsumeStatsRequestHeader, ResetOffsetRequestHeader, to_ext
+from rmq_protocol.headers import (
+    GetConsumeStatsRequestHeader,
+    GetSubscriptionGroupConfigRequestHeader,
+    ResetOffsetRequestHeader,
+    to_ext,
+)
 from rmq_protocol.heartbeat import MessageModel
 from rmq_protocol.json_body import decode_body
 from rmq_protocol.message import MessageQueue
@@ -42,7 +48,7 @@ from ..errors import ConfigError, RocketMQError, SubscriptionGroupNotExistError
 from .clients import consumers
 from .groups import check_exists, check_offline, is_online
 from .requests import ask_at, brokers_of, check, cluster_info, everywhere, masters_of
-from .results import GroupLag, OffsetChange, QueueLag
+from .results import ConsumerConnections, GroupLag, OffsetChange, QueueLag
 
 __all__ = ["Target", "clone", "lag", "look_pauses", "reset"]
 
@@ -64,7 +70,33 @@ async def lag(instance: ClientInstance, group: str, topic: str | None, deadline:
     """Implements ``Admin.group_lag``."""
     brokers = masters_of(await cluster_info(instance, deadline))
     code = RequestCode.GET_CONSUME_STATS
-    asked = [None] if topic is None else [topic, RETRY_TOPIC_PREFIX + group, *_of_pops(topic, group)]
+    asked: list[str | None] = [topic, RETRY_TOPIC_PREFIX + group, *_of_pops(topic, group)] if topic is not None else [None]
+    members = await _members(instance, group, deadline) if topic is None else None
+    if members is not None:
+        asked += await _unreadable_topics(instance, members, deadline)
+    found = await _consume_stats(instance, group, asked, brokers, deadline)
+    if not any(topic in (None, queue.topic) for queue in found):  # retry topics alone say nothing of a topic that is misspelled
+        if topic is not None:
+            members = await _members(instance, group, deadline)
+        of_topic = "" if topic is None else f" for topic {instance.names.display_name(topic)}"
+        what = f"group {instance.names.display_name(group)} has no offsets{of_topic} on {', '.join(brokers)}"
+        raise SubscriptionGroupNotExistError(f"{what}{_why_none(members, topic)}", request=code.name)
+    if not any(each.committed for each in found.values()):  # brokers answer 0 for the topics of a name that no group has, too
+        await check_exists(instance, group, deadline)
+    found |= await _closed_retry_queues(instance, group, found, deadline)
+    retries = {queue for queue in found if queue.topic.startswith(RETRY_TOPIC_PREFIX)}
+    shown_queue = instance.names.shown_queue
+    return GroupLag(
+        {shown_queue(queue): found[queue] for queue in sorted(found.keys() - retries)},
+        {shown_queue(queue): found[queue] for queue in sorted(retries)},
+    )
+
+
+async def _consume_stats(
+    instance: ClientInstance, group: str, asked: Sequence[str | None], brokers: Mapping[str, str], deadline: float
+) -> dict[MessageQueue, QueueLag]:
+    """Returns what brokers say of a group's progress. ``asked``: topics on the wire; None: all in which it has offsets."""
+    code = RequestCode.GET_CONSUME_STATS
     found: dict[MessageQueue, QueueLag] = {}
     for each in asked:
         header = GetConsumeStatsRequestHeader(consumerGroup=group, topic=each)
@@ -75,25 +107,70 @@ async def lag(instance: ClientInstance, group: str, topic: str | None, deadline:
                 committed = offsets.consumer_offset
                 inflight = max(offsets.pull_offset - committed, 0)
                 found[queue] = QueueLag(committed, offsets.broker_offset, inflight, offsets.last_timestamp)
-    if not any(topic in (None, queue.topic) for queue in found):  # retry topics alone say nothing of a topic that is misspelled
-        of_topic = "" if topic is None else f" for topic {instance.names.display_name(topic)}"
-        what = f"group {instance.names.display_name(group)} has no offsets{of_topic} on {', '.join(brokers)}"
-        raise SubscriptionGroupNotExistError(f"{what}{await _why_none(instance, group, topic, deadline)}", request=code.name)
-    if not any(each.committed for each in found.values()):  # brokers answer 0 for the topics of a name that no group has, too
-        await check_exists(instance, group, deadline)
-    retries = {queue for queue in found if queue.topic.startswith(RETRY_TOPIC_PREFIX)}
-    shown_queue = instance.names.shown_queue
-    return GroupLag(
-        {shown_queue(queue): found[queue] for queue in sorted(found.keys() - retries)},
-        {shown_queue(queue): found[queue] for queue in sorted(retries)},
-    )
+    return found
 
 
-async def _why_none(instance: ClientInstance, group: str, topic: str | None, deadline: float) -> str:
-    """Returns the end of an error's text: why a group has no offsets, by what its members say, and what to do."""
+async def _members(instance: ClientInstance, group: str, deadline: float) -> ConsumerConnections | None:
+    """Returns the members of a group; None without one, and if they cannot be asked: who may see offsets may not see members."""
     try:
-        found = await consumers(instance, group, deadline)
-    except RocketMQError:  # there is none, or who may see offsets may not see members: no reason to hide the first error
+        return await consumers(instance, group, deadline)
+    except RocketMQError:
+        return None
+
+
+async def _unreadable_topics(instance: ClientInstance, members: ConsumerConnections, deadline: float) -> list[str]:
+    """Returns the topics that members subscribe to and may not read on some broker. A group may have no offsets there, and brokers
+    leave such a topic out unless they are asked for it."""
+    found: list[str] = []
+    for shown_topic in members.subscriptions:
+        if not shown_topic.startswith(RETRY_TOPIC_PREFIX):
+            topic = instance.names.wire(shown_topic)
+            with suppress(RocketMQError):
+                route = await instance.routes.fetch(topic, max(deadline - machine.monotonic(), 0.0))
+                if any(not data.perm & Perm.READ for data in route.data.queue_datas):
+                    found.append(topic)
+    return found
+
+
+async def _closed_retry_queues(
+    instance: ClientInstance, group: str, found: Mapping[MessageQueue, QueueLag], deadline: float
+) -> dict[MessageQueue, QueueLag]:
+    """Returns the queues that brokers put failed messages into and that the group's retry topic does not have: the group's settings
+    have more retry queues than the topic, so that no member reads them. Without those that are empty."""
+    topic = RETRY_TOPIC_PREFIX + group
+    numbers: dict[str, int] = {}
+    for queue in found:
+        if queue.topic == topic:
+            numbers[queue.broker_name] = max(numbers.get(queue.broker_name, 0), queue.queue_id + 1)
+    closed: dict[MessageQueue, QueueLag] = {}
+    for broker, number in numbers.items():
+        for queue_id in range(number, await _retry_queues(instance, group, broker, topic, deadline)):
+            queue = MessageQueue(topic, broker, queue_id)
+            if end := await max_offset(instance, queue, any_replica=False):
+                closed[queue] = QueueLag(await committed_offset(instance, group, queue) or 0, end, 0, 0)
+    return closed
+
+
+async def _retry_queues(instance: ClientInstance, group: str, broker: str, topic: str, deadline: float) -> int:
+    """Returns ``retryQueueNums`` of a group at a broker; 0 if the broker does not return it."""
+    header = GetSubscriptionGroupConfigRequestHeader(group=group)
+    command = RemotingCommand(code=RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG, ext_fields={**to_ext(header)})
+    response, _ = await instance.ask_broker(broker, topic, command, max(deadline - machine.monotonic(), 0.0))
+    if response.code == ResponseCode.SUCCESS:
+        return decode_body(SubscriptionGroupConfig, response.body).retry_queue_nums
+    if response.code != ResponseCode.REQUEST_CODE_NOT_SUPPORTED:  # as for a user without the right
+        return 0
+    command = RemotingCommand(code=RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)  # brokers before 5.0 return all
+    response, _ = await instance.ask_broker(broker, topic, command, max(deadline - machine.monotonic(), 0.0))
+    if response.code != ResponseCode.SUCCESS:
+        return 0
+    found = decode_body(SubscriptionGroupWrapper, response.body).subscription_group_table.get(group)
+    return 0 if found is None else found.retry_queue_nums
+
+
+def _why_none(found: ConsumerConnections | None, topic: str | None) -> str:
+    """Returns the end of an error's text: why a group has no offsets, by what its members say, and what to do."""
+    if found is None:
         return "; check the names, and start a consumer: brokers do not know a member before its topic exists"
     ids = sorted({each.client_id for each in found.connections})
     members = f", though it has members: {printable(', '.join(ids[:3]))}"

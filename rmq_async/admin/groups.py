@@ -131,8 +131,28 @@ async def create(
     brokers = masters_of(await cluster_info(instance, deadline), cluster, broker, any_cluster=False)
     code = RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP
     command = RemotingCommand(code=code, body=encode_body(config))
+    await _grow_retry_topic(instance, config, brokers, deadline)
     for name, response in (await everywhere(instance, brokers, command, deadline)).items():
         check(response, code, name, brokers[name])
+    await _grow_retry_topic(instance, config, brokers, deadline)  # a member may have made the topic meanwhile
+
+
+async def _grow_retry_topic(
+    instance: ClientInstance, config: SubscriptionGroupConfig, brokers: Mapping[str, str], deadline: float
+) -> None:
+    """Gives the group's retry topic at least as many queues as the group's new settings have, on each broker that has the topic.
+
+    A broker puts messages into any of that many queues, and creates the topic with them, but does not change one that exists:
+    no member could read the other queues.
+    """
+    wanted = config.retry_queue_nums
+    if wanted <= 1:
+        return
+    topic = RETRY_TOPIC_PREFIX + config.group_name
+    for name, address in brokers.items():
+        found = (await topic_settings.settings_of(instance, name, address, deadline)).topic_config_table.get(topic)
+        if found is not None and min(found.read_queue_nums, found.write_queue_nums) < wanted:
+            await topic_settings.grow(instance, found, wanted, {name: address}, deadline)
 
 
 async def delete(instance: ClientInstance, group: str, deadline: float) -> None:

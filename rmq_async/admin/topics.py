@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from fnmatch import fnmatchcase
@@ -24,14 +25,15 @@ from rmq_protocol.headers import (
     to_ext,
 )
 from rmq_protocol.json_body import MAX_JSON_BODY_SIZE, decode_body
+from rmq_protocol.message import MessageQueue
 from rmq_protocol.topics import TopicConfig
 from rmq_protocol.validation import check_topic, is_system_topic
 
 from .. import machine
 from .._asyncio import for_each
 from .._text import printable
-from ..client import ClientInstance
-from ..errors import ConfigError, NameServerError, RequestTimeoutError, TopicNotFoundError
+from ..client import ClientInstance, max_offset, min_offset
+from ..errors import ConfigError, NameServerError, RequestTimeoutError, RocketMQError, TopicNotFoundError
 from .requests import ask_at, ask_every_name_server, check, cluster_info, everywhere, masters_of, outcomes
 from .results import SyncedTopic
 
@@ -42,10 +44,13 @@ __all__ = [
     "creation_header",
     "delete",
     "delete_at",
+    "grow",
     "is_wanted",
     "settings_of",
     "sync",
 ]
+
+logger = logging.getLogger(__name__)
 
 SHOWN_EVERY: Final = 0.05
 """Seconds between two requests for the route of a new topic; a broker registers the topic within milliseconds."""
@@ -101,10 +106,43 @@ async def create(
 ) -> None:
     """Implements ``Admin.create_topic``."""
     masters = masters_of(await cluster_info(instance, deadline), cluster, broker, any_cluster=False)
+    before: dict[str, int] = {}
+    with suppress(RocketMQError):
+        route = await instance.routes.fetch(header.topic, max(deadline - machine.monotonic(), 0.0) / 4)
+        before = {data.broker_name: data.read_queue_nums for data in route.data.queue_datas if data.broker_name in masters}
     await _create_at(instance, header, masters, deadline)
     if header.order:
         await _set_order(instance, header, masters, deadline, merge=broker is not None)
     await _until_shown(instance, header, masters, deadline)
+    for name, queues in before.items():
+        await _name_left(instance, header.topic, name, range(header.readQueueNums, queues))
+
+
+async def _name_left(instance: ClientInstance, topic: str, broker: str, numbers: range) -> None:
+    """Logs the number of messages in queues that a topic had and does not have any more: no member reads them."""
+    left = 0
+    try:
+        for number in numbers:
+            queue = MessageQueue(topic, broker, number)
+            high = await max_offset(instance, queue, any_replica=False)
+            left += max(high - await min_offset(instance, queue, any_replica=False), 0) if high else 0
+    except RocketMQError as error:
+        logger.debug("messages in %d former queues of %s at %s: %s", len(numbers), topic, broker, printable(error, 300))
+        return
+    if left:
+        logger.warning(
+            "topic %s has %d queues to read on broker %s now; %d messages in its former queues up to %d reach no member that has "
+            "not read them: give it read_queues=%d until all groups have",
+            instance.names.display_name(topic), numbers.start, broker, left, numbers[-1], numbers.stop,
+        )  # fmt: skip
+
+
+async def grow(instance: ClientInstance, config: TopicConfig, queues: int, brokers: Mapping[str, str], deadline: float) -> None:
+    """Gives a topic that exists at least ``queues`` queues to read and to write, and waits until a name server shows them."""
+    read, write = max(config.read_queue_nums, queues), max(config.write_queue_nums, queues)
+    header = creation_header(msgspec.structs.replace(config, read_queue_nums=read, write_queue_nums=write), "")
+    await _create_at(instance, header, brokers, deadline)
+    await _until_shown(instance, header, brokers, deadline)
 
 
 async def delete(instance: ClientInstance, topic: str, cluster: str | None, deadline: float) -> None:
@@ -326,6 +364,8 @@ async def _copy(
     if header.order:
         await _set_order(instance, header, [broker], deadline, merge=True)
     await _until_shown(instance, header, [broker], deadline)
+    if old is not None:
+        await _name_left(instance, config.topic_name, broker, range(config.read_queue_nums, old.read_queue_nums))
 
 
 def is_wanted(topic: str, shown: str, patterns: Collection[str], own: Collection[str]) -> bool:

@@ -8,6 +8,7 @@ from ..client import ClientInstance, GroupListener, TopicRoute
 from ..hooks import request_hooks
 from .blocking import Block, Find, LoopWatch
 from .call_hooks import CallHooks
+from .closed_queues import ClosedQueues
 from .config import ConsumerConfig
 from .subscription import Subscription
 from .tracer import ConsumeTracer
@@ -38,6 +39,7 @@ class Attached:
         self._blocking = blocking
         self._route_changed = route_changed
         self._watch: LoopWatch | None = None
+        self.closed = ClosedQueues(instance, topics, group)
         self.tracer = ConsumeTracer(instance, group, config.trace) if config.trace else None
         self.request_hooks = request_hooks(config.hooks)
         self.call_hooks = CallHooks(config.hooks if self.tracer is None else (*config.hooks, self.tracer)) or None
@@ -57,7 +59,7 @@ class Attached:
             instance.pool.hooks.add(hook)
         for topic in self._topics:
             instance.routes.use.hold(topic)
-        instance.routes.on_change.append(self._route_changed)
+        instance.routes.on_change += [self._route_changed, self.closed.route_changed]
 
     def hurry(self) -> None:
         """Sends traces without waiting for more."""
@@ -67,8 +69,10 @@ class Attached:
     def hear_no_more(self) -> None:
         """Ends the notifications from brokers and routes."""
         self._instance.group_requests.remove(self._group)
-        if self._route_changed in self._instance.routes.on_change:
-            self._instance.routes.on_change.remove(self._route_changed)
+        callbacks = self._instance.routes.on_change
+        for each in (self._route_changed, self.closed.route_changed):
+            if each in callbacks:
+                callbacks.remove(each)
 
     async def end_traces(self, end: float) -> None:
         """Sends the gathered traces until ``end`` (monotonic), and drops those that are left then."""

@@ -52,7 +52,7 @@ class Outcomes:
         self.dead_lettered = 0
         self.unsure = 0
         self.doors: dict[str, Door] = {}
-        self._limits = GroupLimits(instance, group)
+        self.limits = GroupLimits(instance, group)
         self.give_backs: GiveBacks
         """The lines in which messages wait for brokers."""
 
@@ -151,7 +151,7 @@ class Outcomes:
             return IN_PLACE_LIMIT if limit is None else limit
         if limit is None:
             topic = back.topic if broker == self.broker_of(back) else RETRY_TOPIC_PREFIX + self._group
-            limit = await self._limits.of(broker, topic)
+            limit = await self.limits.of(broker, topic)
             back.is_last = limit is not None and back.message.reconsume_times >= limit
         return IN_PLACE_LIMIT if limit is None else limit
 

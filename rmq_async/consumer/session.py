@@ -128,6 +128,8 @@ class Session:
         self.data = self._heartbeat_data(round(machine.time() * 1000))
         self.conflicts = Conflicts(instance, self.data)
         self.attached = Attached(instance, group, config, self.topics, self.blocking, self._route_changed)
+        if not self.member.retries_here:
+            self.attached.closed.limits = self.outcomes.limits
         self._connect_rooms(context)
         self._registered = False
         self._assigned = asyncio.Event()
@@ -220,6 +222,7 @@ class Session:
             run("lock renewal", self._renew)
         run("look at the group", self._watch_conflicts)
         run("look at missing queues", self.rebalance.missing.run)
+        run("look at closed queues", self.attached.closed.run)
         try:
             await starting.run(self._first_assignment())
         except BaseException:  # queues may be read already

@@ -264,7 +264,9 @@ def _group_problems(session: Session) -> list[Problem]:
     found = [problem for problem in (session.calls.problem,) if problem is not None]
     if session.rebalance.problem is not None:
         found.append(Problem(ProblemCode.GROUP_UNKNOWN, session.rebalance.problem))
-    found += [_missing_problem(session, missing) for missing in session.rebalance.missing.found()]
+    closed = session.attached.closed
+    found += [_missing_problem(session, each) for each in session.rebalance.missing.found() if not closed.has(each.queues[0])]
+    found += closed.problems()
     for queue, text in list(session.takeover.errors.items()):
         shown = session.instance.names.shown_queue(queue)
         found.append(

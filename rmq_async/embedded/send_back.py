@@ -66,7 +66,7 @@ class SendBackProcessor:
         else:
             properties["DELAY"] = str(header.delayLevel or min(_FIRST_LEVEL + draft.reconsume_times, _MAX_INT))
             draft.topic = retry.topic_name
-            draft.queue_id = machine.random.randrange(max(1, retry.write_queue_nums))
+            draft.queue_id = machine.random.randrange(queues)  # also beyond the queues that the topic has
         draft.reconsume_times = min(draft.reconsume_times + 1, _MAX_INT)
         draft.prepared_offset = 0
         self._schedule.put(draft)

@@ -294,3 +294,18 @@ async def test_groups_in_a_namespace_have_the_users_names(server: EmbeddedRocket
         assert {queue.topic for queue in (await admin.group_lag("billing", "OrderTopic")).queues} == {"OrderTopic"}
     async with Admin(namesrv=server.namesrv) as admin:
         assert "shop%billing" in await admin.groups()
+
+
+async def test_lower_number_of_queues_names_the_messages_that_are_left(
+    server: EmbeddedRocketMQ, admin: Admin, caplog: pytest.LogCaptureFixture
+) -> None:
+    await admin.create_topic("Shrinks", queues=4)
+    async with Producer("p", namesrv=server.namesrv) as producer:
+        for number in (0, 2, 3, 3):
+            await producer.send(Message("Shrinks", b"m"), queue=MessageQueue("Shrinks", "broker-a", number))
+    await admin.create_topic("Shrinks", queues=2, read_queues=4)
+    assert "former queues" not in caplog.text
+    await admin.create_topic("Shrinks", queues=2)
+    (record,) = [record for record in caplog.records if "former queues" in record.getMessage()]
+    assert record.levelname == "WARNING"
+    assert "topic Shrinks has 2 queues to read on broker broker-a now; 3 messages in its former queues up to 3" in caplog.text

@@ -134,6 +134,7 @@ class PopSession:
             self.supervisor.run("renewal of leases", self.core.renew)
             self.supervisor.run("look at the group", self.member.watch)
             self.supervisor.run("look for routes", self._watch_routes)
+            self.supervisor.run("look at closed queues", self.attached.closed.run)
             await starting.run(self._first_answers())
         except BaseException:
             await self.close(machine.monotonic())

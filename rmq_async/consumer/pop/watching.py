@@ -90,6 +90,7 @@ def _group_problems(session: PopSession) -> list[Problem]:
     found += [
         Problem(ProblemCode.GROUP_UNKNOWN, f"the name servers know no route of topic {topic}") for topic in member.unknown
     ]
+    found += session.attached.closed.problems()
     found += [Problem(ProblemCode.SUBSCRIPTION_CONFLICT, str(conflict)) for conflict in member.conflicts.found]
     found += [Problem(ProblemCode.RESTARTED, text) for text in session.supervisor.recent()]
     return found
