@@ -21,10 +21,11 @@ from rmq_protocol.message import MessageQueue
 from .checkers import Stored
 from .group_log import GROUP, Backlog, Delivery, GroupLog, Sample
 from .history import Call
+from .loss_checkers import left_out
 from .order_checkers import disordered, is_ordered, overlapping, repeats_behind_open
 from .pop_checkers import pop_violations
 from .pop_watch import PopRequest
-from .servers import Commit
+from .servers import Commit, Loss
 from .troubles import Troubles
 
 __all__ = [
@@ -63,36 +64,37 @@ def group_violations(
     stored: Sequence[Stored],
     troubles: Troubles,
     excused: Collection[str],
-    taken: Mapping[MessageQueue, int],
+    losses: Sequence[Loss],
     pops: Sequence[PopRequest] = (),
 ) -> list[str]:
     """Returns the violations of the checks for members that pull or that pop; none for a run without a group. ``excused``: unique
-    ids of messages that brokers lost or deleted. ``taken``: by queue, the highest offset of its lost messages: an existing group
-    does not see the messages that get these offsets again. Messages of queues that were removed from their topic are left out,
-    too. ``pops``: requests of members that pop."""
+    ids of messages that brokers lost or deleted. ``losses``: queues that give offsets out again; members that pop do not see the
+    messages that get these offsets, those that pull must (``left_out``). Messages of queues that were removed from their topic
+    are left out, too. ``pops``: requests of members that pop."""
     if not log.lives:
         return []
     readable: Collection[MessageQueue] = log.idle.queues if log.idle is not None else ()
     if log.lease is not None:
         readable = log.unread[-1].readable if log.unread else ()
     topics = (*log.topics, RETRY_TOPIC_PREFIX + GROUP, *log.retry_topics)
-    skipped: set[str] = set()
-    for each in stored:
-        queue = MessageQueue(each.topic, each.broker, each.queue_id)
-        if each.offset <= taken.get(queue, -1) or (each.topic in topics and queue not in readable):
-            skipped.add(each.unique_id)
-    left_out = {*excused, *skipped}
+    unread = {
+        each.unique_id
+        for each in stored
+        if each.topic in topics and MessageQueue(each.topic, each.broker, each.queue_id) not in readable
+    }
     if log.lease is not None:
-        found = pop_violations(log, stored, pops, troubles, left_out)
-        return [*undelivered(calls, log, stored, left_out), *found, *sick(log), *restarted(log)]
+        skipped = {*excused, *unread, *(each.unique_id for each in stored if _is_given_again(each, losses))}
+        found = pop_violations(log, stored, pops, troubles, skipped)
+        return [*undelivered(calls, log, stored, skipped), *found, *sick(log), *restarted(log)]
+    lossy = {loss.queue for loss in losses}
     return [
-        *undelivered(calls, log, stored, left_out),
-        *repeated(log, troubles),
+        *undelivered(calls, log, stored, {*excused, *unread, *left_out(log, stored, losses)}),
+        *repeated(log, troubles, losses),
         *together(log, troubles),
-        *backwards(log.commits, troubles, taken, log.starts),
+        *backwards(log.commits, troubles, lossy, log.starts),
         *stalled(log, troubles),
         *unnamed(log, troubles),
-        *uncommitted(log, taken),
+        *uncommitted(log),
         *sick(log),
         *restarted(log),
         *overlapping(log, troubles),
@@ -114,18 +116,26 @@ def undelivered(calls: Iterable[Call], log: GroupLog, stored: Iterable[Stored], 
     ]
 
 
-def repeated(log: GroupLog, troubles: Troubles) -> list[str]:
+def _is_given_again(each: Stored, losses: Iterable[Loss]) -> bool:
+    queue = MessageQueue(each.topic, each.broker, each.queue_id)
+    return any(loss.queue == queue and each.offset <= loss.last for loss in losses)
+
+
+def repeated(log: GroupLog, troubles: Troubles, losses: Sequence[Loss] = ()) -> list[str]:
     """Returns messages that were handled again although their member had met no fault. After a kill of the member, only those count
     that it had the time to commit.
 
     Left out are calls that were cancelled or have no end, ordered messages that are handled again in their place or behind one
-    that is still open, and messages that were taken from hand."""
+    that is still open, messages that were taken from hand, and those of a queue that has lost messages meanwhile, in which its
+    member goes back."""
     settled = _settled(log)
     found: list[str] = []
     for first, second in _pairs(log.deliveries):
         life = log.lives[first.life]
         in_place = first.how == "failed" and is_ordered(log, first.queue)
         if first.how in ("", "cancelled") or in_place or troubles.felt(first.began, second.began):
+            continue
+        if any(loss.queue == first.queue and first.began <= loss.time <= second.began for loss in losses):
             continue
         killed = troubles.killed(life, first.began)
         text = (
@@ -291,13 +301,12 @@ def _unread(
     return waiting[0] if _may_be_known(queue, log, first, last) and _may_be_found(queue, log, first, last) else None
 
 
-def uncommitted(log: GroupLog, taken: Collection[MessageQueue]) -> list[str]:
-    """Returns queues whose last offset was not committed after the orderly stop of all members. ``taken``: queues that have lost
-    messages; they are left out."""
+def uncommitted(log: GroupLog) -> list[str]:
+    """Returns queues whose last offset was not committed after the orderly stop of all members."""
     return [
         f"uncommitted: {queue} ends at {high}, and the group has committed {low} after the stop of all members"
         for queue, (low, high) in (log.idle.queues.items() if log.idle is not None else ())
-        if low != high and queue not in taken
+        if low != high
     ]
 
 
@@ -319,7 +328,7 @@ def _is_right(problem: tuple[str, str], backlogs: Sequence[Backlog], time: float
     """Returns whether a problem reports an earlier event, or names only queues that were removed and have unread messages,
     at a time."""
     code, text = problem
-    if code == "queue_lost":  # for five minutes
+    if code in ("queue_lost", "messages_skipped"):  # for some minutes
         return True
     named = MISSING.match(text) if code == "queue_missing" else None
     at = bisect_right(backlogs, time, key=lambda backlog: backlog.time)

@@ -69,12 +69,13 @@ class Backlog(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """The ``health()`` of a member at a time. ``problems``: code and text of each."""
+    """The ``health()`` of a member at a time. ``problems``: code and text of each. ``held``: the queues that it reads."""
 
     time: float
     life: int
     ready: bool
     problems: tuple[tuple[str, str], ...]
+    held: Collection[MessageQueue] = ()
 
 
 class Unread(NamedTuple):
@@ -145,8 +146,8 @@ class GroupLog:
     def end(self, delivery: Delivery, how: How) -> None:
         delivery.ended, delivery.how = self.now(), how
 
-    def sample(self, life: int, ready: bool, problems: Iterable[tuple[str, str]]) -> None:
-        self.samples.append(Sample(self.now(), life, ready, tuple(problems)))
+    def sample(self, life: int, ready: bool, problems: Iterable[tuple[str, str]], held: Collection[MessageQueue] = ()) -> None:
+        self.samples.append(Sample(self.now(), life, ready, tuple(problems), held))
 
     def look(self, *, resting: bool = False) -> Backlog:
         """Records and returns the present backlog of the group's queues; brokers that do not serve are left out."""

@@ -26,7 +26,16 @@ from .history import digest
 from .machines import Host, Machine, World
 from .pop_watch import PopRequest, watch_pops
 
-__all__ = ["BROKER_PORT", "NAME_SERVER_PORT", "BrokerMachine", "Commit", "NameServerMachine", "ServerMachine", "broker_of"]
+__all__ = [
+    "BROKER_PORT",
+    "NAME_SERVER_PORT",
+    "BrokerMachine",
+    "Commit",
+    "Loss",
+    "NameServerMachine",
+    "ServerMachine",
+    "broker_of",
+]
 
 BROKER_PORT: Final = 10911
 NAME_SERVER_PORT: Final = 9876
@@ -55,6 +64,16 @@ class Commit(NamedTuple):
     before: int
     client_id: str | None
     holder: str | None
+
+
+class Loss(NamedTuple):
+    """A queue that has lost its messages from offset ``first`` to ``last``, by a power loss or a new master; it gives the
+    offsets out again."""
+
+    time: float
+    queue: MessageQueue
+    first: int
+    last: int
 
 
 class ServerMachine(Machine, ABC):
@@ -131,10 +150,10 @@ class BrokerMachine(ServerMachine):
     """The machine of a broker, and its disk.
 
     ``name_servers``: their names. ``lost``: unique ids of messages that power losses and new masters removed. ``deleted``:
-    unique ids of messages that were deleted because of their age. ``taken``: by queue, the highest offset of its lost
-    messages. ``commits``: those that UPDATE_CONSUMER_OFFSET requests made. ``pop_requests``: requests of clients about popped
-    messages. ``settings``: settings of each process that starts. ``registered``: names of the name servers that have accepted a
-    registration of the present process.
+    unique ids of messages that were deleted because of their age. ``losses``: queues that have lost messages; ``taken``: by
+    queue, the highest offset of those. ``commits``: those that UPDATE_CONSUMER_OFFSET requests made. ``pop_requests``: requests
+    of clients about popped messages. ``settings``: settings of each process that starts. ``registered``: names of the name
+    servers that have accepted a registration of the present process.
     """
 
     broker: Broker
@@ -145,6 +164,7 @@ class BrokerMachine(ServerMachine):
         self.disk = BrokerDisk(name, self.log)
         self.lost: list[str] = []
         self.deleted: list[str] = []
+        self.losses: list[Loss] = []
         self.taken: dict[MessageQueue, int] = {}
         self.commits: list[Commit] = []
         self.pop_requests: list[PopRequest] = []
@@ -270,10 +290,13 @@ class BrokerMachine(ServerMachine):
         return [(MessageQueue(topic, self.name, queue.queue_id), queue.queue_id < readable) for queue in found.queues()]
 
     def _lose(self, position: int) -> None:
+        gone: dict[MessageQueue, list[int]] = {}
         for message in self.stored(position):
             self.lost.append(message.unique_id)
             queue = MessageQueue(message.topic, self.name, message.queue_id)
             self.taken[queue] = max(message.offset, self.taken.get(queue, -1))
+            gone.setdefault(queue, []).append(message.offset)
+        self.losses += [Loss(self._now(), queue, min(offsets), max(offsets)) for queue, offsets in gone.items()]
 
     async def _serve(self) -> None:
         self.broker = broker = Broker(self.disk, self.settings)

@@ -421,10 +421,10 @@ class Simulation:
         ends: Mapping[str, Sequence[float]],
     ) -> list[str]:
         assert self._injector is not None
-        taken = {queue: offset for broker in self.brokers for queue, offset in broker.taken.items()}
+        losses = [loss for broker in self.brokers for loss in broker.losses]
         troubles = Troubles(self._injector.spans(), ends, stopped)
         pops = [request for broker in self.brokers for request in broker.pop_requests]
-        return group_violations(self.group, self._history.calls, stored, troubles, excused, taken, pops)
+        return group_violations(self.group, self._history.calls, stored, troubles, excused, losses, pops)
 
     def _report(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """Handles the errors of a loop that no code has handled: adds a violation for each that is no CallbackError."""

@@ -25,7 +25,8 @@ from rmq_async.testing.simulation.group_checkers import (
 )
 from rmq_async.testing.simulation.group_log import GROUP, Backlog, Delivery, GroupLog, Life, Sample
 from rmq_async.testing.simulation.history import Call
-from rmq_async.testing.simulation.servers import Commit
+from rmq_async.testing.simulation.loss_checkers import left_out
+from rmq_async.testing.simulation.servers import Commit, Loss
 
 QUEUE = MessageQueue("T", "broker-a", 0)
 QUIET = Troubles((), {}, {})
@@ -164,9 +165,43 @@ def test_unnamed_is_a_queue_of_an_unlisted_broker_only_where_a_member_has_found_
 
 
 def test_uncommitted_end_is_found_after_the_stop_of_all_members() -> None:
-    assert len(uncommitted(log(idle=Backlog(9.0, {QUEUE: (3, 4)})), ())) == 1
-    assert uncommitted(log(idle=Backlog(9.0, {QUEUE: (3, 4)})), [QUEUE]) == []
-    assert uncommitted(log(idle=Backlog(9.0, {QUEUE: (4, 4)})), ()) == []
+    assert len(uncommitted(log(idle=Backlog(9.0, {QUEUE: (3, 4)})))) == 1
+    assert uncommitted(log(idle=Backlog(9.0, {QUEUE: (4, 4)}))) == []
+
+
+def went_back(*ends: float, at: float = 20.0, holds_until: float = 40.0) -> GroupLog:
+    """A member that reads the queue and says at ``at`` that it has gone back; ``ends``: times of commits."""
+    text = (("messages_skipped", f"{QUEUE} went on at offset 5 instead of 9: it has lost messages that were read"),)
+    looks = [
+        Sample(float(time), 0, True, text if time >= at else (), [QUEUE] if time <= holds_until else [])
+        for time in range(0, 42, 2)
+    ]
+    found = log(samples=looks, now=lambda: 42.0)
+    broker: Any = SimpleNamespace(commits=[commit(time, 5, 9) for time in ends])
+    found.brokers = lambda: (broker,)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("group", "excused"),
+    [
+        (went_back(), []),  # it reads the queue to the end of the run
+        (went_back(21.0, holds_until=30.0), []),  # what comes after it goes on from its commit
+        (went_back(19.0, holds_until=30.0), ["id-7"]),  # it had not committed that yet
+        (went_back(21.0, holds_until=12.0), ["id-7"]),  # it had not looked yet
+        (went_back(holds_until=8.0), ["id-7"]),  # another member has taken the queue before
+    ],
+)
+def test_left_out_are_messages_that_no_member_was_bound_to_handle(group: GroupLog, excused: list[str]) -> None:
+    stored = [Stored(QUEUE.broker_name, QUEUE.topic, 0, offset, f"id-{offset}", b"") for offset in (4, 7, 12)]
+    assert left_out(group, stored, [Loss(11.0, QUEUE, 5, 8)]) == {*excused}
+    assert left_out(group, stored, [Loss(11.0, QUEUE._replace(queue_id=1), 5, 8)]) == set()
+
+
+def test_repeats_of_a_queue_that_has_lost_messages_are_right() -> None:
+    twice = log(delivery(), delivery(began=60.0))
+    assert len(repeated(twice, QUIET)) == 1
+    assert repeated(twice, QUIET, [Loss(30.0, QUEUE, 5, 8)]) == []
 
 
 def test_sick_member_is_found_when_the_cluster_is_healthy_again() -> None:

@@ -266,7 +266,8 @@ async def _live(crew: Crew, name: str) -> None:
                 log.joined(name, consumer)
                 while not crew.over and (cluster.now < end or crew.resting or cluster.now > crew.until):
                     health = consumer.health()
-                    log.sample(life, health.ready, ((each.code, each.text) for each in health.problems if each.code != SENT_SO))
+                    named = ((each.code, each.text) for each in health.problems if each.code != SENT_SO)
+                    log.sample(life, health.ready, named, consumer.assignment if log.lease is None else ())
                     await asyncio.sleep(LOOK_EVERY)
         except (RocketMQError, TimeoutError):
             await asyncio.sleep(AGAIN)
