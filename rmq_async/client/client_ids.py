@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from itertools import count
 from threading import Lock
 
 from rmq_protocol.client_id import build_client_id
+
+from .. import machine
 
 __all__ = ["give_back", "take"]
 
@@ -29,7 +31,7 @@ class _Taken:
         """Forgets all ids. Also called in a forked child: it has no clients yet, and a thread that held the lock does not run
         there."""
         self.lock = Lock()
-        self.loops: dict[str, asyncio.AbstractEventLoop] = {}
+        self.loops: dict[Hashable, asyncio.AbstractEventLoop] = {}
 
 
 _taken = _Taken()
@@ -43,16 +45,22 @@ def take(ip: str, instance_name: str, unit_name: str | None) -> str:
     loop = asyncio.get_running_loop()
     with _taken.lock:
         loops = _taken.loops = {each: its for each, its in _taken.loops.items() if not its.is_closed()}
-        client_id = next(each for each in _ids(ip, instance_name, unit_name) if each not in loops)
-        loops[client_id] = loop
+        client_id = next(each for each in _ids(ip, instance_name, unit_name) if _key(each) not in loops)
+        loops[_key(client_id)] = loop
     return client_id
 
 
 def give_back(client_id: str) -> None:
     """Ends the use of an id, on the loop that took it."""
     with _taken.lock:
-        if _taken.loops.get(client_id) is asyncio.get_running_loop():
-            del _taken.loops[client_id]
+        key = _key(client_id)
+        if _taken.loops.get(key) is asyncio.get_running_loop():
+            del _taken.loops[key]
+
+
+def _key(client_id: str) -> Hashable:
+    """Returns the key of an id of this process: a simulation has several machines, each with processes of its own."""
+    return machine.process_id, machine.process_id(), client_id
 
 
 def _ids(ip: str, instance_name: str, unit_name: str | None) -> Iterator[str]:

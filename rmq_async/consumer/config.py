@@ -129,9 +129,10 @@ class ConsumerConfig:
     for the members of the group; notices of brokers and changes of routes cause further ones. ``allocate``: a function that
     computes this member's share; all members must have the same. ``handover_timeout``: time for which a queue that moves to
     another member waits for its running handlers, before they are cancelled. ``stop_timeout``: default timeout of ``stop()``.
-    ``on_conflict``: the reaction if members of the group have different subscriptions: "warn" logs a WARNING; "raise" also
-    raises SubscriptionConflictError from ``start()``. ``retry``: the Retry of subscriptions without their own. ``stuck_after``:
-    age from which ``health()`` reports a handler call, or a failed message that blocks its key or queue.
+    ``on_conflict``: the reaction if members of the group have different subscriptions, or another process has this member's
+    client id: "warn" logs a WARNING; "raise" also raises SubscriptionConflictError from ``start()``. ``retry``: the Retry of
+    subscriptions without their own. ``stuck_after``: age from which ``health()`` reports a handler call, or a failed message
+    that blocks its key or queue.
 
     ``on_assigned``, ``on_revoked``, ``on_released``, ``on_lost``: plain or coroutine functions of a frozenset of queues, called
     on the loop in the order of the events, each when the call before has ended or was cancelled; a call of a coroutine function

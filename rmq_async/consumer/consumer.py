@@ -223,11 +223,11 @@ class Consumer(Reader):
         Raises ConfigError without a subscription, when the group is in use by this client already, for an ``sql`` condition
         that a broker cannot read (``code`` 23) or does not filter by (``code`` 1), and with ``mode="pop"`` for a broker that
         cannot be popped; SubscriptionConflictError with ``on_conflict="raise"`` when members of the group have different
-        subscriptions; NameServerError when no name server is configured, or none answers; SubscriptionGroupNotExistError when
-        the brokers do not have the group and may not create it; the errors of the requests for ``sql`` conditions and offsets,
-        and in broadcast those of ``load``, or ConfigError if it returns no positions of its topic; ClientStateError during a
-        stop, and if ``stop()`` ends the start; ForkedError and WrongLoopError if it runs in the parent process or on another
-        loop. After an error the consumer holds no connection and no task.
+        subscriptions, or another process answers for this client id; NameServerError when no name server is configured, or none
+        answers; SubscriptionGroupNotExistError when the brokers do not have the group and may not create it; the errors of the
+        requests for ``sql`` conditions and offsets, and in broadcast those of ``load``, or ConfigError if it returns no
+        positions of its topic; ClientStateError during a stop, and if ``stop()`` ends the start; ForkedError and WrongLoopError
+        if it runs in the parent process or on another loop. After an error the consumer holds no connection and no task.
         """
         if not self._subscriptions:
             raise ConfigError(

@@ -60,8 +60,6 @@ LAST_STEPS: Final = 1.0
 """Seconds of a stop that are kept for what follows the drain: handlers that are cancelled, commits and unlocks."""
 LEAVE_TIME: Final = 1.0
 """Seconds for the brokers' answers when the member leaves the group."""
-CHECK_EVERY: Final = 60.0
-"""Seconds between two looks at the subscriptions of the other members."""
 MOST_ORPHANS: Final = 64
 """Topics without a subscription here that are counted; their names are properties of messages."""
 AT_ONCE: Final = 16
@@ -175,6 +173,7 @@ class Session:
         )
         self.rebalance.missing.left = self.intake.marks.doubt
         self.takeover.look = self._first_look
+        self.rebalance.listed_twice = self.conflicts.wake
         self.takeover.holders = lambda queues, within: find_holders(instance, self.group, queues, self.rebalance.others, within)
         self.budget.full = self._make_room
         self.dispatcher.may_begin = self.assignment.may_begin
@@ -220,7 +219,7 @@ class Session:
         run("commits", lambda: self.commits.run(config.commit_interval, config.rebalance_interval, self._confirm))
         if not self.member.retries_here:
             run("lock renewal", self._renew)
-        run("look at the group", self._watch_conflicts)
+        run("look at the group", self.conflicts.run)
         run("look at missing queues", self.rebalance.missing.run)
         run("look at closed queues", self.attached.closed.run)
         try:
@@ -255,6 +254,7 @@ class Session:
 
     def serve(self, command: RemotingCommand) -> RemotingCommand | Awaitable[RemotingCommand | None] | None:
         """Answers requests of tools for this member."""
+        self.conflicts.namesakes.heard(command)
         return self.requests.serve(command)
 
     def abort(self) -> None:
@@ -278,11 +278,6 @@ class Session:
             unit_mode=self.instance.config.unit_mode,
         )
 
-    async def _watch_conflicts(self) -> None:
-        while True:
-            await asyncio.sleep(CHECK_EVERY)
-            await self.conflicts.look()
-
     async def _join(self) -> None:
         instance = self.instance
         filtered = [each for each in self.data.subscription_data_set if each.expression_type != TAG]
@@ -292,6 +287,7 @@ class Session:
         instance.register_consumer(self.data)
         self._registered = True
         await instance.heartbeats.send_first(instance.config.request_timeout)
+        await self.conflicts.look_joined(self.config.on_conflict)
         await self.member.joined()
 
     async def _first_look(self, queue: MessageQueue, offset: int) -> FirstLook | None:

@@ -260,7 +260,7 @@ def _missing_problem(session: Session, missing: Missing) -> Problem:
 
 def _group_problems(session: Session) -> list[Problem]:
     """Returns the problems of membership, threads, missing queues, unknown offsets, locks, commits, messages that could not be
-    given back or have no handler, conflicting subscriptions, and restarted tasks."""
+    given back or have no handler, conflicting subscriptions, another process with the client id, and restarted tasks."""
     found = [problem for problem in (session.calls.problem,) if problem is not None]
     if session.rebalance.problem is not None:
         found.append(Problem(ProblemCode.GROUP_UNKNOWN, session.rebalance.problem))
@@ -296,5 +296,7 @@ def _group_problems(session: Session) -> list[Problem]:
             )
         )
     found += [Problem(ProblemCode.SUBSCRIPTION_CONFLICT, str(conflict)) for conflict in session.conflicts.found]
+    if (twice := session.conflicts.namesakes.found) is not None:
+        found.append(Problem(ProblemCode.DUPLICATE_CLIENT_ID, twice))
     found += [Problem(ProblemCode.RESTARTED, text) for text in session.supervisor.recent()]
     return found

@@ -85,7 +85,7 @@ class Connection(asyncio.Protocol):
     __slots__ = (
         "__weakref__", "_answering", "_decoder", "_loop", "_max_frame_size", "_on_closed", "_on_request", "_on_retired", "_state",
         "_transport", "_unread_answers", "address", "attributes", "close_cause", "close_reason", "closed", "hooks", "ip",
-        "local_ip", "requests", "retired", "serialize_type", "stored_at", "strays",
+        "local_address", "local_ip", "requests", "retired", "serialize_type", "stored_at", "strays",
     )  # fmt: skip
 
     def __init__(
@@ -106,7 +106,7 @@ class Connection(asyncio.Protocol):
         self.close_cause: BaseException | None = None
         self.ip = ""
         """The IP address of the server, as it was looked up."""
-        self.local_ip = ""
+        self.local_ip = self.local_address = ""
         self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done when the socket is closed."""
         self.attributes: dict[type, Any] = {}
@@ -388,7 +388,8 @@ class Connection(asyncio.Protocol):
             return
         self.requests.writer.attach(transport)
         name = transport.get_extra_info("sockname")
-        self.local_ip = name[0] if isinstance(name, tuple) else ""
+        if isinstance(name, tuple):
+            self.local_ip, self.local_address = name[0], f"{name[0]}:{name[1]}"
         self._set_state(ConnectionState.READY)
 
     def eof_received(self) -> None:

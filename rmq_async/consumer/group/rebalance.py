@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Final
 
 from rmq_protocol.message import MessageQueue
@@ -70,6 +70,8 @@ class Rebalance:
         self._members: set[str] = set()
         self.left: Callable[[str, Iterable[MessageQueue]], object] = _nothing
         """A function that is called with the client id of a member that is no longer listed, and its former share."""
+        self.listed_twice: Callable[[], object] = _nothing
+        """A function that is called when a broker lists the id of this client more than once."""
         self.departed: dict[str, float] = {}
         """Client id that is no longer listed -> monotonic time at which it was missing first; the newest MOST_DEPARTED ones.
         Crashed clients may still have locks."""
@@ -136,7 +138,7 @@ class Rebalance:
                 self.missing.look(topic, queues[topic])
         brokers = {topic: tuple(dict.fromkeys(map(instance.routes.broker_of, found))) for topic, found in queues.items()}
         lists = await self._lists(brokers)
-        self._note_departed({member for members in lists.values() for member in members}, queues)
+        self._note_members(lists.values(), queues)
         for topic, found in queues.items():
             answers = [lists[name] for name in brokers[topic] if name in lists]
             try:
@@ -152,7 +154,10 @@ class Rebalance:
         self._apply(shares)
         return balanced
 
-    def _note_departed(self, listed: set[str], queues: Mapping[str, tuple[MessageQueue, ...]]) -> None:
+    def _note_members(self, lists: Collection[tuple[str, ...]], queues: Mapping[str, tuple[MessageQueue, ...]]) -> None:
+        if any(members.count(self._instance.client_id) > 1 for members in lists):
+            self.listed_twice()
+        listed = {member for members in lists for member in members}
         if not listed:
             return  # no broker has answered, or one has restarted and lists its members soon
         for client_id in sorted(self._members - listed):

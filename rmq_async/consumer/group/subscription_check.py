@@ -67,13 +67,15 @@ class GroupView(NamedTuple):
     ``members``: client id -> addresses "ip:port" from which brokers see the client connected. ``listed_by``: addresses of the
     brokers that list this client; ``conflicts`` are those found at these brokers, because others may not have had this client's
     heartbeat. For a client that has not joined, see ``group_view``. ``unanswered``: addresses of the brokers that did not
-    answer, or with something else than a list.
+    answer, or with something else than a list. ``own``: broker -> those addresses of this client; without the brokers that did
+    not answer.
     """
 
     members: Mapping[str, frozenset[str]]
     listed_by: frozenset[str]
     conflicts: tuple[SubscriptionConflict, ...]
     unanswered: frozenset[str]
+    own: Mapping[str, frozenset[str]]
 
     def hosts(self, client_id: str) -> frozenset[str]:
         """Returns the IPs from which brokers see a client id connected: several if two machines use the id, among other
@@ -120,7 +122,7 @@ async def group_view(instance: ClientInstance, ours: ConsumerData, timeout: floa
     listed = {
         address: answer
         for address, answer in answers.items()
-        if answer is not None and (_lists(answer, instance) if joined else answer.connection_set)
+        if answer is not None and (_own(answer, instance) if joined else answer.connection_set)
     }
     conflicts = dict.fromkeys(conflict for answer in listed.values() for conflict in compare(ours, answer))
     return GroupView(
@@ -128,6 +130,7 @@ async def group_view(instance: ClientInstance, ours: ConsumerData, timeout: floa
         frozenset(listed),
         _shown(instance, conflicts),
         frozenset(address for address, answer in answers.items() if answer is None),
+        {address: _own(answer, instance) for address, answer in answers.items() if answer is not None},
     )
 
 
@@ -147,8 +150,9 @@ async def _ask(instance: ClientInstance, group: str, address: str, *, timeout: f
     return None
 
 
-def _lists(answer: ConsumerConnection, instance: ClientInstance) -> bool:
-    return any(each.client_id == instance.client_id for each in answer.connection_set)
+def _own(answer: ConsumerConnection, instance: ClientInstance) -> frozenset[str]:
+    """Returns the addresses of the connections that a broker lists with the id of this client."""
+    return frozenset(each.client_addr for each in answer.connection_set if each.client_id == instance.client_id)
 
 
 def _shown(instance: ClientInstance, conflicts: Iterable[SubscriptionConflict]) -> tuple[SubscriptionConflict, ...]:

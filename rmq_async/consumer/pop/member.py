@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Mapping
 from functools import partial
@@ -31,10 +30,7 @@ __all__ = ["PopMember"]
 logger = logging.getLogger(__name__)
 
 AT_ONCE: Final = 16
-CHECK_EVERY: Final = 60.0
-"""Mean seconds between two looks at the group, which are repeated because a broker knows the mode of the newest heartbeat
-only."""
-CHECK_SPREAD: Final = 0.25
+LOOK_SPREAD: Final = 0.25
 KEPT_FOR: Final = 300.0
 """Seconds for which a conflict stays a problem after it was seen last."""
 LOOK_UP_EVERY: Final = 2.0
@@ -76,7 +72,7 @@ class PopMember:
         self.limit = USUAL_LIMIT
         self._limits: dict[str, int] = {}
         """Broker name -> the limit in its last answer."""
-        self.conflicts = Conflicts(instance, self.data, KEPT_FOR)
+        self.conflicts = Conflicts(instance, self.data, KEPT_FOR, LOOK_SPREAD)
         self._checked: dict[str, None] = {}
         """Brokers that can be popped."""
         self._first: dict[str, dict[MessageQueue, int]] = {}
@@ -107,6 +103,7 @@ class PopMember:
         instance.register_consumer(self.data)
         self._registered = True
         await instance.heartbeats.send_first(instance.config.request_timeout)
+        await self.conflicts.look_joined(self._config.on_conflict)
         await self._store_first()
         await self._read_limit()
 
@@ -118,7 +115,7 @@ class PopMember:
     async def watch(self) -> None:
         """Checks the other members and the group's settings periodically; never returns."""
         while True:
-            await asyncio.sleep(CHECK_EVERY * machine.random.uniform(1 - CHECK_SPREAD, 1 + CHECK_SPREAD))
+            await self.conflicts.wait()
             await self.conflicts.look()
             await self._read_limit()
 

@@ -277,6 +277,7 @@ class PopSession:
 
     def serve(self, command: RemotingCommand) -> RemotingCommand | Awaitable[RemotingCommand | None] | None:
         """Answers requests of admin tools for this member."""
+        self.member.conflicts.namesakes.heard(command)
         return self.tools.serve(command)
 
     def pause(self, topics: Iterable[str]) -> None:

@@ -92,5 +92,7 @@ def _group_problems(session: PopSession) -> list[Problem]:
     ]
     found += session.attached.closed.problems()
     found += [Problem(ProblemCode.SUBSCRIPTION_CONFLICT, str(conflict)) for conflict in member.conflicts.found]
+    if (text := member.conflicts.namesakes.found) is not None:
+        found.append(Problem(ProblemCode.DUPLICATE_CLIENT_ID, text))
     found += [Problem(ProblemCode.RESTARTED, text) for text in session.supervisor.recent()]
     return found

@@ -21,7 +21,8 @@ from rmq_async import (
     RetryLater,
     machine,
 )
-from rmq_async.consumer.pop import acks, core, member, requests
+from rmq_async.consumer.group import conflicts
+from rmq_async.consumer.pop import acks, core, requests
 from rmq_async.consumer.pop import popping as popping_module
 from rmq_async.embedded import EmbeddedRocketMQ, ManualClock, pops
 from rmq_async.embedded import acks as acks_module
@@ -201,7 +202,8 @@ async def test_messages_whose_time_is_over_are_refused(monkeypatch: pytest.Monke
 
 
 async def test_limit_of_the_group_stays_while_a_broker_does_not_say_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(member, "CHECK_EVERY", 0.02)
+    monkeypatch.setattr(conflicts, "LOOK_EVERY", 0.02)
+    monkeypatch.setattr(conflicts, "SPACING", 0.0)
     refused = asyncio.Event()
 
     async def work(message: MessageExt) -> None:

@@ -14,6 +14,7 @@ from .groups import GROUPS
 from .hardships import HARDSHIPS
 from .popping_groups import POPPING_GROUPS
 from .services import CALM, Cluster
+from .twins import TWINS
 from .workloads import WORKLOADS
 
 __all__ = ["SCENARIOS", "Scenario"]
@@ -23,7 +24,9 @@ PATIENCE: Final = 120.0
 """Virtual seconds after the end of a scenario within which its services end."""
 
 
-SERVICES: Final = MappingProxyType({**WORKLOADS, **HARDSHIPS, **GROUPS, **ARRANGED_GROUPS, **BROADCASTS, **POPPING_GROUPS})
+SERVICES: Final = MappingProxyType(
+    {**WORKLOADS, **HARDSHIPS, **GROUPS, **ARRANGED_GROUPS, **BROADCASTS, **POPPING_GROUPS, **TWINS}
+)
 """The services by name, which is also that of the machine."""
 HARMLESS: Final = frozenset({"broker-disorder", "broker-slices", "clock-jump", "clock-rate"})
 """Kinds of faults by which no call fails."""
