@@ -15,6 +15,18 @@ def run(coro: Coroutine[Any, Any, T]) -> T:
     """Runs ``coro`` to its end on uvloop where that is installed, else on asyncio, and returns its result. Raises what ``coro``
     raises, RuntimeError while an event loop runs in this thread, and ValueError or TypeError for an object that is no coroutine."""
     try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        pass
+    else:
+        name = "main"
+        if asyncio.iscoroutine(coro):
+            name = getattr(coro, "__name__", name)
+            coro.close()  # it will not run, and a warning would say so once more
+        raise RuntimeError(
+            f"an event loop runs in this thread already, as in a notebook: write `await {name}()` in place of run()"
+        )
+    try:
         import uvloop
     except ImportError:
         return asyncio.run(coro)

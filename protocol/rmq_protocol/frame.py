@@ -22,11 +22,14 @@ import msgspec
 
 from .constants import MAX_FRAME_SIZE, MAX_HEADER_SIZE, SerializeType
 from .errors import FrameTooLargeError, LocalProtocolError, RemoteProtocolError
+from .foreign import foreign_peer
 
 __all__ = ["CutFrame", "Frame", "FrameDecoder", "encode_frame"]
 
 _WORDS = struct.Struct(">iI")
 _LENGTH = struct.Struct(">i")
+_HEAD = 64
+"""Bytes of a broken frame that may show what the peer is."""
 
 
 class Frame(msgspec.Struct, frozen=True, gc=False):
@@ -72,6 +75,11 @@ class FrameDecoder:
     def pending(self) -> int:
         """Returns the number of bytes kept of a frame that is not complete yet."""
         return len(self._pending)
+
+    @property
+    def peer(self) -> str | None:
+        """Returns what the peer seems to be by the bytes of the incomplete frame; None for a RocketMQ server (``foreign_peer``)."""
+        return foreign_peer(bytes(self._pending[:_HEAD]))
 
     def feed(self, data: bytes) -> list[Frame]:
         """Takes the next bytes of the stream and returns the frames they complete, without those that were cut.
@@ -123,7 +131,7 @@ class FrameDecoder:
             body = header + word
             if body > stop or length > max_length or kind > 1:
                 if body > stop or length > self._longest or kind > 1 or 4 + word > max_length:
-                    return self._refuse(length, kind, word, frames)
+                    return self._refuse(length, kind, word, data[at : at + _HEAD], frames)
                 if body > end:
                     self._need = body - at
                     break
@@ -141,7 +149,7 @@ class FrameDecoder:
             if end - at >= 4:
                 (length,) = _LENGTH.unpack_from(data, at)
                 if length < 4 or length > self._longest:
-                    return self._refuse(length, 0, 0, frames)
+                    return self._refuse(length, 0, 0, data[at : at + _HEAD], frames)
             elif at >= end:
                 return frames
             else:
@@ -150,9 +158,16 @@ class FrameDecoder:
         return frames
 
     def _refuse(
-        self, length: int, kind: int, header_length: int, frames: list[Frame | bytes | CutFrame | RemoteProtocolError]
+        self,
+        length: int,
+        kind: int,
+        header_length: int,
+        head: bytes,
+        frames: list[Frame | bytes | CutFrame | RemoteProtocolError],
     ) -> list[Frame | bytes | CutFrame | RemoteProtocolError]:
-        if length < 4:
+        if (peer := foreign_peer(head)) is not None:
+            text = peer
+        elif length < 4:
             text = f"frame length {length} is below 4, the size of the header word"
         elif length > self._max_length:
             text = f"frame length {length} is above the limit of {self._max_length} (max_frame_size less 4)"

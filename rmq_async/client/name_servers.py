@@ -181,7 +181,7 @@ class NameServers:
         if not answers:
             raise self._failed(failures, False, timeout)
         if failures:
-            said = "; ".join(f"{address}: {_reason(error)}" for address, error in failures.items())
+            said = "; ".join(f"{address}: {self._reason(address, error)}" for address, error in failures.items())
             text = (
                 f"{len(failures)} of {len(answers) + len(failures)} name servers did not answer, and all of them must: {said}"
             )
@@ -302,7 +302,7 @@ class NameServers:
     def unusable(self, answers: Mapping[str, str], failures: Mapping[str, RocketMQError]) -> NoUsableAnswerError:
         """Returns the error of a request that has ``failures`` and ``answers`` (texts by address) that count for nothing."""
         asked = dict.fromkeys([*self._addresses, *answers, *failures])
-        said = [f"{address}: {answers.get(address) or _reason(failures.get(address))}" for address in asked]
+        said = [f"{address}: {answers.get(address) or self._reason(address, failures.get(address))}" for address in asked]
         error = NoUsableAnswerError(f"no name server gave a usable answer: {'; '.join(said)}; try again, or look at their logs")
         error.__cause__ = next(iter(failures.values()), None)
         return error
@@ -341,6 +341,20 @@ class NameServers:
         self.failure = None
         return response
 
+    def _reason(self, address: str, error: RocketMQError | None) -> str:
+        if error is None:
+            return "not asked, the time was over"
+        if _is_of_broker(error):
+            return "a broker answered, which is no name server"
+        if isinstance(error, RequestTimeoutError):
+            if error.maybe_stored:
+                return "no answer in its share of the time"
+            last = self._pool.trouble(address)
+            return "no connection in its share of the time" + (f"; the last attempt failed: {last}" if last else "")
+        if isinstance(error, BrokerError | ProtocolError):
+            return f"answered, {printable(error)}"
+        return printable(error)
+
     def _in_order(self) -> list[str]:
         first, *others = self._addresses
         return [first, *sorted(others, key=self._pool.backing_off)]
@@ -350,7 +364,7 @@ class NameServers:
             self.prefer(address, "; ".join(f"{other}: {printable(error)}" for other, error in failures.items()))
 
     def _failed(self, failures: dict[str, RocketMQError], answered: bool, timeout: float) -> NameServerError:
-        said = [f"{address}: {_reason(failures.get(address))}" for address in self._addresses]
+        said = [f"{address}: {self._reason(address, failures.get(address))}" for address in self._addresses]
         tried = "; ".join(said)
         cause = next(iter(failures.values()), None)
         error: NameServerError
@@ -400,15 +414,3 @@ def _of_brokers(addresses: Sequence[str]) -> str:
     if len(addresses) == 1:
         return f"{addresses[0]} is the address of a broker, not of a name server; {_WANTED}"
     return f"{', '.join(addresses)} are addresses of brokers, not of name servers; {_WANTED}"
-
-
-def _reason(error: RocketMQError | None) -> str:
-    if error is None:
-        return "not asked, the time was over"
-    if _is_of_broker(error):
-        return "a broker answered, which is no name server"
-    if isinstance(error, RequestTimeoutError):
-        return "no answer in its share of the time" if error.maybe_stored else "no connection in its share of the time"
-    if isinstance(error, BrokerError | ProtocolError):
-        return f"answered, {printable(error)}"
-    return printable(error)

@@ -54,6 +54,8 @@ _STORED: Final = frozenset(
     )
 )
 _NO_REPLY: Final = SendReply(code=-1)
+SOON: Final = 2.0
+"""Seconds within which a peer that closes a connection does so at once."""
 MAX_UNREAD_ANSWERS: Final = 1024 * 1024
 DROP_UP_TO: Final = 256 * 1024 * 1024
 """Bytes of the largest frame above ``max_frame_size`` that is dropped while the connection stays: it delays what comes behind it by
@@ -83,9 +85,9 @@ class Connection(asyncio.Protocol):
 
     # More attributes than instances of a class share a layout for (30): without slots each would be looked up in a dictionary.
     __slots__ = (
-        "__weakref__", "_answering", "_decoder", "_loop", "_max_frame_size", "_on_closed", "_on_request", "_on_retired", "_state",
-        "_transport", "_unread_answers", "address", "attributes", "close_cause", "close_reason", "closed", "hooks", "ip",
-        "local_address", "local_ip", "requests", "retired", "serialize_type", "stored_at", "strays",
+        "__weakref__", "_answering", "_decoder", "_ended_at", "_loop", "_made_at", "_max_frame_size", "_on_closed", "_on_request",
+        "_on_retired", "_state", "_transport", "_unread_answers", "address", "attributes", "close_cause", "close_reason", "closed",
+        "hooks", "ip", "local_address", "local_ip", "requests", "retired", "serialize_type", "stored_at", "strays",
     )  # fmt: skip
 
     def __init__(
@@ -127,6 +129,8 @@ class Connection(asyncio.Protocol):
         self._on_retired = on_retired
         self._unread_answers = 0
         self._answering: Answering | None = None
+        self._made_at = self._ended_at = 0.0
+        """Times (monotonic) at which the connection was made and closed."""
 
     # -- state
 
@@ -383,6 +387,7 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport = cast(asyncio.Transport, transport)
+        self._made_at = machine.monotonic()
         if self._state is ConnectionState.CLOSED:
             transport.abort()
             return
@@ -426,6 +431,7 @@ class Connection(asyncio.Protocol):
             orderly = not requests.writer.paused
         self._set_state(ConnectionState.CLOSED)
         self.close_reason, self.close_cause = reason, cause
+        self._ended_at = machine.monotonic()
         requests.deadlines.stop()
         if self._answering is not None:
             self._answering.cancel()
@@ -454,5 +460,10 @@ class Connection(asyncio.Protocol):
     def close_text(self) -> str:
         """Returns why the connection takes no more requests, for errors."""
         why = self.close_reason or (CloseReason.AWAY if self.retired else None)
-        silent = not self.has_received and why in (CloseReason.PEER, CloseReason.RESET)
-        return close_text(why, self.close_cause) + (silent_end(self._transport) if silent else "")
+        text = close_text(why, self.close_cause)
+        if why not in (CloseReason.PEER, CloseReason.RESET):
+            return text
+        if self.has_received:
+            return text if (peer := self._decoder.peer) is None else f"{text}: {peer}"
+        soon = why is CloseReason.PEER and self._ended_at - self._made_at < SOON
+        return text + silent_end(self._transport, soon=soon)

@@ -97,9 +97,12 @@ def handshake_reason(error: BaseException) -> str:
     return tls_reason(error)
 
 
-def silent_end(transport: asyncio.BaseTransport | None) -> str:
+def silent_end(transport: asyncio.BaseTransport | None, *, soon: bool) -> str:
     """Returns a possible reason why the peer closed the connection before it had sent a byte: with TLS 1.3 it may reject the
-    client's certificate after the handshake. Returns an empty text without TLS."""
-    if transport is None or transport.get_extra_info("sslcontext") is None:
+    client's certificate after the handshake, and without TLS it may want it. ``soon``: whether it did so at once; else an
+    empty text is returned without TLS."""
+    if transport is None:
         return ""
-    return ", right after the TLS handshake: the server may want a client's certificate"
+    if transport.get_extra_info("sslcontext") is not None:
+        return ", right after the TLS handshake: the server may want a client's certificate"
+    return " before it had sent a byte: the server may want TLS (tls=True), or be no RocketMQ server" if soon else ""

@@ -77,8 +77,8 @@ FRAMES = [
         "length above the limit", words(LIMIT + 1, 2), breaks=f"frame length {LIMIT + 1} is above the limit of {LIMIT}", seen=4
     ),
     Row("length INT_MAX", words(INT_MAX, 2), breaks=f"frame length {INT_MAX} is above the limit", seen=4),
-    Row("ASCII instead of a frame", b"GET / HTTP/1.1\r\n\r\n", breaks="frame length 1195725856 is above", seen=4),
-    Row("TLS instead of a frame", bytes.fromhex("1603010200010001"), breaks="frame length 369295618 is above", seen=4),
+    Row("ASCII instead of a frame", b"GET / HTTP/1.1\r\n\r\n", breaks="it answers with the text 'GET ", seen=4),
+    Row("TLS instead of a frame", bytes.fromhex("1603010200010001"), breaks="it speaks TLS (record type 0x16)", seen=4),
     Row(
         "header longer than its frame", words(8, 5) + b"{}{}", breaks="header length 5 is beyond its frame, which has 4", seen=8
     ),
