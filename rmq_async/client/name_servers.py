@@ -149,6 +149,8 @@ class NameServers:
                 failures[address] = without_frames(error)
             except RocketMQError as error:
                 failures[address] = without_frames(error)
+                if isinstance(error, RequestTimeoutError):
+                    self._silent[address] = machine.monotonic() + SILENT_FOR
             else:
                 self._stay_with(address, failures)
                 return result, address

@@ -122,8 +122,11 @@ async def test_draining_broker_stores_by_old_routes(two_brokers: RealCluster) ->
             assert {result.queue.broker_name for result in results} == {"broker-b"}
 
             async with Producer(new("PG"), namesrv=namesrv, instance_name=new("I")) as fresh:
-                for topic in (plain, ordered):
-                    assert {each.broker_name for each in await fresh.fetch_publish_queues(topic)} == {"broker-b"}
+                assert {each.broker_name for each in await fresh.fetch_publish_queues(plain)} == {"broker-b"}
+                kept = {each.broker_name for each in await fresh.fetch_publish_queues(ordered)}
+                assert kept == {"broker-a", "broker-b"}, "the list of an order conf stays, so that keys keep their queues"
+                results = [await fresh.send(Message(ordered, b"any")) for _ in range(4)]
+                assert {result.queue.broker_name for result in results} == {"broker-b"}
                 await fresh.send(Message(plain, b"named"), queue=queue)
 
             (message, *_) = (await consumer.pull(queue, 0)).messages
