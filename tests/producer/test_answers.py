@@ -15,6 +15,8 @@ from rmq_protocol.constants import ResponseCode, SerializeType
 from ..fakes import TOPIC, Cluster, each, fields, raw, refuse, status, stored
 from .support import Send, every_way, message, messages, producer
 
+pytestmark = pytest.mark.virtual_time
+
 STORED = {
     ResponseCode.SUCCESS: SendStatus.SEND_OK,
     ResponseCode.FLUSH_DISK_TIMEOUT: SendStatus.FLUSH_DISK_TIMEOUT,

@@ -30,6 +30,8 @@ from rmq_protocol.batch import encode_batch
 from ..fakes import TOPIC, Cluster, each, late, refuse, reset, silence, stored
 from .support import Calls, message, messages, outcomes, producer, seeded, until
 
+pytestmark = pytest.mark.virtual_time
+
 LIMIT = 4 * 1024 * 1024
 ID = "0" * 32
 

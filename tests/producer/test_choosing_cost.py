@@ -10,11 +10,15 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import pytest
+
 from rmq_async import FaultTable
 from rmq_async import producer as room
 
 from ..fakes import TOPIC, Cluster, each, refuse, silence
 from .support import message, outcomes, producer
+
+pytestmark = pytest.mark.virtual_time
 
 ROOM = str(Path(room.__file__).parent)
 SHORT = FaultTable((0.02, 0.1), (0.0, 0.15), isolation=0.2)

@@ -23,6 +23,8 @@ from rmq_protocol.reply import create_reply
 from ..fakes import Cluster, Link, Sent, each, refuse, status, stored
 from .support import message, messages, outcomes, producer
 
+pytestmark = pytest.mark.virtual_time
+
 PAGE = Path(__file__).parents[2] / "docs" / "errors.md"
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.025, 0.05
 STATUS = {0: "SEND_OK", 10: "FLUSH_DISK_TIMEOUT", 11: "SLAVE_NOT_AVAILABLE", 12: "FLUSH_SLAVE_TIMEOUT"}

@@ -14,6 +14,8 @@ from rmq_protocol.constants import SysFlag
 from ..fakes import Cluster, Sent, each, refuse, stored
 from .support import message, producer, until
 
+pytestmark = pytest.mark.virtual_time
+
 KINDS = {"zlib": CompressionType.ZLIB, "lz4": CompressionType.LZ4, "zstd": CompressionType.ZSTD}
 
 

@@ -17,6 +17,8 @@ from rmq_async import Message, MessageQueue, Producer
 from ..fakes import Cluster, each, refuse, stored
 from .support import message, producer, until
 
+pytestmark = pytest.mark.virtual_time
+
 OWNER: ContextVar[str] = ContextVar("whose call it is", default="none")
 
 

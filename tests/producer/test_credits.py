@@ -16,6 +16,8 @@ from rmq_async.producer.admission.credits import Credits, Epoch
 
 from .support import GRACE, outcomes, seeded, spin, timed
 
+pytestmark = pytest.mark.virtual_time
+
 
 def taken(credits: Credits) -> tuple[int, int, int]:
     return credits.taken, credits.taken_bytes, credits.waiting

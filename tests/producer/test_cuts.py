@@ -32,6 +32,8 @@ from ..cluster.history import Copy, copies
 from ..cuts import CutSends, Judge, Send, again, length_of, send_one, send_two
 from ..instances import client_of
 
+pytestmark = pytest.mark.virtual_time
+
 OFFSET_GROWS = 8
 """Bytes by which an answer may become longer while a test runs: it has queue offsets in decimals."""
 

@@ -11,6 +11,8 @@ from rmq_async import errors
 from ..fakes import Cluster, Link, Sent, late, refuse, silence, stored
 from .support import message, messages, outcomes, producer, spin, timed, until
 
+pytestmark = pytest.mark.virtual_time
+
 
 async def test_with_nothing_under_way(cluster: Cluster) -> None:
     async with producer(cluster) as sender:

@@ -23,6 +23,8 @@ from rmq_protocol.route import BrokerData, QueueData, TopicRouteData, encode_rou
 from ..fakes import Link, NameServer
 from .support import until
 
+pytestmark = pytest.mark.virtual_time
+
 ROUTE = RequestCode.GET_ROUTEINFO_BY_TOPIC
 SEND = RequestCode.SEND_MESSAGE_V2
 STORED = Answer(ext_fields={"msgId": "7F00000100002A9F0000000000000000", "queueId": "0", "queueOffset": "0"})

@@ -12,6 +12,8 @@ import pytest
 from rmq_async import Hook, Message, Producer
 from rmq_async.embedded import EmbeddedRocketMQ
 
+pytestmark = pytest.mark.virtual_time
+
 Send = Callable[[Producer, Message], Awaitable[Any]]
 
 

@@ -18,6 +18,8 @@ from ..fakes import TOPIC, Cluster, Link, Sent, each, late, refuse, silence, sto
 from ..instances import client_of
 from .support import Send, every_way, message, messages, outcomes, producer, timed, until
 
+pytestmark = pytest.mark.virtual_time
+
 
 @every_way(1)
 async def test_the_retry_goes_over_a_new_connection_and_the_old_one_is_drained(cluster: Cluster, send: Send) -> None:

@@ -13,6 +13,8 @@ from rmq_async.embedded import EmbeddedRocketMQ
 from ..fakes import TOPIC, Cluster, late, silence
 from .support import Calls, Send, every_call, every_way, message, messages, outcomes, producer, spin, timed, until
 
+pytestmark = pytest.mark.virtual_time
+
 
 async def test_before_start_and_after_stop_every_call_is_refused(cluster: Cluster) -> None:
     sender = producer(cluster)

@@ -31,6 +31,8 @@ from ..fakes import TOPIC, Cluster
 from ..instances import client_of
 from .support import messages, producer, until
 
+pytestmark = pytest.mark.virtual_time
+
 NS = "MQ_INST_1"
 WIRE = f"{NS}%{TOPIC}"
 

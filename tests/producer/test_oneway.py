@@ -19,6 +19,8 @@ from ..fakes import TOPIC, Cluster, cut, late, refuse, silence, stored
 from ..instances import client_of
 from .support import message, messages, outcomes, producer, spin, timed, until
 
+pytestmark = pytest.mark.virtual_time
+
 
 def ordinary(cluster: Cluster) -> list[int]:
     """Places of the frames that want an answer."""

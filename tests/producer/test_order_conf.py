@@ -29,6 +29,8 @@ from rmq_protocol.route import BrokerData, QueueData, TopicQueueMapping, TopicRo
 from ..fakes import TOPIC, Cluster
 from .support import producer
 
+pytestmark = pytest.mark.virtual_time
+
 KEYS = [f"k{number}" for number in range(12)]
 QUEUES = tuple(MessageQueue("T", broker, queue_id) for broker in ("broker-a", "broker-b") for queue_id in range(4))
 POLL = 5.0

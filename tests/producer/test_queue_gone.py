@@ -16,6 +16,8 @@ from rmq_protocol.constants import RequestCode
 from ..fakes import Answer, Cluster, Link, Sent, refuse, stored
 from .support import Send, awaited, batched, deferred
 
+pytestmark = pytest.mark.virtual_time
+
 FULL, LEFT = 8, 2
 
 

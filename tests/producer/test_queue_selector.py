@@ -14,6 +14,8 @@ from rmq_async.producer import prepare, send_prepared
 from ..fakes import TOPIC, Cluster, late, refuse, silence
 from .support import core_of, message, messages, outcomes, producer, timed
 
+pytestmark = pytest.mark.virtual_time
+
 
 class Asked:
     """A selector that writes down what it is asked, and takes the first queue."""

@@ -15,6 +15,8 @@ from rmq_protocol.heartbeat import decode_heartbeat
 from ..fakes import TOPIC, Cluster, Link
 from .support import Send, awaited, batched, deferred, message, producer, timed, until
 
+pytestmark = pytest.mark.virtual_time
+
 LOG = "rmq_async.producer"
 
 

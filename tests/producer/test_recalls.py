@@ -14,6 +14,8 @@ from rmq_protocol.recall import RecallHandle, encode_recall_handle
 from ..fakes import TOPIC
 from .support import until
 
+pytestmark = pytest.mark.virtual_time
+
 
 @pytest.fixture
 def clock() -> ManualClock:

@@ -17,6 +17,8 @@ from rmq_async.transport import Connection, ConnectionPool
 from ..fakes import Cluster, late, silence
 from .support import core_of, message, messages, outcomes, producer, until
 
+pytestmark = pytest.mark.virtual_time
+
 
 @asynccontextmanager
 async def calls_behind(sender: Producer, cluster: Cluster, count: int) -> AsyncIterator[list[asyncio.Future[Any]]]:

@@ -24,6 +24,8 @@ from ..fakes import TOPIC, Broker, Cluster, Link, Sent, push, refuse, silence, s
 from ..instances import client_of
 from .support import core_of, message, outcomes, producer, timed, until
 
+pytestmark = pytest.mark.virtual_time
+
 REPLIES = "DefaultCluster_REPLY_TOPIC"
 PUSH = RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT
 

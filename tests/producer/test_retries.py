@@ -15,6 +15,8 @@ from ..fakes import Cluster, cut, each, late, refuse, reset, silence, status, st
 from ..instances import client_of
 from .support import GRACE, Send, deferred, every_way, message, messages, outcomes, producer, spin, timed, until
 
+pytestmark = pytest.mark.virtual_time
+
 
 def broker_of(attempt: Attempt) -> str:
     return attempt.queue.broker_name

@@ -14,6 +14,8 @@ from rmq_protocol.constants import RequestCode
 
 from .support import Send, awaited, batched, deferred
 
+pytestmark = pytest.mark.virtual_time
+
 WAYS = {"awaited": awaited, "deferred": deferred, "batched": batched}
 SEND = {way: RequestCode.SEND_BATCH_MESSAGE if way == "batched" else RequestCode.SEND_MESSAGE_V2 for way in WAYS}
 

@@ -14,6 +14,8 @@ from ..fakes import TOPIC, Cluster, each, refuse, stored
 from ..instances import client_of
 from .support import Send, every_way, message, outcomes, producer, until
 
+pytestmark = pytest.mark.virtual_time
+
 STATIC = "__syslo__global__"
 
 

@@ -37,6 +37,8 @@ from ..canaries import SECRET_KEY, SECURITY_TOKEN, is_clean
 from ..fakes import SENDS, Answer, Cluster, cut, refuse, silence
 from ..instances import client_of
 
+pytestmark = pytest.mark.virtual_time
+
 KEYS = Credentials("alice", SECRET_KEY, SECURITY_TOKEN)
 
 

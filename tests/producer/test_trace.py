@@ -21,6 +21,8 @@ from rmq_protocol.trace import TRACE_TOPIC, MessageType, TraceContext, TraceType
 from ..fakes import TOPIC, Cluster, Sent, each, fields, refuse, silence, status, stored
 from .support import core_of, message, messages, outcomes, producer, timed, until
 
+pytestmark = pytest.mark.virtual_time
+
 
 @pytest.fixture
 async def server() -> AsyncIterator[EmbeddedRocketMQ]:

@@ -13,6 +13,8 @@ from rmq_protocol.constants import ResponseCode
 from ..fakes import Cluster, each, late, refuse, silence, status, stored
 from .support import Calls, Send, awaited, batched, deferred, message, messages, producer, timed, until
 
+pytestmark = pytest.mark.virtual_time
+
 WAYS: dict[str, Send] = {"sync": awaited, "async": deferred, "batch": batched}
 FLUSH_DISK, FLUSH_SLAVE, NO_SLAVE = 10, 12, 11
 ON: dict[str, Any] = {"retry_another_broker_when_not_store_ok": True}

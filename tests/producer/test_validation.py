@@ -14,6 +14,8 @@ from rmq_protocol.validation import NOT_ALLOWED_SEND_TOPICS
 from ..fakes import TOPIC, Cluster
 from .support import message, messages, producer
 
+pytestmark = pytest.mark.virtual_time
+
 MAX = 4 * 1024 * 1024
 Way = Callable[[Producer, Message], Awaitable[Any]]
 WAYS: list[Way] = [

@@ -14,6 +14,8 @@ from rmq_async.client.unique_ids import UniqueIds
 from ..fakes import Cluster, Link, Sent, refuse, stored
 from .support import message, messages, producer, spin, until
 
+pytestmark = pytest.mark.virtual_time
+
 
 class Clock:
     """Both clocks stand still until they are moved."""

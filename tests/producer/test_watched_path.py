@@ -21,6 +21,8 @@ from ..fakes import TOPIC, Cluster, each, refuse, status, stored
 from .support import producer
 from .test_fast_path import EXAMPLES, FIELDS, USER, shown
 
+pytestmark = pytest.mark.virtual_time
+
 ANSWERS = {"stored": stored, "not flushed": status(10), "tried again": each(refuse(1), stored), "refused": refuse(13)}
 ADDED: list[dict[Any, Any]] = [{}, {"traceparent": "00-1"}, {"a": "x" * 40_000}, {"a": ""}, {"KEYS": "k"}, {"é": "ü"}]
 

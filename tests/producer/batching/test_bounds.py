@@ -13,6 +13,8 @@ from ...fakes import TOPIC, Cluster, late
 from ..support import message, messages, producer, spin
 from .support import at_rest, later, numbers
 
+pytestmark = pytest.mark.virtual_time
+
 
 def no_credits(sender: Producer) -> str:
     """What ``health`` says of calls that wait to be accepted."""

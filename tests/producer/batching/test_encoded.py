@@ -14,6 +14,8 @@ from ...fakes import TOPIC, Cluster, each, late, refuse, stored
 from ..support import core_of, message, outcomes, producer, queue_places, spin, until
 from .support import BATCH, ONE_LANE, at_rest, later, refuse_bodies, requests
 
+pytestmark = pytest.mark.virtual_time
+
 
 @pytest.mark.parametrize("code", [13, 29])
 async def test_refused_batch_mixed_keeps_ids_and_order(cluster: Cluster, code: int) -> None:

@@ -15,6 +15,8 @@ from ...fakes import TOPIC, Cluster, MostUnderWay, late, silence
 from ..support import message, messages, outcomes, producer, spin, until
 from .support import ONE_LANE, later, numbers, refuse_bodies, requests
 
+pytestmark = pytest.mark.virtual_time
+
 
 async def test_without_key_or_selector_the_next_batch_takes_the_next_queue(pair: Cluster) -> None:
     async with producer(pair, batching=True, topics=[TOPIC]) as sender:

@@ -12,6 +12,8 @@ from ...fakes import TOPIC, Cluster, late, silence
 from ..support import Calls, message, messages, outcomes, producer, spin, timed, until
 from .support import BATCH, ONE_LANE, at_rest, later, numbers, requests
 
+pytestmark = pytest.mark.virtual_time
+
 
 async def test_a_send_goes_out_at_once_when_its_lane_is_idle(cluster: Cluster) -> None:
     async with producer(cluster, batching=True) as sender:

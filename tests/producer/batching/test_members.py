@@ -20,6 +20,8 @@ from rmq_protocol.constants import RequestCode
 from ..support import outcomes, timed, until
 from .support import later
 
+pytestmark = pytest.mark.virtual_time
+
 SINGLE, BATCH = RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE
 STORED = {"msgId": "7F00000100002A9F0000000000000001", "queueId": "0", "queueOffset": "1"}
 

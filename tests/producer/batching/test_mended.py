@@ -18,6 +18,8 @@ from ...instances import client_of
 from ..support import core_of, message, messages, outcomes, producer, spin, tasks_named, timed, until
 from .support import later, numbers, requests
 
+pytestmark = pytest.mark.virtual_time
+
 SEARCH = "rmq_async route of a batch"
 
 

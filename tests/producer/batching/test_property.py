@@ -19,6 +19,8 @@ from ...instances import client_of
 from ..harm import harm
 from ..support import core_of, gathers_nothing, seeded, tasks_named, until
 
+pytestmark = pytest.mark.virtual_time
+
 SENDS = 400
 WORKERS = 25
 SEND_CODES = (RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE)

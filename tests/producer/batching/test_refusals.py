@@ -14,6 +14,8 @@ from ...instances import client_of
 from ..support import message, messages, outcomes, producer, spin, until
 from .support import BATCH, ONE_LANE, at_rest, later, numbers, refuse_bodies
 
+pytestmark = pytest.mark.virtual_time
+
 
 @pytest.mark.parametrize("code", [13, 29])
 @pytest.mark.parametrize("options", [{}, {"key": "k"}], ids=["in turn", "in order"])

@@ -12,6 +12,8 @@ from ...fakes import TOPIC, Cluster, each, fields, late, status, stored
 from ..support import Calls, message, messages, outcomes, producer, spin, timed, until
 from .support import ONE_LANE, at_rest, later, numbers, refuse_bodies, requests
 
+pytestmark = pytest.mark.virtual_time
+
 
 async def test_each_caller_gets_its_own_result(cluster: Cluster) -> None:
     async with producer(cluster, batching=True, topics=[TOPIC]) as sender:

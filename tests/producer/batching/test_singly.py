@@ -14,6 +14,8 @@ from ...fakes import TOPIC, Cluster
 from ..support import message, messages, outcomes, producer, until
 from .support import BATCH, at_rest, numbers
 
+pytestmark = pytest.mark.virtual_time
+
 SINGLE: dict[str, Callable[[], Message]] = {
     "a body over the compression threshold": lambda: message(b"x" * 4096),
     "a delay level": lambda: message(delay_level=3),

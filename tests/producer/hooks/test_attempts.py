@@ -15,6 +15,8 @@ from ...fakes import AfterNext, Cluster, each, refuse, reset, silence, stored
 from ..support import message, messages, producer, spin, until
 from .support import SEND, WAYS, Requests, Seen
 
+pytestmark = pytest.mark.virtual_time
+
 
 @pytest.mark.parametrize("name", WAYS)
 async def test_a_send_that_is_stored_at_once(cluster: Cluster, name: str) -> None:

@@ -8,11 +8,15 @@ import weakref
 from contextvars import ContextVar
 from typing import Any
 
+import pytest
+
 from rmq_async import Hook, Producer
 
 from ...fakes import Cluster, silence
 from ..support import message, outcomes, producer, until
 from .support import SEND
+
+pytestmark = pytest.mark.virtual_time
 
 
 async def test_callbacks_run_in_the_callers_context_and_hooks_of_requests_in_none(cluster: Cluster) -> None:

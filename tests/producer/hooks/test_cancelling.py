@@ -13,6 +13,8 @@ from ...fakes import Answer, Cluster, reset, silence, stored
 from ..support import awaited, core_of, message, outcomes, producer, until
 from .support import WAYS
 
+pytestmark = pytest.mark.virtual_time
+
 
 @pytest.mark.parametrize("name", WAYS)
 @pytest.mark.parametrize("answer", [stored, reset], ids=["stored", "reset"])

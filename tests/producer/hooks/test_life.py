@@ -17,6 +17,8 @@ from ...instances import client_of
 from ..support import core_of, deferred, message, messages, outcomes, producer, spin
 from .support import SEND, Requests, Seen
 
+pytestmark = pytest.mark.virtual_time
+
 
 async def test_hooks_leave_with_their_producer(cluster: Cluster) -> None:
     first, second = Seen(), Seen()

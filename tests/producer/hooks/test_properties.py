@@ -13,6 +13,8 @@ from ...fakes import Cluster, each, refuse, stored
 from ..support import batched, message, producer, until
 from .support import WAYS
 
+pytestmark = pytest.mark.virtual_time
+
 
 @pytest.mark.parametrize("name", [*WAYS, "oneway"])
 async def test_properties_that_a_hook_adds_are_on_the_wire(cluster: Cluster, name: str) -> None:

@@ -16,6 +16,8 @@ from ...fakes import Cluster
 from ..support import awaited, batched, deferred, message, producer, until
 from .support import SEND, WAYS, Requests, Seen
 
+pytestmark = pytest.mark.virtual_time
+
 
 class Broken(Hook):
     def __init__(self, error: BaseException) -> None:

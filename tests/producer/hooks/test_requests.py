@@ -18,6 +18,8 @@ from ...instances import client_of
 from ..support import batched, deferred, message, outcomes, producer, until
 from .support import SEND, Requests
 
+pytestmark = pytest.mark.virtual_time
+
 
 async def test_requests_of_every_kind_are_seen_once() -> None:
     requests = Requests()

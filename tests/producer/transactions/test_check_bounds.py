@@ -19,6 +19,8 @@ from ...instances import client_of
 from ..support import seeded, spin, until
 from .support import COMMIT, ROLLBACK, UNKNOWN, Ends, ask, link_of, question, transactions
 
+pytestmark = pytest.mark.virtual_time
+
 
 async def test_no_more_checks_run_at_a_time_than_allowed(cluster: Cluster) -> None:
     ends, running, most = Ends(cluster.a), 0, 0

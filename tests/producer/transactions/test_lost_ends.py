@@ -16,6 +16,8 @@ from ...instances import client_of
 from ..support import timed, until
 from .support import COMMIT, ROLLBACK, UNKNOWN, Ends, ask, each_end, never, question, transactions
 
+pytestmark = pytest.mark.virtual_time
+
 
 async def test_an_end_that_is_refused_is_reported_with_the_brokers_words_and_not_tried_again(cluster: Cluster) -> None:
     ends = Ends(cluster.a)

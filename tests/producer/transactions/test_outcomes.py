@@ -17,6 +17,8 @@ from ...instances import client_of
 from ..support import seeded, until
 from .support import COMMIT, END, ROLLBACK, UNKNOWN, Records, bodies, never, transactions
 
+pytestmark = pytest.mark.virtual_time
+
 
 async def test_only_what_was_committed_is_seen_and_only_what_is_unknown_is_asked_about(
     server: EmbeddedRocketMQ, clock: ManualClock

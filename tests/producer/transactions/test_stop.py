@@ -27,6 +27,8 @@ from ...instances import client_of
 from ..support import tasks_named, timed, until
 from .support import COMMIT, END, ROLLBACK, UNKNOWN, Ends, Records, ask, bodies, link_of, never, question, transactions
 
+pytestmark = pytest.mark.virtual_time
+
 
 async def test_a_stop_lets_transactions_end(server: EmbeddedRocketMQ) -> None:
     running = asyncio.Event()

@@ -17,6 +17,8 @@ from ...instances import client_of
 from ..support import until
 from .support import COMMIT, END, ROLLBACK, UNKNOWN, Ends, ask, link_of, never, question, transactions
 
+pytestmark = pytest.mark.virtual_time
+
 
 async def test_a_command_that_cannot_be_written_is_reported_and_not_sent(
     cluster: Cluster, loop_errors: list[dict[str, Any]]
