@@ -11,7 +11,6 @@ from rmq_protocol.message import MessageExt
 
 from .delivery import cut_off
 from .held_queue import HeldQueue
-from .outcome import Outcome
 from .outcomes import Outcomes
 
 __all__ = ["cancel_calls", "give_back_passed", "request_cancel", "warn_running"]
@@ -41,7 +40,7 @@ async def give_back_passed(outcomes: Outcomes, held: HeldQueue, left: Collection
     """Gives back those messages behind which one is settled, for up to ``timeout`` seconds; the others stay uncommitted."""
     passed = [message for message in left if held.progress.settled_above(message.queue_offset)]
     for message in passed:
-        outcomes.give_back(held, message.topic, message, _nothing)
+        outcomes.give_back(held, message.topic, message, "its queue left this member before a call of its handler ended")
     try:
         async with asyncio.timeout(timeout):
             while held.returning:
@@ -56,10 +55,6 @@ async def give_back_passed(outcomes: Outcomes, held: HeldQueue, left: Collection
             timeout,
         )
         outcomes.give_backs.abandon(held)
-
-
-def _nothing(_: Outcome) -> None:
-    """Does nothing: the offset says what has become of the message."""
 
 
 def warn_running(held: HeldQueue) -> None:

@@ -6,7 +6,17 @@ import inspect
 from collections.abc import Callable
 from functools import partial
 
-__all__ = ["handler_name", "is_async", "is_generator"]
+from .._text import printable
+
+__all__ = ["error_text", "handler_name", "is_async", "is_generator"]
+
+
+def error_text(error: BaseException) -> str:
+    """Returns the ``repr()`` of an error that a user's function raised, for the log."""
+    try:
+        return printable(repr(error), 500)
+    except Exception:  # noqa: BLE001 - a method of the user
+        return f"{type(error).__name__}, whose repr() fails"
 
 
 def handler_name(handler: Callable[..., object]) -> str:

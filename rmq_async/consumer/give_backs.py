@@ -52,9 +52,14 @@ Spawn = Callable[[str, Coroutine[Any, Any, None]], asyncio.Task[None]]
 Report = Callable[[Outcome], None]
 
 
+def _nothing(*_: object) -> None:
+    """Does nothing: the default of the callbacks."""
+
+
 class GivenBack(msgspec.Struct, eq=False):
-    """A message on its way back. ``topic``: the subscribed one, on the wire. ``report``: called once with its outcome. ``item``,
-    ``subscription``: None for a message that this member cannot handle again.
+    """A message on its way back. ``topic``: the subscribed one, on the wire. ``cause``: the error of its handler; for a message
+    without a call that ended here, why it goes back. ``report``: called once with its outcome. ``item``, ``subscription``: None
+    for a message that this member cannot handle again.
 
     ``since``: monotonic time at which it was given back. ``rounds``: attempts to give it back that have failed. ``here_at``:
     monotonic time of its next attempt at this member; None while that is not decided. ``is_gone``: whether its broker does not
@@ -65,7 +70,8 @@ class GivenBack(msgspec.Struct, eq=False):
     topic: str
     message: MessageExt
     decision: Decision
-    report: Report
+    cause: BaseException | str
+    report: Report = _nothing
     item: Waiting | None = None
     subscription: Subscription | None = None
     since: float = 0.0
@@ -416,7 +422,3 @@ class GiveBacks:
             self.has_room(line.broker)
         if not any(self._lines.values()):
             self._empty.set()
-
-
-def _nothing(*_: object) -> None:
-    """Does nothing: the default of the callbacks."""

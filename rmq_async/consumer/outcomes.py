@@ -13,6 +13,7 @@ from .._text import printable
 from ..client import ClientInstance, broker_of_message, brokers_of, retry_brokers, send_back, send_copy
 from ..errors import ConnectionLostError, RocketMQError
 from .decision import DEAD, IN_PLACE_LIMIT, Decision
+from .functions import error_text
 from .give_backs import Door, GiveBacks, GivenBack, Report
 from .group_limit import GroupLimits
 from .held_queue import HeldQueue, Waiting
@@ -20,7 +21,7 @@ from .outcome import Outcome
 from .refusals import Refusal, refusal_of
 from .subscription import Subscription
 
-__all__ = ["Outcomes"]
+__all__ = ["Outcomes", "shown_message"]
 
 logger = logging.getLogger(__name__)
 
@@ -56,16 +57,23 @@ class Outcomes:
         self.give_backs: GiveBacks
         """The lines in which messages wait for brokers."""
 
-    def settle(self, subscription: Subscription, item: Waiting, decision: Decision, report: Report) -> None:
-        """Begins to carry out a decision for a message whose handler has failed. ``report``: called with its outcome, during the
-        call or later: ABANDONED if its queue leaves this member before a broker has accepted the message."""
+    def settle(
+        self, subscription: Subscription, item: Waiting, decision: Decision, cause: BaseException, report: Report
+    ) -> None:
+        """Begins to carry out a decision for a message whose handler has failed with ``cause``. ``report``: called with its
+        outcome, during the call or later: ABANDONED if its queue leaves this member before a broker has accepted the message."""
         topic = self._instance.names.wire(subscription.topic)
-        self.give_backs.add(GivenBack(item.held, topic, item.message, decision, report, item, subscription))
+        self.give_backs.add(GivenBack(item.held, topic, item.message, decision, cause, report, item, subscription))
 
-    def give_back(self, held: HeldQueue, topic: str, message: MessageExt, report: Report) -> None:
-        """Begins to give back a message that this member does not handle. ``topic``: the one that was subscribed to."""
+    def give_back(self, held: HeldQueue, topic: str, message: MessageExt, cause: str) -> None:
+        """Begins to give back a message that this member does not handle. ``topic``: the one that was subscribed to. ``cause``:
+        why, for the log."""
         wire_topic = self._instance.names.wire(topic)
-        self.give_backs.add(GivenBack(held, wire_topic, message, Decision(Outcome.RETRIED), report))
+        self.give_backs.add(GivenBack(held, wire_topic, message, Decision(Outcome.RETRIED), cause))
+
+    def log_given_up(self, topic: str, message: MessageExt, attempt: int, by: str, reason: str) -> None:
+        """Logs that a message gets no further attempt after number ``attempt``. ``by``: what made that."""
+        logger.error("%s: %s, attempt %d%s: %s", self.given_up, shown_message(topic, message), attempt, by, reason)
 
     def broker_of(self, back: GivenBack) -> str:
         return broker_of_message(self._instance, back.topic, back.message)
@@ -130,6 +138,8 @@ class Outcomes:
             door.accepted()
         if dead:
             self.dead_lettered += 1
+            if decision.outcome is Outcome.RETRIED:  # else the log has it
+                self._log_last(back)
             return Outcome.DEAD_LETTERED
         self.retried += 1
         return Outcome.RETRIED
@@ -158,6 +168,15 @@ class Outcomes:
     def _is_dead(self, back: GivenBack) -> bool:
         return back.decision.outcome is Outcome.DEAD_LETTERED or back.is_last or back.is_gone
 
+    def _log_last(self, back: GivenBack) -> None:
+        """Logs a message that was to have another attempt, and is a dead letter by the group's limit or since it is not stored any
+        more."""
+        message, cause = back.message, back.cause
+        attempt = message.reconsume_times + 1 if back.item is None else back.item.attempt
+        by = "" if back.subscription is None else f", by handler {back.subscription.name}"
+        topic = self._instance.names.shown(back.topic) if back.subscription is None else back.subscription.topic
+        self.log_given_up(topic, message, attempt, by, cause if isinstance(cause, str) else error_text(cause))
+
     def _is_open(self, broker: str) -> bool:
         door = self.doors.get(broker)
         return door is None or door.closed_until <= machine.monotonic()
@@ -183,3 +202,7 @@ class Outcomes:
             )
         elif refusal is Refusal.ILLEGAL:
             logger.warning("message %s cannot be given back: %s", message.msg_id, text)
+
+
+def shown_message(topic: str, message: MessageExt) -> str:
+    return f"message {message.msg_id} of {topic} ({message.queue}, offset {message.queue_offset})"

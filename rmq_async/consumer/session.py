@@ -407,7 +407,7 @@ class Session:
             )
         if topic in self.orphans or len(self.orphans) < MOST_ORPHANS:
             self.orphans[topic] = self.orphans.get(topic, 0) + 1
-        self.outcomes.give_back(held, topic, message, _ignore)
+        self.outcomes.give_back(held, topic, message, "no handler here subscribes to its topic")
 
     def _freed(self, back: GivenBack) -> None:
         if back.item is not None:
@@ -457,10 +457,6 @@ class Session:
         """Renews the locks, and ends the reading of queues whose locks were lost."""
         self.assignment.lose(await self.locks.renew())
         self.dispatcher.look_again()
-
-
-def _ignore(_: Outcome) -> None:
-    """Ignores the outcome of a message that has no handler here."""
 
 
 def most_ahead(config: ConsumerConfig, subscriptions: Iterable[Subscription]) -> int:

@@ -8,16 +8,14 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
-from rmq_protocol.message import MessageExt
-
 from .. import machine
-from .._text import printable
 from .config import Retry
 from .decision import Decision, decide, decide_in_place
 from .delivery import Delivery
+from .functions import error_text
 from .held_queue import HeldQueue, Waiting
 from .outcome import DeadLetter, Outcome, RetryLater
-from .outcomes import Outcomes
+from .outcomes import Outcomes, shown_message
 from .settled import SettledLog
 from .subscription import Subscription
 
@@ -121,19 +119,16 @@ class Settling:
 
         def report(item: Waiting, outcome: Outcome) -> None:
             nonlocal left, all_taken
-            decision, error = decided[item]
-            if outcome is Outcome.DEAD_LETTERED and decision.outcome is Outcome.RETRIED:  # by the broker
-                self._log_given_up(delivery, item, _error_text(error))
             left -= 1
             all_taken &= outcome is not Outcome.ABANDONED
             _count(delivery, outcome)
-            self._settled.add(item.message, outcome, error, delivery.age)
+            self._settled.add(item.message, outcome, decided[item][1], delivery.age)
             if not left:
                 over(all_taken)
 
-        for item, (decision, _) in decided.items():
+        for item, (decision, error) in decided.items():
             if decision.in_place is None:
-                self._outcomes.settle(delivery.subscription, item, decision, partial(report, item))
+                self._outcomes.settle(delivery.subscription, item, decision, error, partial(report, item))
                 continue
             if item.held.running.pop(item, None) is None:
                 self._ended(item, decision.outcome)
@@ -195,19 +190,16 @@ class Settling:
                     if decision.in_place is None
                     else f"its delay goes beyond max_hold; the last attempt begins in {decision.in_place:.3g} s"
                 )
-                logger.warning("%s: %s", _where(delivery, item.message), text)
+                logger.warning("%s: %s", shown_message(delivery.topic, item.message), text)
             if decision.outcome is Outcome.DEAD_LETTERED:
-                self._log_given_up(delivery, item, _reason(decision, cause))
+                by = f", by handler {delivery.subscription.name}"
+                self._outcomes.log_given_up(delivery.topic, item.message, item.attempt, by, _reason(decision, cause))
             else:
                 (retried if cause is error else marked).append(item)
         for items in (retried, marked):
             if items:
                 decision, cause = decided[items[0]]
                 self._log_retried(delivery, items, cause, decision.in_place)
-
-    def _log_given_up(self, delivery: Delivery, item: Waiting, reason: str) -> None:
-        name, where = delivery.subscription.name, _where(delivery, item.message)
-        logger.error("%s: %s, attempt %d, by handler %s: %s", self._outcomes.given_up, where, item.attempt, name, reason)
 
     def _log_retried(self, delivery: Delivery, retried: list[Waiting], error: BaseException, in_place: float | None) -> None:
         subscription, quiet = delivery.subscription, isinstance(error, RetryLater | DeadLetter)
@@ -222,9 +214,10 @@ class Settling:
             retried[0].attempt,
             what,
             "delivered again" if in_place is None else f"handled again in {in_place:.3g} s{behind}",
-            ", ".join(_where(delivery, item.message) for item in retried[:3]) + (", ..." if len(retried) > 3 else ""),
+            ", ".join(shown_message(delivery.topic, item.message) for item in retried[:3])
+            + (", ..." if len(retried) > 3 else ""),
             subscription.name,
-            _error_text(error),
+            error_text(error),
             exc_info=error if with_traceback else None,
         )
 
@@ -243,19 +236,8 @@ def _count(delivery: Delivery, outcome: Outcome) -> None:
         delivery.outcome = outcome
 
 
-def _where(delivery: Delivery, message: MessageExt) -> str:
-    return f"message {message.msg_id} of {delivery.topic} ({message.queue}, offset {message.queue_offset})"
-
-
 def _reason(decision: Decision, cause: BaseException) -> str:
     """Returns why a message is given up, with the last error of its handler unless the reason is the handler's own."""
     if decision.reason and isinstance(cause, DeadLetter):
         return decision.reason
-    return f"{decision.reason}: {_error_text(cause)}" if decision.reason else _error_text(cause)
-
-
-def _error_text(error: BaseException) -> str:
-    try:
-        return printable(repr(error), 500)
-    except Exception:  # noqa: BLE001 - a method of the user
-        return f"{type(error).__name__}, whose repr() fails"
+    return f"{decision.reason}: {error_text(cause)}" if decision.reason else error_text(cause)

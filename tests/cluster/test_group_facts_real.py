@@ -70,6 +70,33 @@ async def test_dead_letter_that_a_broker_makes_is_counted_and_logged(
     ] * says
 
 
+async def test_dead_letter_of_a_member_without_its_handler_is_logged(
+    cluster: RealCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    topic, other, group = (f"{name}_{uuid.uuid4().hex}" for name in ("Dead", "Other", "G"))
+    async with Admin(namesrv=cluster.namesrv) as admin, Producer("p", namesrv=cluster.namesrv) as producer:
+        for name in (topic, other):
+            await admin.create_topic(name, queues=1)
+        await admin.create_group(group, retry_max_times=1)
+        first = Consumer(group, namesrv=cluster.namesrv, start_from="earliest")
+
+        @first.handler(topic)
+        async def handle(message: MessageExt) -> None:
+            raise RetryLater(1)
+
+        async with first:
+            await producer.send(Message(topic, b"x"))
+            await first.wait_settled(1, timeout=30.0)
+        second = Consumer(group, namesrv=cluster.namesrv, start_from="earliest")
+        second.subscribe(other, handle)
+        async with second:
+            await until(lambda: second.stats().dead_lettered == 1, 60.0)
+        assert [message.body for message in await readable_dead_letters(admin, group, 1)] == [b"x"]
+    (line,) = [text for record in caplog.records if (text := record.getMessage()).startswith("dead-lettered: ")]
+    assert f" of {topic} (" in line
+    assert line.endswith("attempt 2: no handler here subscribes to its topic")
+
+
 async def test_dead_letter_with_a_sharding_key_is_sent_again_to_the_queue_of_its_key(each_cluster: RealCluster) -> None:
     topic = group = f"Again_{uuid.uuid4().hex}"
     async with Admin(namesrv=each_cluster.namesrv) as admin, Producer("p", namesrv=each_cluster.namesrv) as producer:

@@ -23,11 +23,12 @@ class LocalOutcomes(Outcomes):
 
     given_up = "given up, since broadcast has no dead letters"
 
-    def settle(self, subscription: Subscription, item: Waiting, decision: Decision, report: Report) -> None:
+    def settle(
+        self, subscription: Subscription, item: Waiting, decision: Decision, cause: BaseException, report: Report
+    ) -> None:
         self.dead_lettered += 1
-        back = GivenBack(item.held, subscription.topic, item.message, decision, report, item)
+        back = GivenBack(item.held, subscription.topic, item.message, decision, cause, report, item)
         self.give_backs.end_now(back, Outcome.DEAD_LETTERED)
 
-    def give_back(self, held: HeldQueue, topic: str, message: MessageExt, report: Report) -> None:
-        """Reports ABANDONED: the position stays before the message."""
-        report(Outcome.ABANDONED)
+    def give_back(self, held: HeldQueue, topic: str, message: MessageExt, cause: str) -> None:
+        """Does nothing: the position stays before the message."""

@@ -50,21 +50,25 @@ class PopOutcomes(Outcomes):
         super().__init__(instance, group)
         self._core = core
 
-    def settle(self, subscription: Subscription, item: Waiting, decision: Decision, report: Report) -> None:
+    def settle(
+        self, subscription: Subscription, item: Waiting, decision: Decision, cause: BaseException, report: Report
+    ) -> None:
         """Begins to give a message back or to store it as a dead letter, as decided. A message that is given back is RETRIED even
         if the broker does not confirm it: it is delivered again in any case."""
         assert isinstance(item, Lease)
-        self._begin(subscription, item, decision, report)
+        self._begin(subscription, item, decision, cause, report)
 
     def dead_letter(self, subscription: Subscription, lease: Lease, report: Report) -> None:
         """Begins to store a copy as a dead letter, and to acknowledge the message after that. If only the acknowledgement
         fails, there may be two copies. The message is ABANDONED if its lease ends before."""
-        self._begin(subscription, lease, Decision(Outcome.DEAD_LETTERED, DEAD), report)
+        self._begin(subscription, lease, Decision(Outcome.DEAD_LETTERED, DEAD), "", report)
 
-    def _begin(self, subscription: Subscription, lease: Lease, decision: Decision, report: Report) -> None:
+    def _begin(
+        self, subscription: Subscription, lease: Lease, decision: Decision, cause: BaseException | str, report: Report
+    ) -> None:
         topic = real_topic(lease.handle.retry, lease.topic, self._group)
         decision = decision._replace(max_times=0)
-        self.give_backs.add(GivenBack(lease.held, topic, lease.message, decision, report, lease, subscription))
+        self.give_backs.add(GivenBack(lease.held, topic, lease.message, decision, cause, report, lease, subscription))
 
     def is_wanted(self, back: GivenBack) -> bool:
         lease = _lease(back)

@@ -176,7 +176,7 @@ async def test_batch_that_fails_is_logged_in_one_line(caplog: pytest.LogCaptureF
         async with consumer:
             await send(server.namesrv, *[b"secret %d" % number for number in range(6)])
             await consumer.wait_settled(6)
-            lines = [record.getMessage() for record in caplog.records if record.name.endswith("settling")]
+            lines = [record.getMessage() for record in caplog.records if record.name.startswith("rmq_async.consumer.")]
             assert len(lines) == 2
             assert "dead-lettered" in lines[0]
             assert "no such account" in lines[0]

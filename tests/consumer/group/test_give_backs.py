@@ -237,6 +237,24 @@ def test_messages_that_rest_here_go_back_when_their_broker_takes_them() -> None:
     Simulation(3, brokers=1, faults=None).run(main)
 
 
+def test_message_that_is_lost_while_it_rests_here_is_a_dead_letter_that_is_seen(caplog: pytest.LogCaptureFixture) -> None:
+    async def main(s: Simulation) -> None:
+        await create(s.namesrv, queues=1)
+        (machine,) = s.brokers
+        machine.broker.refuse_give_backs(ResponseCode.SERVICE_NOT_AVAILABLE)
+        handler = Once()
+        async with member("g", s.namesrv, "one", handler, start_from="earliest", retry=Retry(delays=(600,))) as consumer:
+            await send(s.namesrv, b"bad")
+            await asyncio.sleep(30)
+            machine.broker.expire(A, 1)
+            machine.broker.refuse_give_backs(None)
+            await until(lambda: consumer.stats().dead_lettered, 60.0)
+
+    Simulation(3, brokers=1, faults=None).run(main)
+    (line,) = [text for record in caplog.records if (text := record.getMessage()).startswith("dead-lettered: ")]
+    assert line.endswith("ValueError('as its body says')")
+
+
 async def test_queues_of_a_broker_with_too_many_refused_messages_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(give_backs, "MOST_WAITING", 8)
     async with EmbeddedRocketMQ(brokers=2) as server:

@@ -266,6 +266,54 @@ async def test_message_to_deliver_again_without_a_subscription(caplog: pytest.Lo
         assert "no handler here subscribes to it" in caplog.text
 
 
+@pytest.mark.virtual_time
+async def test_last_retry_without_a_subscription_is_a_dead_letter_that_is_seen(caplog: pytest.LogCaptureFixture) -> None:
+    async with EmbeddedRocketMQ() as server:
+        await create(server.namesrv, queues=1)
+        await create(server.namesrv, "Other")
+        async with Admin(namesrv=server.namesrv) as admin:
+            await admin.create_group("g", retry_max_times=1)
+
+        async def fails(message: MessageExt) -> None:
+            raise RetryLater(1)
+
+        first = Consumer("g", namesrv=server.namesrv)
+        first.subscribe("T", fails)
+        async with first:
+            await send(server.namesrv, b"x")
+            (only,) = await first.wait_settled(1)
+        second = Consumer("g", namesrv=server.namesrv)
+        second.subscribe("Other", Seen())
+        async with second:
+            await until(lambda: second.stats().dead_lettered == 1)
+        assert len(server.dead_letters("g")) == 1
+    (line,) = [text for record in caplog.records if (text := record.getMessage()).startswith("dead-lettered: ")]
+    assert line.startswith(f"dead-lettered: message {only.message.msg_id} of T (")
+    assert line.endswith("attempt 2: no handler here subscribes to its topic")
+
+
+@pytest.mark.virtual_time
+async def test_last_retry_that_the_stop_cuts_off_is_a_dead_letter_that_is_seen(caplog: pytest.LogCaptureFixture) -> None:
+    """A message behind it is settled, so that the next member would not read it."""
+    async with EmbeddedRocketMQ() as server:
+        await create(server.namesrv, queues=1)
+        async with Admin(namesrv=server.namesrv) as admin:
+            await admin.create_group("g", retry_max_times=0)
+
+        async def hangs(message: MessageExt) -> None:
+            if message.body == b"hangs":
+                await asyncio.Event().wait()
+
+        consumer = Consumer("g", namesrv=server.namesrv, start_from="earliest", stop_timeout=3.0)
+        consumer.subscribe("T", hangs)
+        async with consumer:
+            await send(server.namesrv, b"hangs", b"good")
+            await consumer.wait_settled(1)
+        assert [message.body for message in server.dead_letters("g")] == [b"hangs"]
+    (line,) = [text for record in caplog.records if (text := record.getMessage()).startswith("dead-lettered: ")]
+    assert line.endswith("attempt 1: its queue left this member before a call of its handler ended")
+
+
 async def test_message_that_is_no_longer_stored_is_dead_lettered(caplog: pytest.LogCaptureFixture) -> None:
     """Its broker cannot take it back by its commit log offset; a copy of it becomes a dead letter."""
     async with EmbeddedRocketMQ() as server:
