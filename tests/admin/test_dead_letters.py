@@ -134,6 +134,7 @@ async def test_resend_dead_letters_with_a_sharding_key_goes_to_its_queue(server:
     assert len(set.union(*queues.values())) > 1
 
 
+@pytest.mark.virtual_time
 @pytest.mark.parametrize("kind", ["zlib", "lz4", "zstd"])
 async def test_resend_dead_letters_compresses_what_was_compressed(server: EmbeddedRocketMQ, admin: Admin, kind: str) -> None:
     body = b"bad" + bytes(5 << 20)  # above the broker's limit, unless it is compressed

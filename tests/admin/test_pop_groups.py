@@ -51,6 +51,7 @@ async def fail(server: EmbeddedRocketMQ, clock: ManualClock, group: str) -> None
     assert len(server.retries(group)) == 6
 
 
+@pytest.mark.virtual_time
 async def test_group_lag_counts_retries_of_pops_apart(server: EmbeddedRocketMQ, clock: ManualClock, admin: Admin) -> None:
     await fail(server, clock, "billing")
     lag = await admin.group_lag("billing", "OrderTopic")
@@ -73,6 +74,7 @@ async def test_group_lag_counts_retries_of_pops_apart(server: EmbeddedRocketMQ, 
     assert lag == during
 
 
+@pytest.mark.virtual_time
 async def test_delete_group_deletes_retries_of_pops(server: EmbeddedRocketMQ, clock: ManualClock, admin: Admin) -> None:
     await fail(server, clock, "billing")
     await admin.delete_group("billing")

@@ -100,6 +100,7 @@ async def test_start_at_a_proxy() -> None:
         assert proxy.asked == ["TBW102"]
 
 
+@pytest.mark.virtual_time
 async def test_start_at_a_server_that_gives_no_route() -> None:
     server = Peer(silence)
     server.answers[RequestCode.GET_BROKER_CLUSTER_INFO] = UNSUPPORTED

@@ -8,6 +8,8 @@ import threading
 from collections import Counter
 from dataclasses import replace
 
+import pytest
+
 from rmq_async import Consumer, Message, MessageExt, Producer
 from rmq_async.client import client_ids
 from rmq_async.client.instance import ClientInstance
@@ -76,6 +78,7 @@ async def _take_forked() -> str:
     return client_ids.take("10.0.0.1", "forked", None)
 
 
+@pytest.mark.virtual_time
 async def test_members_with_other_configs_share_the_queues() -> None:
     delivered: Counter[bytes] = Counter()
     async with EmbeddedRocketMQ() as server, Producer("p", namesrv=server.namesrv) as producer:

@@ -113,6 +113,7 @@ async def test_a_start_without_name_servers_says_what_to_give() -> None:
     assert (ours(), registered()) == ([], {})
 
 
+@pytest.mark.virtual_time
 async def test_a_start_without_an_answer_ends_in_time_and_leaves_nothing() -> None:
     async with Peer(silence) as silent:
         start = monotonic()
@@ -137,6 +138,7 @@ async def test_any_answer_of_a_name_server_is_good_enough_to_start() -> None:
         assert instance.users == 1
 
 
+@pytest.mark.virtual_time
 async def test_all_who_wait_for_a_failing_start_fail_and_the_next_one_tries_anew() -> None:
     async with NameServer() as server:
         server.serve = silence
@@ -202,6 +204,7 @@ async def test_cancelling_a_release_closes_all_the_same(steps: int, patience: fl
         assert isinstance((await asyncio.gather(request, return_exceptions=True))[0], Exception)
 
 
+@pytest.mark.virtual_time
 async def test_the_last_release_waits_for_requests_under_way() -> None:
     async with NameServer() as server, Peer(late(0.1, echo)) as broker:
         instance = await ClientInstance.acquire(config_of(server))
@@ -249,6 +252,7 @@ async def test_errors_name_the_broker_and_refresh_the_route() -> None:
         assert refused.value.broker == "broker-a"
 
 
+@pytest.mark.virtual_time
 async def test_a_lost_broker_makes_the_routes_fresh() -> None:
     async with (
         Broker() as one,

@@ -62,6 +62,7 @@ async def test_the_one_that_answered_is_kept() -> None:
         assert second.received == 0
 
 
+@pytest.mark.virtual_time
 async def test_a_dead_one_is_replaced_inside_the_call_and_may_come_back() -> None:
     async with Peer() as first, Peer() as second, name_servers(first, second) as servers:
         await servers.request(ASK, 1.0)
@@ -74,6 +75,7 @@ async def test_a_dead_one_is_replaced_inside_the_call_and_may_come_back() -> Non
         assert (await servers.request(ASK, 2.0))[1] == first.address
 
 
+@pytest.mark.virtual_time
 async def test_a_silent_one_may_use_its_share_of_the_time_only() -> None:
     async with Peer(silence) as first, Peer() as second, name_servers(first, second) as servers:
         start = monotonic()
@@ -84,6 +86,7 @@ async def test_a_silent_one_may_use_its_share_of_the_time_only() -> None:
         assert monotonic() - start < 0.25
 
 
+@pytest.mark.virtual_time
 async def test_a_connection_that_breaks_under_the_request_is_tried_again() -> None:
     def once(link: Link, request: RemotingCommand) -> None:
         if len(peer.links) == 1:
@@ -135,6 +138,7 @@ async def test_an_unusable_answer_makes_the_next_one_be_asked() -> None:
         assert str(caught.value).count("not ready") == 2
 
 
+@pytest.mark.virtual_time
 async def test_all_are_asked_where_all_must_know() -> None:
     async with Peer() as first, Peer() as second, name_servers(first, second) as servers:
         answers = await servers.each(ASK, 1.0)

@@ -141,6 +141,7 @@ async def test_an_unknown_topic_differs_from_an_unreachable_name_server() -> Non
         assert routes.lookups == 0
 
 
+@pytest.mark.virtual_time
 async def test_each_caller_waits_as_long_as_it_wants_to() -> None:
     async with (
         NameServer(t=lambda link, request: link.reply_later(0.8, request, body=encode_route(route()))) as server,
@@ -155,6 +156,7 @@ async def test_each_caller_waits_as_long_as_it_wants_to() -> None:
         assert server.asked == ["t"]
 
 
+@pytest.mark.virtual_time
 async def test_a_silent_name_server_ends_the_wait_by_its_deadline() -> None:
     async with NameServer(t=silence) as server, table(server) as routes:
         start = monotonic()
@@ -190,6 +192,7 @@ async def test_closing_fails_those_who_wait() -> None:
 # Keeping.
 
 
+@pytest.mark.virtual_time
 @pytest.mark.parametrize("bad", BAD_ANSWERS.values(), ids=BAD_ANSWERS.keys())
 async def test_a_bad_answer_leaves_the_old_route_in_use(bad: Any, caplog: pytest.LogCaptureFixture) -> None:
     async with NameServer(t=route()) as server, table(server) as routes:
@@ -254,6 +257,7 @@ async def test_a_read_only_topic_is_a_good_answer() -> None:
         assert (len(read_only.publish_queues), len(read_only.subscribe_queues)) == (0, 4)
 
 
+@pytest.mark.virtual_time
 async def test_topics_in_use_are_polled() -> None:
     async with NameServer(t=route(), u=route()) as server, table(server, poll=0.05) as routes:
         await routes.get("t", 1.0)
@@ -265,6 +269,7 @@ async def test_topics_in_use_are_polled() -> None:
         await until(lambda: server.asked.count("u") > 3)
 
 
+@pytest.mark.virtual_time
 async def test_polling_goes_on_when_the_first_name_server_dies(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     async with NameServer(t=route()) as one, NameServer(t=route()) as two, table(one, two, poll=0.05) as routes:
@@ -280,6 +285,7 @@ async def test_polling_goes_on_when_the_first_name_server_dies(caplog: pytest.Lo
         assert queues(routes) in (4, 9)
 
 
+@pytest.mark.virtual_time
 async def test_a_sweep_leaves_forgotten_topics_out() -> None:
     """It goes by a list of topics that is older than what the poll beside it has forgotten meanwhile."""
     held: dict[str, tuple[Link, RemotingCommand]] = {}
@@ -315,6 +321,7 @@ async def test_a_sweep_leaves_forgotten_topics_out() -> None:
         assert server.asked.count("u") == asked
 
 
+@pytest.mark.virtual_time
 async def test_a_round_of_refreshes_stops_at_the_first_silence() -> None:
     async with NameServer(**{f"t{n}": route() for n in range(10)}) as server, table(server, timeout=0.1) as routes:
         for n in range(10):
@@ -338,6 +345,7 @@ async def test_a_look_takes_nothing_into_use() -> None:
             await routes.fetch("t", 1.0)
 
 
+@pytest.mark.virtual_time
 async def test_a_thousand_errors_make_few_refreshes() -> None:
     async with NameServer(t=route()) as server, table(server) as routes:
         await routes.get("t", 1.0)
@@ -351,6 +359,7 @@ async def test_a_thousand_errors_make_few_refreshes() -> None:
         assert server.asked.count("t") == 3
 
 
+@pytest.mark.virtual_time
 async def test_refresh_soon_after_close_begins_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(route_table, "REFRESH_SPACING", 0.05)
     async with NameServer(t=route()) as server, table(server) as routes:
@@ -382,6 +391,7 @@ async def test_the_newest_route_says_where_a_broker_is() -> None:
         assert routes.addresses_of("broker-b") == {0: "127.0.0.1:1"}
 
 
+@pytest.mark.virtual_time
 async def test_losing_a_broker_in_use_refreshes_the_routes() -> None:
     async with NameServer(t=route("127.0.0.1:11")) as server, table(server) as routes:
         await routes.get("t", 1.0)

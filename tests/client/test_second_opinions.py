@@ -128,6 +128,7 @@ async def test_default_topic_of_another_name_server() -> None:
         assert (await routes.get("new", 1.0, create_key="TBW102")).provisional
 
 
+@pytest.mark.virtual_time
 async def test_silent_name_server_takes_half_of_the_time_once() -> None:
     async with NameServer(BOTH) as witness, Peer(silence) as silent, table(witness.address, silent.address) as routes:
         began = monotonic()

@@ -84,6 +84,7 @@ async def test_ids_by_a_monotonic_time_that_was_read_already_are_those_of_the_cl
     assert int(ids.born_ms) == int(clock.now * 1000)
 
 
+@pytest.mark.virtual_time
 async def test_no_id_comes_twice_for_any_time() -> None:
     ids = UniqueIds(LOCALHOST)
     now = time.monotonic()
@@ -120,6 +121,7 @@ async def test_no_id_comes_twice_one_by_one_or_in_batches() -> None:
     assert ids.take(0) == []
 
 
+@pytest.mark.virtual_time
 async def test_more_than_65536_ids_in_one_millisecond_begin_the_next_one(clock: Clock) -> None:
     ids = UniqueIds(LOCALHOST)
     taken = [ids.next() for _ in range(70_000)] + ids.take(140_000)

@@ -60,6 +60,7 @@ async def test_start_stop_and_start_a_step_apart(name: str) -> None:
         assert "stopped" in repr(user)
 
 
+@pytest.mark.virtual_time
 @pytest.mark.parametrize("name", USERS)
 async def test_a_stop_does_not_wait_for_a_silent_name_server(name: str) -> None:
     async with Peer(silence) as server:

@@ -166,6 +166,7 @@ async def test_calls_end_when_the_cluster_is_there(port: int) -> None:
     assert not left()
 
 
+@pytest.mark.virtual_time
 async def test_name_server_that_knows_no_broker() -> None:
     """A name server that has just started says of every topic that it does not exist: calls wait for the first broker."""
     async with EmbeddedRocketMQ() as server:

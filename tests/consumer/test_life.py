@@ -73,6 +73,7 @@ async def test_stop_ends_pulls_under_way_at_once() -> None:
         assert (await consumer.pull(QUEUE, 0)).status is PullStatus.NO_NEW
 
 
+@pytest.mark.virtual_time
 async def test_calls_under_way_at_the_last_stop_end_and_leave_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(route_table, "REFRESH_SPACING", 0.05)
     async with embedded() as (server, consumer):

@@ -96,6 +96,7 @@ async def test_tags_are_filtered_by_text_not_by_hash() -> None:
         assert (nothing.status, nothing.next_offset) == (PullStatus.NO_MATCH, 4)
 
 
+@pytest.mark.virtual_time
 async def test_a_waiting_pull_ends_with_the_message() -> None:
     async with embedded() as (_, consumer):
         pull = asyncio.ensure_future(consumer.pull(QUEUE, 0, wait=5.0))
@@ -108,6 +109,7 @@ async def test_a_waiting_pull_ends_with_the_message() -> None:
         assert [message.body for message in result.messages] == [b"x"]
 
 
+@pytest.mark.virtual_time
 async def test_a_waiting_pull_ends_in_time_without_one() -> None:
     async with embedded() as (_, consumer):
         start = monotonic()
@@ -116,6 +118,7 @@ async def test_a_waiting_pull_ends_in_time_without_one() -> None:
         assert 0.25 < monotonic() - start < 3
 
 
+@pytest.mark.virtual_time
 async def test_a_broker_that_holds_pulls_too_long_does_not_make_them_late() -> None:
     async with scripted(lambda header: (19, header.queueOffset, b"")) as (broker, consumer):
         inner = broker.serve
@@ -212,6 +215,7 @@ async def test_an_answer_without_its_fields_is_a_protocol_error() -> None:
             await consumer.max_offset(QUEUE)
 
 
+@pytest.mark.virtual_time
 async def test_a_silent_broker_ends_by_the_deadline_and_leaves_no_entry() -> None:
     async with scripted(request_timeout=0.2) as (broker, consumer):
         broker.serve = silence

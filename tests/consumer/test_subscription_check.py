@@ -120,6 +120,7 @@ async def test_a_broker_that_does_not_list_us_yet_shows_no_conflict() -> None:
             assert view.conflicts == ()
 
 
+@pytest.mark.virtual_time
 async def test_brokers_that_do_not_answer_are_named() -> None:
     ours = member(build_subscription("T"))
     async with EmbeddedRocketMQ(brokers=3) as server, joined(server, ours) as instance:

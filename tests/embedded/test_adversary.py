@@ -40,6 +40,7 @@ async def burst(server: EmbeddedRocketMQ, broker: RawClient, count: int, flag: i
 # -- late, in parts, out of order
 
 
+@pytest.mark.virtual_time
 async def test_jitter_lets_answers_overtake_each_other(server: EmbeddedRocketMQ, broker: RawClient) -> None:
     """The order is that of what the seed draws: gaps of this one are 50 ms and more."""
     orders = []
@@ -54,6 +55,7 @@ async def test_jitter_lets_answers_overtake_each_other(server: EmbeddedRocketMQ,
     assert [(await broker.read()).opaque for _ in opaques] == opaques
 
 
+@pytest.mark.virtual_time
 async def test_delay_without_jitter_keeps_order_when_it_shrinks(server: EmbeddedRocketMQ, broker: RawClient) -> None:
     server.delay(0.2)
     first = await burst(server, broker, 3)
@@ -64,6 +66,7 @@ async def test_delay_without_jitter_keeps_order_when_it_shrinks(server: Embedded
     assert [(await broker.read()).opaque for _ in range(6)] == first + second
 
 
+@pytest.mark.virtual_time
 @pytest.mark.parametrize("wrong", [-1.0, float("nan"), float("inf")])
 async def test_jitter_that_is_no_time_is_refused(server: EmbeddedRocketMQ, broker: RawClient, wrong: float) -> None:
     with pytest.raises(ValueError, match="jitter of a delay must be a finite number of seconds from 0 on"):
@@ -91,6 +94,7 @@ async def test_sliced_answers_come_whole_and_in_order(server: EmbeddedRocketMQ, 
     assert (await broker.send("T")).code == 0
 
 
+@pytest.mark.virtual_time
 async def test_slices_of_all_kinds_do_not_trouble_a_producer(server: EmbeddedRocketMQ) -> None:
     server.slice(random.randrange(1000))
     server.slice(3, broker="namesrv")
@@ -101,6 +105,7 @@ async def test_slices_of_all_kinds_do_not_trouble_a_producer(server: EmbeddedRoc
     assert len(server.messages("T")) == 50
 
 
+@pytest.mark.virtual_time
 async def test_stalled_broker_keeps_its_slices(server: EmbeddedRocketMQ, broker: RawClient) -> None:
     await broker.send("T", bytes(100_000))
     server.slice(1)
@@ -161,6 +166,7 @@ async def test_a_seed_repeats_the_slices() -> None:
 # -- busy
 
 
+@pytest.mark.virtual_time
 async def test_sends_beyond_the_rate_are_refused_as_busy(server: EmbeddedRocketMQ, broker: RawClient) -> None:
     """Some 20 of 60 find their turn within 0.2 s at 100 a second."""
     server.throttle(100)
@@ -180,6 +186,7 @@ async def test_sends_beyond_the_rate_are_refused_as_busy(server: EmbeddedRocketM
     assert (await broker.send("T")).code == 0
 
 
+@pytest.mark.virtual_time
 async def test_busy_broker_drops_oneway_sends_and_serves_the_rest(server: EmbeddedRocketMQ, broker: RawClient) -> None:
     server.throttle(0.5)
     await burst(server, broker, 5, oneway())
@@ -189,6 +196,7 @@ async def test_busy_broker_drops_oneway_sends_and_serves_the_rest(server: Embedd
     assert (answer.code, BUSY.fullmatch(answer.remark or "") is not None) == (2, True)
 
 
+@pytest.mark.virtual_time
 async def test_producer_turns_to_another_broker_when_one_is_busy() -> None:
     async with (
         EmbeddedRocketMQ(brokers=2) as server,
@@ -214,6 +222,7 @@ async def test_answers_to_throttled_sends_are_lost_too(server: EmbeddedRocketMQ,
     assert [message.body for message in server.messages("T")] == [b"lost", b"answered"]
 
 
+@pytest.mark.virtual_time
 async def test_lost_answers_with_throttle_are_those_of_sends_that_are_served(
     server: EmbeddedRocketMQ, broker: RawClient
 ) -> None:
@@ -242,6 +251,7 @@ async def test_rate_of_a_wrong_type_is_refused(server: EmbeddedRocketMQ, rate: f
         server.throttle(rate)
 
 
+@pytest.mark.virtual_time
 async def test_stop_ends_throttling_as_other_faults() -> None:
     server = EmbeddedRocketMQ()
     async with server, RawClient(server.brokers["broker-a"]) as broker:

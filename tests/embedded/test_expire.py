@@ -50,6 +50,7 @@ async def test_pulls_pass_over_what_is_expired(server: EmbeddedRocketMQ, filled:
     assert outcome(await filled.pull("T", offset=860)) == (0, "FOUND", 892, 0)
 
 
+@pytest.mark.virtual_time
 async def test_the_minimum_stays_until_it_is_corrected(server: EmbeddedRocketMQ, filled: RawClient) -> None:
     server.expire(QUEUE, 860)
     assert [await filled.offset(code, "T") for code in (MIN, MAX)] == [0, 2000]

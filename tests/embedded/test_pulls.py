@@ -148,6 +148,7 @@ async def test_a_pull_can_commit_an_offset(broker: RawClient) -> None:
     assert await broker.offset(RequestCode.QUERY_CONSUMER_OFFSET, "T", consumerGroup="CG") == 2
 
 
+@pytest.mark.virtual_time
 async def test_a_held_pull_is_answered_by_the_next_message(server: EmbeddedRocketMQ, broker: RawClient) -> None:
     await broker.create_topic("T")
     async with RawClient(server.brokers["broker-a"]) as consumer:
@@ -172,6 +173,7 @@ async def test_sends_of_one_read_wake_a_held_pull_together(server: EmbeddedRocke
         assert len(bodies(await consumer.read())) == 5
 
 
+@pytest.mark.virtual_time
 async def test_a_held_pull_ends_with_19_at_its_deadline(broker: RawClient) -> None:
     await broker.create_topic("T")
     start = time.monotonic()
@@ -182,6 +184,7 @@ async def test_a_held_pull_ends_with_19_at_its_deadline(broker: RawClient) -> No
         assert (await broker.pull("T", suspendTimeoutMillis=suspend, **SUSPEND)).code == 19
 
 
+@pytest.mark.virtual_time
 async def test_a_held_pull_waits_for_its_tag(server: EmbeddedRocketMQ, broker: RawClient) -> None:
     await broker.create_topic("T")
     async with RawClient(server.brokers["broker-a"]) as consumer:
@@ -196,6 +199,7 @@ async def test_a_held_pull_waits_for_its_tag(server: EmbeddedRocketMQ, broker: R
         assert [message.tags for message in decode_messages(response.body).messages] == ["B"]
 
 
+@pytest.mark.virtual_time
 async def test_a_held_pull_without_a_match_says_how_far_it_looked(broker: RawClient, server: EmbeddedRocketMQ) -> None:
     await broker.create_topic("T")
     async with RawClient(server.brokers["broker-a"]) as consumer:
@@ -269,6 +273,7 @@ async def test_forgetting_the_held_pulls_of_a_connection_looks_at_no_others_and_
         held.close()
 
 
+@pytest.mark.virtual_time
 async def test_a_connection_that_ends_takes_its_held_pulls_along(server: EmbeddedRocketMQ, broker: RawClient) -> None:
     await broker.create_topic("T")
     async with RawClient(server.brokers["broker-a"]) as consumer:

@@ -99,6 +99,7 @@ async def test_brokers_with_given_ports_are_ten_apart() -> None:
             await EmbeddedRocketMQ(broker_port=first + 2).start()
 
 
+@pytest.mark.virtual_time
 async def test_stalled_broker_answers_on_no_port(server: EmbeddedRocketMQ) -> None:
     async with Producer("g", namesrv=server.namesrv, vip_channel=True, retries=0) as sender:
         await sender.send(Message("T", b"x"))

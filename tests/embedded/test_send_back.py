@@ -270,6 +270,7 @@ async def test_a_retry_topic_deleted_meanwhile_comes_again_with_the_retry(
     assert [message.body for message in server.messages(RETRY)] == [b"hello"]
 
 
+@pytest.mark.virtual_time
 async def test_retries_that_the_memory_bound_takes_are_gone(clock: ManualClock) -> None:
     async with (
         EmbeddedRocketMQ(clock=clock, max_memory=100_000) as server,

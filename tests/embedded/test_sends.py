@@ -319,6 +319,7 @@ async def test_broken_batches_store_nothing(server: EmbeddedRocketMQ, broker: Ra
     assert server.messages("T") == []
 
 
+@pytest.mark.virtual_time
 async def test_batches_of_more_messages_than_real_clients_can_send_are_13(
     server: EmbeddedRocketMQ, broker: RawClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:

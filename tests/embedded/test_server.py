@@ -307,6 +307,7 @@ async def test_clear_forgets_messages_and_counts_on(server: EmbeddedRocketMQ, br
     assert (await broker.pull("T", offset=3)).code == 0
 
 
+@pytest.mark.virtual_time
 async def test_above_the_memory_bound_the_oldest_go_and_the_minimum_moves() -> None:
     async with EmbeddedRocketMQ(max_memory=200_000) as server, RawClient(server.brokers["broker-a"]) as broker:
         await broker.send("old", b"first")

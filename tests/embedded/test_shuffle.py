@@ -36,6 +36,7 @@ async def in_flight(server: EmbeddedRocketMQ, broker: RawClient) -> list[int]:
     return [opaques.index(answer.opaque) for answer in answers]
 
 
+@pytest.mark.virtual_time
 async def test_shuffled_requests_change_places(server: EmbeddedRocketMQ, broker: RawClient) -> None:
     """Each is served once, and answered when it is."""
     server.shuffle(seeded())
@@ -64,6 +65,7 @@ async def test_answered_requests_keep_their_order(server: EmbeddedRocketMQ, brok
     assert stored(server) == NUMBERS
 
 
+@pytest.mark.virtual_time
 async def test_seed_repeats_the_order() -> None:
     seed, orders = seeded(), []
     for _ in range(2):
@@ -113,6 +115,7 @@ async def test_shuffle_waits_while_stalled(server: EmbeddedRocketMQ, broker: Raw
     assert sorted(stored(server)) == NUMBERS
 
 
+@pytest.mark.virtual_time
 async def test_shuffled_first_commits_of_a_group_lose_some(server: EmbeddedRocketMQ, broker: RawClient) -> None:
     """All are answered with success, as real brokers do whose threads race; the commits after them are kept."""
     seed = seeded()

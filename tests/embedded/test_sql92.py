@@ -150,6 +150,7 @@ async def test_held_pull_waits_for_what_matches(broker: RawClient, server: Embed
         assert (found.code, bodies(found)) == (0, [b"7"])
 
 
+@pytest.mark.virtual_time
 async def test_long_condition_looks_at_fewer_records(broker: RawClient) -> None:
     for number in range(200):
         await broker.send("T", b"%d" % number, properties={"UNIQ_KEY": f"u{number}", "a": "no"})

@@ -13,6 +13,7 @@ from rmq_protocol.route import BrokerData, TopicRouteData
 from ..fakes import Cluster
 
 
+@pytest.mark.virtual_time
 async def test_no_call_reaches_a_host_that_is_not_allowed_and_each_says_so() -> None:
     async with EmbeddedRocketMQ() as rocketmq:
         async with Admin(namesrv=rocketmq.namesrv) as admin, Producer("G", namesrv=rocketmq.namesrv) as producer:

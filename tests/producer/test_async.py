@@ -44,6 +44,7 @@ async def test_results_of_callback_and_future_are_the_same(cluster: Cluster) -> 
     assert not calls.errors
 
 
+@pytest.mark.virtual_time
 @pytest.mark.parametrize(
     ("answer", "kind"),
     [
@@ -276,6 +277,7 @@ async def test_a_callback_may_stop_the_producer(cluster: Cluster) -> None:
     assert len(calls.results) == 5
 
 
+@pytest.mark.virtual_time
 async def test_stop_calls_back_and_resolves_each_future(cluster: Cluster) -> None:
     calls = Calls()
     cluster.a.answer = silence
@@ -354,6 +356,7 @@ async def test_what_the_call_itself_raises_goes_to_no_callback(cluster: Cluster)
     assert calls.count == 1
 
 
+@pytest.mark.virtual_time
 async def test_retries_of_its_own(cluster: Cluster) -> None:
     cluster.a.answer = each(refuse(1), refuse(1), refuse(1), stored)
     async with producer(cluster, retries=0, async_retries=3) as sender:
@@ -372,6 +375,7 @@ async def test_it_needs_no_one_to_await_it(cluster: Cluster) -> None:
     assert {sent.queue.topic for sent in cluster.sends} == {TOPIC}
 
 
+@pytest.mark.virtual_time
 async def test_a_connection_that_closed_unnoticed_costs_an_asynchronous_send_no_credit(cluster: Cluster) -> None:
     async with producer(cluster, async_retries=0) as sender:
         await sender.send(message())

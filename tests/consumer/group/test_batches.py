@@ -332,6 +332,7 @@ def test_batch_of_several_queues_that_is_cut_off_goes_on_with_those_that_stay() 
     Simulation(1, brokers=1, faults=None).run(main)
 
 
+@pytest.mark.virtual_time
 async def test_batch_cut_off_while_messages_are_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of queues that stay are given back all the same; those of the others are left to their next owner."""
     async with EmbeddedRocketMQ(brokers=1) as server:

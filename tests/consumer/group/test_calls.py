@@ -47,6 +47,7 @@ def test_handler_that_cancels_its_own_task_is_as_one_that_raises(how: str) -> No
     Simulation(1, brokers=1, faults=None).run(main)
 
 
+@pytest.mark.virtual_time
 async def test_handler_cancelled_by_code_of_its_own_while_its_message_is_given_back() -> None:
     async with EmbeddedRocketMQ() as server:
         await create(server.namesrv, queues=1)
@@ -207,6 +208,7 @@ async def test_thread_that_outlives_the_stop_is_named(caplog: pytest.LogCaptureF
             release.set()
 
 
+@pytest.mark.virtual_time
 async def test_loop_that_ends_under_a_consumer_gives_nothing_back() -> None:
     """``asyncio.run`` cancels all tasks at its end; handlers are then as in a crash."""
     async with EmbeddedRocketMQ() as server:
@@ -258,6 +260,7 @@ async def test_thread_within_its_extended_time_is_no_reason_for_a_restart() -> N
             release.set()
 
 
+@pytest.mark.virtual_time
 async def test_call_has_ended_when_its_thread_has_although_no_broker_takes_its_message_back() -> None:
     """Neither ``live`` nor ``handler_stuck`` is about a message that waits for a broker."""
     async with EmbeddedRocketMQ() as server:

@@ -37,6 +37,7 @@ async def read_by_hand(consumer: Consumer, seen: Seen) -> None:
         consumer.done(message)
 
 
+@pytest.mark.virtual_time
 @pytest.mark.parametrize("way", WAYS)
 async def test_topic_without_permission_to_read_is_a_problem_until_it_has_it(
     way: str, caplog: pytest.LogCaptureFixture
@@ -65,6 +66,7 @@ async def test_topic_without_permission_to_read_is_a_problem_until_it_has_it(
                 await reading
 
 
+@pytest.mark.virtual_time
 async def test_permission_that_is_taken_away_is_one_problem(caplog: pytest.LogCaptureFixture) -> None:
     """The queues also leave the route, but where the reason is known there is no second problem."""
     async with EmbeddedRocketMQ() as server, Admin(namesrv=server.namesrv) as admin:
@@ -81,6 +83,7 @@ async def test_permission_that_is_taken_away_is_one_problem(caplog: pytest.LogCa
         assert caplog.text.count("may not be read") == 1
 
 
+@pytest.mark.virtual_time
 async def test_topic_with_more_queues_to_write_than_to_read_is_a_problem() -> None:
     async with EmbeddedRocketMQ() as server, Admin(namesrv=server.namesrv) as admin:
         await admin.create_topic("T", queues=4, read_queues=2)
@@ -120,6 +123,7 @@ async def fail_once(message: MessageExt) -> None:
         raise ValueError
 
 
+@pytest.mark.virtual_time
 async def test_retry_topic_grows_with_the_retry_queues_of_its_group() -> None:
     async with EmbeddedRocketMQ(brokers=2) as server, Admin(namesrv=server.namesrv) as admin:
         await create(server.namesrv)
@@ -139,6 +143,7 @@ async def test_retry_topic_grows_with_the_retry_queues_of_its_group() -> None:
             assert {data.read_queue_nums for data in route.queue_datas} == {4}, "messages that are left are read"
 
 
+@pytest.mark.virtual_time
 async def test_retry_queues_that_the_retry_topic_lacks_are_a_problem_and_count_as_lag(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -26,6 +26,7 @@ Q0 = MessageQueue("T", "broker-a", 0)
 RETRIES = MessageQueue("%RETRY%g", "broker-a", 0)
 
 
+@pytest.mark.virtual_time
 async def test_drain_waits_for_messages_without_a_handler_that_are_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else the next owner would give each of them back a second time."""
     async with EmbeddedRocketMQ() as server:

@@ -39,6 +39,7 @@ async def test_two_groups_in_one_client() -> None:
         assert sum(server.progress("g2").values()) == 13
 
 
+@pytest.mark.virtual_time
 async def test_consumer_in_a_namespace() -> None:
     """Users see names without it, in retries too; another namespace shares neither topic nor group."""
     async with EmbeddedRocketMQ() as server:
@@ -67,6 +68,7 @@ async def test_consumer_in_a_namespace() -> None:
         assert topics == [("blue", "T", 0), ("blue", "T", 1)]
 
 
+@pytest.mark.virtual_time
 @pytest.mark.parametrize(
     "code", [ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, ResponseCode.NO_PERMISSION, ResponseCode.TOPIC_NOT_EXIST]
 )
@@ -88,6 +90,7 @@ async def test_pulls_that_are_refused_go_on(code: int, monkeypatch: pytest.Monke
         assert seen.twice == 0
 
 
+@pytest.mark.virtual_time
 async def test_topic_that_loses_queues() -> None:
     async with EmbeddedRocketMQ() as server:
         await create(server.namesrv, queues=4)

@@ -97,6 +97,7 @@ async def test_stop_in_any_turn_of_a_start_ends_it(mode: Any) -> None:
         assert is_over
 
 
+@pytest.mark.virtual_time
 @MODES
 async def test_stop_with_a_wrong_time_in_a_handler_changes_nothing(mode: Any) -> None:
     async with EmbeddedRocketMQ() as server:
@@ -173,6 +174,7 @@ class _Dead(DeadLetter):
         Exception.__init__(self, "dead")
 
 
+@pytest.mark.virtual_time
 @pytest.mark.parametrize("options", [{}, {"order": "queue"}, {"batch_size": 2}, {"mode": "pop"}])
 @pytest.mark.parametrize(
     "error",
@@ -200,6 +202,7 @@ async def test_retry_later_without_a_usable_delay_waits_for_the_usual_one(
         )
 
 
+@pytest.mark.virtual_time
 @pytest.mark.parametrize("options", [{}, {"mode": "pop"}])
 @pytest.mark.parametrize(("delay", "usual"), [(nan, True), (-inf, False), pytest.param(10**400, True, id="huge")])
 @pytest.mark.parametrize("error", [ValueError("x"), RetryLater()])
@@ -236,6 +239,7 @@ def test_retry_later_as_text(error: RetryLater, text: str) -> None:
     assert str(error) == text
 
 
+@pytest.mark.virtual_time
 @pytest.mark.parametrize("how", ["cause", "context", "group"])
 async def test_error_that_is_kept_keeps_no_frames(how: str, caplog: pytest.LogCaptureFixture) -> None:
     """Hooks see the tracebacks before."""

@@ -209,6 +209,7 @@ async def test_consumer_starts_again_where_it_stopped() -> None:
         assert seen.twice == 0
 
 
+@pytest.mark.virtual_time
 async def test_consumer_stopped_by_its_handler() -> None:
     """``stop()`` begins the stop and returns; the handler ends by itself, and its message is settled."""
     async with EmbeddedRocketMQ() as server:
@@ -231,6 +232,7 @@ async def test_consumer_stopped_by_its_handler() -> None:
         assert sorted(offset or 0 for offset in committed) == [0, 0, 0, 1]
 
 
+@pytest.mark.virtual_time
 async def test_stop_waits_for_handlers_and_commits() -> None:
     async with EmbeddedRocketMQ() as server:
         await create(server.namesrv)
@@ -249,6 +251,7 @@ async def test_stop_waits_for_handlers_and_commits() -> None:
         assert seen.twice == 0
 
 
+@pytest.mark.virtual_time
 async def test_stop_with_a_time_that_is_over() -> None:
     """The handlers are cancelled; nothing is lost."""
     async with EmbeddedRocketMQ() as server:

@@ -79,6 +79,7 @@ def ordered(namesrv: str, handler: Callable[[MessageExt], Any], name: str = "one
     return consumer
 
 
+@pytest.mark.virtual_time
 async def test_order_by_key_runs_many_keys_at_a_time_and_each_in_order() -> None:
     seed = random.randrange(1 << 30)
     print("seed", seed)
@@ -103,6 +104,7 @@ async def test_order_by_key_runs_many_keys_at_a_time_and_each_in_order() -> None
         assert sum(offset for queue, offset in server.progress("g").items() if queue.topic == "T") == 400
 
 
+@pytest.mark.virtual_time
 async def test_order_by_key_failed_attempt_holds_its_key_only() -> None:
     async def work(message: MessageExt) -> None:
         if message.body == b"a0" and current_delivery().attempt < 3:
@@ -120,6 +122,7 @@ async def test_order_by_key_failed_attempt_holds_its_key_only() -> None:
         assert not server.retries("g")
 
 
+@pytest.mark.virtual_time
 @pytest.mark.parametrize(
     ("error", "retry", "attempts"),
     [
@@ -147,6 +150,7 @@ async def test_order_by_key_ends_with_a_dead_letter_and_goes_on(error: Exception
         assert [message.body for message in server.dead_letters("g")] == [b"0"]
 
 
+@pytest.mark.virtual_time
 @pytest.mark.parametrize("key", [None, lambda message: ""], ids=["no function", "empty text"])
 @pytest.mark.parametrize("broadcast", [False, True], ids=["group", "broadcast"])
 async def test_order_by_key_messages_of_a_queue_without_a_key_share_one_line(
@@ -235,6 +239,7 @@ def test_key_missing_ends_ten_minutes_after_the_last_such_message() -> None:
     Simulation(1, faults=None).run(main)
 
 
+@pytest.mark.virtual_time
 async def test_health_names_messages_without_a_key_that_are_held() -> None:
     async def fail(message: MessageExt) -> None:
         raise RetryLater(100)
@@ -270,6 +275,7 @@ async def test_order_by_key_function_orders_messages_without_a_sharding_key() ->
         assert {key: offsets == sorted(offsets) for key, offsets in seen.items()} == dict.fromkeys(range(4), True)
 
 
+@pytest.mark.virtual_time
 @pytest.mark.parametrize(
     ("key", "text"),
     [
@@ -296,6 +302,7 @@ async def test_order_by_key_error_of_the_function_fails_the_message(
         assert text in caplog.text
 
 
+@pytest.mark.virtual_time
 async def test_order_by_queue_runs_one_call_of_a_queue_at_a_time() -> None:
     fails = iter([True, True, False])
 
@@ -315,6 +322,7 @@ async def test_order_by_queue_runs_one_call_of_a_queue_at_a_time() -> None:
         assert [attempt for body, attempt in seen.attempts if attempt > 1] == [2, 3]
 
 
+@pytest.mark.virtual_time
 async def test_health_names_a_key_and_a_queue_that_are_held() -> None:
     for order, what in (("key", "key 'k' of"), ("queue", "queue ")):
         async with EmbeddedRocketMQ() as server:
@@ -338,6 +346,7 @@ async def test_health_names_a_key_and_a_queue_that_are_held() -> None:
             assert server.progress("g")[Q0] == 0
 
 
+@pytest.mark.virtual_time
 async def test_stop_leaves_ordered_messages_uncommitted_and_gives_none_back() -> None:
     async with EmbeddedRocketMQ() as server:
         await create(server.namesrv, queues=1)
@@ -360,6 +369,7 @@ async def test_stop_leaves_ordered_messages_uncommitted_and_gives_none_back() ->
         again.check(5)
 
 
+@pytest.mark.virtual_time
 async def test_drain_ends_what_waits_below_settled_messages() -> None:
     """The next owner starts where this one stopped, though a key was behind the others."""
     async with EmbeddedRocketMQ() as server:
@@ -399,6 +409,7 @@ async def test_seek_of_an_ordered_queue_drops_what_is_held() -> None:
         assert seen.attempts[3:] == [(b"0", 1), (b"1", 1), (b"2", 1)]
 
 
+@pytest.mark.virtual_time
 async def test_pause_of_an_ordered_queue_keeps_what_failed_and_drops_the_rest() -> None:
     async with EmbeddedRocketMQ() as server:
         await create(server.namesrv, queues=1)
@@ -423,6 +434,7 @@ async def test_pause_of_an_ordered_queue_keeps_what_failed_and_drops_the_rest() 
         seen.check(len(bodies))
 
 
+@pytest.mark.virtual_time
 async def test_held_key_that_fills_the_buffer_leaves_room_to_other_queues() -> None:
     async with EmbeddedRocketMQ() as server:
         await create(server.namesrv, queues=2)

@@ -203,6 +203,7 @@ async def test_handler_raises_cancelled_error_of_its_own() -> None:
         assert only.outcome is Outcome.DEAD_LETTERED
 
 
+@pytest.mark.virtual_time
 async def test_last_retry_by_the_setting_of_the_group_is_a_dead_letter_that_is_seen(caplog: pytest.LogCaptureFixture) -> None:
     """``Retry()`` leaves the limit to the broker, which says nothing when it keeps a message as a dead letter."""
     async with EmbeddedRocketMQ() as server:
@@ -244,6 +245,7 @@ async def test_retry_where_the_setting_of_the_group_is_not_known_is_confirmed_as
         assert server.requests[RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG] == 1
 
 
+@pytest.mark.virtual_time
 async def test_message_to_deliver_again_without_a_subscription(caplog: pytest.LogCaptureFixture) -> None:
     """A member that no longer subscribes to its topic gives it back, and says so."""
     async with EmbeddedRocketMQ() as server:

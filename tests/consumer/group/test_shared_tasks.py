@@ -71,6 +71,7 @@ async def test_calls_that_do_not_wait_share_tasks_and_nothing_else() -> None:
     assert all(each.elapsed is not None and 0 <= each.elapsed < 5 for each in deliveries)
 
 
+@pytest.mark.virtual_time
 async def test_calls_that_wait_have_a_task_and_a_context_each() -> None:
     """Every third message waits: its steps see its own context, so do tasks that it starts, and its task makes no other call
     afterwards."""
@@ -101,6 +102,7 @@ async def test_calls_that_wait_have_a_task_and_a_context_each() -> None:
     assert sorted(children) == sorted(waited.values())
 
 
+@pytest.mark.virtual_time
 async def test_handlers_that_begin_to_wait_have_all_slots_at_once() -> None:
     running = most = handled = 0
 
@@ -118,6 +120,7 @@ async def test_handlers_that_begin_to_wait_have_all_slots_at_once() -> None:
     assert most == 48
 
 
+@pytest.mark.virtual_time
 async def test_time_limits_hold_after_a_first_step_of_a_shared_task() -> None:
     """Those of ``asyncio`` inside the handler, and the subscription's own."""
     inner: list[bytes] = []
@@ -282,6 +285,7 @@ async def test_call_with_a_broken_key_that_is_cut_off_leaves_no_coroutine() -> N
             assert cut == 1
 
 
+@pytest.mark.virtual_time
 async def test_shared_task_that_others_cancel_before_its_first_step_holds_up_nothing() -> None:
     async with EmbeddedRocketMQ() as server:
         await create(server.namesrv, queues=1)

@@ -44,6 +44,7 @@ async def test_only_what_matches_is_handled(caplog: pytest.LogCaptureFixture) ->
         assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []  # gaps are no losses
 
 
+@pytest.mark.virtual_time
 async def test_failed_message_is_delivered_again() -> None:
     async with EmbeddedRocketMQ(delay_levels=(0.1,) * 18) as server:
         await create(server.namesrv)
@@ -99,6 +100,7 @@ async def test_no_broker_is_asked_without_condition() -> None:
             assert server.requests[RequestCode.CHECK_CLIENT_CONFIG] == 0
 
 
+@pytest.mark.virtual_time
 async def test_topic_that_comes_later_is_filtered(caplog: pytest.LogCaptureFixture) -> None:
     async with EmbeddedRocketMQ() as server:
         seen = Seen()

@@ -37,6 +37,7 @@ async def test_answers_above_max_frame_size_are_pulled_by_fewer() -> None:
             assert consumer.health().problems == ()
 
 
+@pytest.mark.virtual_time
 @pytest.mark.parametrize(
     ("large", "options"),
     [(os.urandom(LIMIT), {"max_frame_size": LIMIT}), (bytes(2 * LIMIT), {"max_decompressed_size": LIMIT})],
@@ -65,6 +66,7 @@ async def test_queue_stays_at_a_message_that_is_too_large(large: bytes, options:
             await until(lambda: seen.bodies[large])
 
 
+@pytest.mark.virtual_time
 @pytest.mark.parametrize(
     ("large", "options"),
     [(os.urandom(LIMIT), {"max_frame_size": LIMIT}), (bytes(2 * LIMIT), {"max_decompressed_size": LIMIT})],
@@ -87,6 +89,7 @@ async def test_popped_message_that_is_too_large_comes_again_until_a_member_can_r
         assert server.dead_letters("g") == []
 
 
+@pytest.mark.virtual_time
 async def test_answers_above_max_frame_size_cost_popped_messages_no_attempt() -> None:
     async with EmbeddedRocketMQ(pop_revive_delay=0.0) as server:
         await create(server.namesrv)

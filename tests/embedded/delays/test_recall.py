@@ -83,6 +83,7 @@ async def test_ids_that_no_message_can_have(server: EmbeddedRocketMQ, broker: Ra
     assert bodies(server) == [b"u"]
 
 
+@pytest.mark.virtual_time
 async def test_recalls_of_nothing_take_no_more_than_messages_do(clock: WatchedClock) -> None:
     async with EmbeddedRocketMQ(clock=clock, max_memory=500_000) as server, RawClient(server.brokers["broker-a"]) as broker:
         await broker.create_topic("T")

@@ -48,6 +48,7 @@ async def test_large_half_messages_are_asked_about_in_several_steps(
     assert [checked(check).body[0] for check in await checks(producer)] == [0, 1, 2, 3, 4]
 
 
+@pytest.mark.virtual_time
 async def test_random_ends_leave_the_questions_to_those_without_one(
     server: EmbeddedRocketMQ, broker: RawClient, producer: RawClient, clock: WatchedClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -98,6 +99,7 @@ async def test_half_messages_that_the_memory_bound_takes_are_gone(clock: Watched
         assert (await end(broker, last, COMMIT)).code == 0
 
 
+@pytest.mark.virtual_time
 async def test_transactions_that_never_end_keep_no_more_than_the_memory_bound(clock: WatchedClock) -> None:
     """Ended behind one that is not, never ended, and ended after they were asked about."""
     async with (

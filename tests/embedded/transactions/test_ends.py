@@ -15,6 +15,7 @@ from ..inside import WatchedClock
 from .support import ADDED, COMMIT, END, HALF, NOT_FOUND, ROLLBACK, UNKNOWN, answer_to, checks, end, put_half
 
 
+@pytest.mark.virtual_time
 async def test_half_messages_are_invisible_in_their_topic(server: EmbeddedRocketMQ, broker: RawClient) -> None:
     await broker.create_topic("T")
     reply = await broker.send("T", queue=2, f="4", properties=HALF)
