@@ -105,9 +105,6 @@ class ClusterProbe:
             address, _cluster_request(), patience, lambda response, _: _brokers_named(response), enough
         )
         counts = {address: named, **others.results}
-        for each, number in counts.items():
-            if number:
-                servers.has_named_brokers(each)
         best = max(counts, key=lambda each: counts[each])
         if best != address:
             servers.prefer(best, f"{address} lists {named} of {counts[best]} brokers, as after a restart")

@@ -37,7 +37,7 @@ from ..errors import (
     RocketMQError,
 )
 from ..tracebacks import without_frames
-from ..transport import Connection, ConnectionPool
+from ..transport import ConnectionPool
 
 __all__ = ["Answers", "NameServers", "NoUsableAnswerError", "listed_brokers"]
 
@@ -80,8 +80,6 @@ class NameServers:
         self._pool = pool
         self._addresses = list(addresses)
         machine.random.shuffle(self._addresses)
-        self._witnesses: dict[str, Connection] = {}
-        """The connection on which a server has named a broker: a server that was restarted since has another one."""
         self._silent: dict[str, float] = {}
         """Times (monotonic) until which servers without an answer are not asked beside the others."""
         self.patient = False
@@ -272,23 +270,13 @@ class NameServers:
         return _brokers_in(info)
 
     async def knows_brokers(self, address: str, timeout: float) -> bool:
-        """Returns whether a server is a witness: it has named a broker since its connection was made, or lists one now. True for an
-        answer that says nothing about that, False without an answer."""
-        if self._is_witness(address):
-            return True
+        """Returns whether a server is a witness: whether it lists a broker now. True for an answer that does not say that, False
+        without an answer."""
         try:
             listed = await self.listed_at(address, timeout)
         except RocketMQError:
             return False
-        if listed:
-            self.has_named_brokers(address)
         return listed is None or bool(listed)
-
-    def has_named_brokers(self, address: str) -> None:
-        """Records that a server has named a broker."""
-        connection = self._pool.get(address)
-        if connection is not None:
-            self._witnesses[address] = connection
 
     def prefer(self, address: str, why: str) -> None:
         """Stays with a server from now on. ``why``: the reason, for the log."""
@@ -310,10 +298,6 @@ class NameServers:
         return error
 
     # -- inside
-
-    def _is_witness(self, address: str) -> bool:
-        connection = self._witnesses.get(address)
-        return connection is not None and self._pool.get(address) is connection
 
     async def _read_from(
         self, address: str, command: RemotingCommand, timeout: float, read: Callable[[RemotingCommand, str], T]

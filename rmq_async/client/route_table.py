@@ -338,7 +338,6 @@ class RouteTable:
         answer, _ = await names.ask(_question(topic), _left(deadline), partial(self._read, topic))
         if answer.route is None:
             return await self._confirmed(topic, answer, deadline)
-        names.has_named_brokers(answer.name_server)
         known = self._routes.get(topic)
         if from_all:
             return await self._fullest(topic, answer, deadline)
@@ -364,10 +363,9 @@ class RouteTable:
         if found := [each for each in heard.results.values() if each.route is not None]:
             best = max(found, key=lambda each: _weight(each.route))
             names.prefer(best.name_server, f"{answer.name_server} has no route of topic {printable(topic)}")
-            names.has_named_brokers(best.name_server)
             return best
         said = [answer, *heard.results.values()]
-        for each in said:  # mostly the first is one, and known as such without a request
+        for each in said:  # mostly the first is one
             if await names.knows_brokers(each.name_server, _left(deadline)):
                 names.prefer(each.name_server, f"{answer.name_server} knows no broker, as after a restart")
                 return each
@@ -391,7 +389,6 @@ class RouteTable:
                 if listed is None or absent <= listed:
                     return answer
         names.prefer(best.name_server, f"{answer.name_server} knows less of topic {printable(topic)}, as after a restart")
-        names.has_named_brokers(best.name_server)
         return best
 
     async def _cluster(self) -> None:

@@ -113,6 +113,15 @@ async def test_only_a_name_server_without_brokers_answers(closed: str) -> None:
     assert caught.value.__cause__ is not None
 
 
+async def test_name_server_that_has_lost_its_brokers_is_no_witness_any_more(closed: str) -> None:
+    """They cannot reach it, and its connections to clients stay."""
+    async with NameServer(BOTH, t=route()) as server, table(server.address, closed) as routes:
+        await routes.get("t", 1.0)
+        server.clusters = {}
+        with pytest.raises(NoUsableAnswerError, match="it knows no broker yet"):
+            await routes.get("u", 1.0)
+
+
 async def test_witness_beside_a_closed_port(closed: str) -> None:
     async with NameServer(BOTH) as witness, table(witness.address, closed) as routes:
         with pytest.raises(TopicNotFoundError):

@@ -24,7 +24,8 @@ KINDS: Final = (
     "broker-move", "broker-overload", "broker-pause", "broker-power-loss", "broker-resize", "broker-slices", "broker-slow-disk",
     "broker-truncate", "client-move", "client-pause", "client-slow", "clock-drift", "clock-jump", "clock-rate", "link-cut",
     "link-early-close", "link-half-cut", "link-hang", "link-reset", "link-slow", "name-server-crash", "name-server-disagree",
-    "name-server-forget", "name-server-move", "name-server-pause",
+    "name-server-empty", "name-server-forget", "name-server-move", "name-server-pause", "name-server-redirect",
+    "name-server-silent",
 )  # fmt: skip
 """Names of the kinds of faults."""
 POP_KINDS: Final = (

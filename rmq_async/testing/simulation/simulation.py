@@ -290,6 +290,14 @@ class Simulation:
     def record(self, machine: str, what: str, **details: object) -> None:
         self._history.record(machine, what, **details)
 
+    def lead(self, name: str, addresses: Sequence[str]) -> None:
+        """Makes a machine's name lead to these addresses, in this order; none: to its own again."""
+        self.network.lead(name, addresses)
+
+    def look_ups(self, name: str) -> int:
+        """Returns the number of look-ups of a machine's name so far."""
+        return self.network.look_ups[name]
+
     def free_address(self) -> str:
         return self.network.free_address()
 

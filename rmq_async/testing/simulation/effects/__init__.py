@@ -71,6 +71,8 @@ def _of_processes(cluster: Cluster) -> dict[str, Begin]:
             lambda: cluster.name_servers, lambda _, machine: machines.move_server(cluster, machine), paused=False
         ),
         "name-server-pause": on(lambda: cluster.name_servers, machines.pause, paused=False),
+        "name-server-redirect": on(lambda: cluster.name_servers, partial(machines.redirect, cluster)),
+        "name-server-silent": on(lambda: cluster.name_servers, partial(machines.silent, cluster), paused=False),
     }
 
 
@@ -80,5 +82,6 @@ def _of_storage(cluster: Cluster) -> dict[str, Begin]:
         "broker-resize": on(lambda: cluster.brokers, partial(storage.resize, cluster), paused=False),
         "broker-truncate": on(lambda: cluster.brokers, partial(storage.truncate, cluster), paused=False),
         "name-server-disagree": on(lambda: cluster.name_servers, partial(storage.disagree, cluster)),
+        "name-server-empty": on(lambda: cluster.name_servers, lambda _, machine: storage.empty(cluster, machine)),
         "name-server-forget": on(lambda: cluster.name_servers, partial(storage.forget, cluster)),
     }

@@ -41,6 +41,12 @@ class Cluster(Protocol):
     def free_address(self) -> str:
         """Returns an address that no machine has and no earlier call has returned."""
 
+    def lead(self, name: str, addresses: Sequence[str]) -> None:
+        """Makes a machine's name lead to these addresses, in this order; none: to its own again."""
+
+    def look_ups(self, name: str) -> int:
+        """Returns the number of look-ups of a machine's name so far."""
+
     def record(self, machine: str, what: str, **details: object) -> None:
         """Adds an event to the history."""
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from random import Random
 from typing import Final
 
 from ..faults import Effect
 from ..machines import Machine
-from ..servers import BrokerMachine, ServerMachine
-from .effect import Cluster, Done, once
+from ..servers import BrokerMachine, NameServerMachine, ServerMachine
+from .effect import Cluster, Done, drawn, once
 
-__all__ = ["clock_drift", "clock_jump", "clock_rate", "crash", "move_client", "move_server", "pause", "power_loss", "slow"]
+__all__ = [
+    "clock_drift", "clock_jump", "clock_rate", "crash", "move_client", "move_server", "pause", "power_loss", "redirect", "silent",
+    "slow",
+]  # fmt: skip
 
 LARGEST_JUMP: Final = 60.0
 """Seconds."""
@@ -87,6 +91,40 @@ def move_server(cluster: Cluster, machine: ServerMachine) -> Effect:
         machine.restart()
 
     return Done(end, lambda: had > 0)
+
+
+def redirect(cluster: Cluster, chance: Random, machine: NameServerMachine) -> Effect | None:
+    """Makes the name of a name server lead to another one, while both run."""
+    other = drawn(chance, [each for each in cluster.name_servers if each is not machine])
+    return None if other is None else _lead(cluster, machine, [other.address])
+
+
+def silent(cluster: Cluster, chance: Random, machine: NameServerMachine) -> Effect | None:
+    """Makes the name of a name server lead to a server that accepts connections and stays silent, and then to its own address."""
+    other = drawn(chance, [each for each in cluster.name_servers if each is not machine and each.running and not each.paused])
+    if other is None:
+        return None
+    other.pause()
+    lead = _lead(cluster, machine, [other.address, machine.address])
+
+    def end() -> None:
+        lead.end()
+        if other.running:
+            other.resume()
+
+    return Done(end, lead.met)
+
+
+def _lead(cluster: Cluster, machine: NameServerMachine, addresses: Sequence[str]) -> Effect:
+    before = cluster.look_ups(machine.name)
+    cluster.lead(machine.name, addresses)
+    cluster.record(machine.name, "lead", addresses=list(addresses))
+
+    def end() -> None:
+        cluster.lead(machine.name, ())
+        cluster.record(machine.name, "lead", addresses=[machine.address])
+
+    return Done(end, lambda: cluster.look_ups(machine.name) > before)
 
 
 def move_client(cluster: Cluster, machine: Machine) -> Effect:

@@ -13,7 +13,7 @@ from ..faults import LONGEST_DURATION, Effect
 from ..servers import FLUSH_INTERVAL, BrokerMachine, NameServerMachine
 from .effect import Cluster, Done, drawn, once
 
-__all__ = ["disagree", "expire", "forget", "resize", "slow_disk", "truncate"]
+__all__ = ["disagree", "empty", "expire", "forget", "resize", "slow_disk", "truncate"]
 
 SIZES: Final = (1, 2, 3, 6, 12)
 """Numbers of queues."""
@@ -88,6 +88,22 @@ def forget(cluster: Cluster, chance: Random, machine: NameServerMachine) -> Effe
     known.forgotten[broker] = None
     cluster.record(machine.name, "forget", broker=broker, until=cluster.now + LONGEST_DURATION)
     return Done(lambda: known.forgotten.pop(broker, None), lambda: known.differences > before)
+
+
+def empty(cluster: Cluster, machine: NameServerMachine) -> Effect:
+    """Makes a name server know no broker and ignore all registrations, as for some seconds after a restart."""
+    known, brokers = machine.registrations, [broker.name for broker in cluster.brokers]
+    hidden = [name for name in brokers if name not in known.forgotten]
+    before = known.differences
+    known.forgotten.update(dict.fromkeys(hidden))
+    for name in hidden:
+        cluster.record(machine.name, "forget", broker=name, until=cluster.now + LONGEST_DURATION)
+
+    def end() -> None:
+        for name in hidden:
+            known.forgotten.pop(name, None)
+
+    return Done(end, lambda: known.differences > before)
 
 
 def disagree(cluster: Cluster, chance: Random, machine: NameServerMachine) -> Effect:

@@ -34,8 +34,8 @@ Factory = Callable[[], asyncio.BaseProtocol]
 class Names(Directory, Protocol):
     """A network, as its machines see it."""
 
-    def address_of(self, name: str) -> str | None:
-        """Returns the address of a machine; None for an unknown one."""
+    def addresses_of(self, name: str) -> tuple[str, ...]:
+        """Returns the addresses that a name leads to; none for an unknown one."""
 
     def check_free(self, host: Host, address: str) -> None:
         """Raises SimulationError for an address that another machine has."""
@@ -124,7 +124,7 @@ class Host(Network):
         return SimulatedServer(loop, factory, (address, port), self.wakes, self.ports)
 
     async def resolve(self, loop: SimulatedLoop, host: str, port: int) -> list[tuple[Any, ...]]:
-        """Resolves a name to one address after a drawn delay, as ``getaddrinfo`` does; an address without a delay.
+        """Resolves a name after a drawn delay, as ``getaddrinfo`` does; an address without a delay.
 
         Raises socket.gaierror for an unknown name.
         """
@@ -132,14 +132,14 @@ class Host(Network):
             ip = ipaddress.ip_address(host.partition("%")[0])
         except ValueError:
             await asyncio.sleep(LONGEST_LOOK_UP * self._chance.random())
-            address = LOCAL if host == "localhost" else self._names.address_of(host)
-            if address is None:
+            addresses = (LOCAL,) if host == "localhost" else self._names.addresses_of(host)
+            if not addresses:
                 raise socket.gaierror(socket.EAI_NONAME, "Name or service not known") from None
         else:
-            address = str(ip)
+            addresses = (str(ip),)
             if ip.version == 6:
-                return [(socket.AF_INET6, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", (address, port, 0, 0))]
-        return [(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", (address, port))]
+                return [(socket.AF_INET6, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", (str(ip), port, 0, 0))]
+        return [(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", (address, port)) for address in addresses]
 
     # -- as other machines see it
 

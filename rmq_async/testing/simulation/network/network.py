@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from ipaddress import IPv4Address
 from random import Random
 from typing import Final
@@ -35,6 +36,9 @@ class SimulatedNetwork:
         self._hosts: dict[str, Host] = {}
         self._addresses: dict[str, Host] = {}
         self._links: dict[tuple[str, str], Link] = {}
+        self._leads: dict[str, tuple[str, ...]] = {}
+        self.look_ups: Counter[str] = Counter()
+        """Number of look-ups of each name."""
         self._streams = 0
         self._moves = 0
 
@@ -87,10 +91,16 @@ class SimulatedNetwork:
             return self._hosts[caller.name]
         return self._addresses.get(address)
 
-    def address_of(self, name: str) -> str | None:
-        """Returns the address of a machine; None for an unknown one."""
+    def addresses_of(self, name: str) -> tuple[str, ...]:
+        """Returns the addresses that a name leads to: that of its machine, unless ``lead`` has set others; none for an unknown
+        one. Counts the look-up."""
+        self.look_ups[name] += 1
         host = self._hosts.get(name)
-        return None if host is None else host.address
+        return self._leads.get(name) or (() if host is None else (host.address,))
+
+    def lead(self, name: str, addresses: Sequence[str]) -> None:
+        """Makes a machine's name lead to these addresses, in this order; none: to its own again."""
+        self._leads[name] = tuple(addresses)
 
     def next_stream(self) -> int:
         self._streams += 1

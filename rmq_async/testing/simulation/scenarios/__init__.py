@@ -100,6 +100,7 @@ SCENARIOS: Final[Mapping[str, Scenario]] = MappingProxyType(
             for name, workload in SERVICES.items()
             if name not in ("requests", "replies", "reading", "returning", "beside", "broadcast", "pop")
         },
+        "fresh": Scenario((WORKLOADS["fresh"].__doc__ or "").partition("\n")[0], ("fresh",), name_servers=2),
         "requests": Scenario("sends requests to a service that replies", ("requests", "replies")),
         "broadcast": Scenario("members that each handle all messages of a topic", ("plain", "broadcast")),
         "reading": Scenario("reads a topic while it is written", ("plain", "reading")),

@@ -14,7 +14,7 @@ from rmq_protocol.message import Message, MessageQueue
 
 from ....admin import Admin
 from ....consumer import PullConsumer
-from ....errors import QueueNotExistError, ReplyTimeoutError, RocketMQError
+from ....errors import QueueNotExistError, ReplyTimeoutError, RocketMQError, TopicNotFoundError
 from ....producer import Batching, Producer, TransactionProducer
 from ....results import SendResult, TransactionStatus
 from ..chance import exponential
@@ -66,6 +66,44 @@ async def plain(cluster: Cluster, until: float) -> None:
     await serve(cluster, until, lambda: Producer("plain", namesrv=cluster.namesrv), work, reaches(cluster, "Plain"))
 
 
+async def fresh(cluster: Cluster, until: float) -> None:
+    """Starts a producer for each message, to a topic that is on all brokers. Reports one that is said not to exist."""
+    chance = cluster.generator("workload fresh")
+    await _created(cluster, "Fresh", queues=2)
+
+    async def send(number: int) -> None:
+        async with Producer("fresh", namesrv=cluster.namesrv, instance_name=f"fresh-{number}") as producer:
+            await producer.send(Message("Fresh", new_body(chance, number)))
+
+    async for number in turns(cluster, chance, until):
+        try:
+            await send(number)
+        except TopicNotFoundError as error:
+            if not error.retriable:
+                cluster.violation(f"unknown: {error}")
+        except RocketMQError:
+            continue
+    await cluster.calm(CALM)
+    try:
+        await send(cluster.number())
+    except RocketMQError as error:
+        cluster.violation(f"stuck: a fresh producer failed {CALM:g} s after the last fault: {error!r}")
+
+
+async def _created(cluster: Cluster, topic: str, *, queues: int, order: bool = False) -> None:
+    """Creates a topic on all brokers, as soon as that is possible."""
+    while True:
+        with suppress(RocketMQError):
+            await _create(cluster, topic, queues=queues, order=order)
+            return
+        await asyncio.sleep(AGAIN)
+
+
+async def _create(cluster: Cluster, topic: str, *, queues: int, order: bool) -> None:
+    async with Admin(namesrv=cluster.namesrv) as admin:
+        await admin.create_topic(topic, queues=queues, order=order)
+
+
 async def ordered(cluster: Cluster, until: float) -> None:
     """Sends with keys and with sharding keys, several at once."""
     chance = cluster.generator("workload ordered")
@@ -110,21 +148,12 @@ async def kept(cluster: Cluster, until: float) -> None:
             await every([send(producer, chance.choice(MANY_KEYS)) for _ in range(chance.randint(1, 12))])
 
     async def afterwards(producer: Producer) -> None:
-        await create()  # two faults that overlap may have left fewer queues
+        await _create(cluster, "Kept", queues=4, order=True)  # two faults that overlap may have left fewer queues
         for key in MANY_KEYS:
             check(key, await producer.send(Message("Kept", f"afterwards-{key}".encode()), key=key))
         await reaches(cluster, "Kept")(producer)
 
-    async def create() -> None:
-        async with Admin(namesrv=cluster.namesrv) as admin:
-            await admin.create_topic("Kept", queues=4, order=True)
-
-    created = False
-    while not created:
-        with suppress(RocketMQError):
-            await create()
-            created = True
-        await asyncio.sleep(AGAIN)
+    await _created(cluster, "Kept", queues=4, order=True)
     await serve(cluster, until, partial(Producer, "kept", namesrv=cluster.namesrv), work, afterwards)
 
 
@@ -361,6 +390,7 @@ async def administration(cluster: Cluster, until: float) -> None:
 WORKLOADS: Final[Mapping[str, Workload]] = MappingProxyType(
     {
         "plain": plain,
+        "fresh": fresh,
         "ordered": ordered,
         "kept": kept,
         "streams": streams,
