@@ -23,7 +23,7 @@ class DoubtfulRegistrations(Registrations):
         self.forgotten: dict[str, None] = {}
         self.more = 0
         self.differences = 0
-        """Number of look-ups of a topic whose answer was not what brokers had registered."""
+        """Number of answers about topics and brokers that were not what brokers had registered."""
 
     def register(self, registration: Registration) -> None:
         if registration.broker_name not in self.forgotten:
@@ -42,7 +42,9 @@ class DoubtfulRegistrations(Registrations):
 
     def brokers(self, connection: Connection) -> dict[str, str]:
         known: Mapping[str, str] = super().brokers(connection)
-        return {name: address for name, address in known.items() if name not in self.forgotten}
+        shown = {name: address for name, address in known.items() if name not in self.forgotten}
+        self.differences += shown != known
+        return shown
 
     def _shown(self, holder: Holder) -> Holder:
         if not self.more:

@@ -254,6 +254,24 @@ def test_name_servers_disagree_about_the_number_of_queues() -> None:
     quiet(name_servers=2).run(main)
 
 
+@pytest.mark.parametrize("kind", ["name-server-empty", "name-server-redirect", "name-server-silent"])
+def test_fresh_producers_send_while_a_name_server_or_its_name_fails(kind: str) -> None:
+    async def main(simulation: Simulation) -> None:
+        await send(simulation, 1)
+        await asyncio.sleep(5.0)  # both name servers know the topic
+        begin, met = beginnings(simulation)[kind], 0
+        for number in range(6):
+            effect = begin(Random(number), 5.0)
+            assert effect is not None
+            assert len(await send(simulation, 1)) == 1
+            effect.end()
+            met += effect.met()
+            await asyncio.sleep(1.0)
+        assert met >= 3
+
+    quiet(name_servers=2).run(main)
+
+
 def test_clock_drifts_until_it_is_set_right() -> None:
     async def main(simulation: Simulation) -> None:
         async def clock() -> list[float]:
