@@ -17,9 +17,11 @@ async def listening(answer: bytes, *, greets: bool = False, closes: bool = True)
     """Yields the address of a server that answers what it reads first, or greets, with ``answer``, and closes."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if greets:
+            writer.write(answer)
+        await reader.read(4096)  # a server that closes with unread bytes resets the connection, and its own may be lost
         if not greets:
-            await reader.read(4096)
-        writer.write(answer)
+            writer.write(answer)
         if not closes:
             await reader.read()
         writer.close()
