@@ -2,8 +2,8 @@
 
 asyncio looks names up in the loop's default executor. That belongs to the service: while blocking calls of the service fill it, no
 name is found, and ``asyncio.run`` waits at its end for a look-up that hangs. ``uvloop.run`` waits too, and looks up in four threads
-that all loops of the process share. Here a thread exists for one look-up and those that wait for it, at most ``MAX_THREADS`` at a
-time, and nothing waits for it at the end. All callers of one name share one look-up, whose thread it holds while it hangs.
+that all loops of the process share. Here at most ``MAX_THREADS`` threads exist while there are look-ups, and nothing waits for
+them at the end. All callers of a name share one look-up, which holds its thread while it hangs.
 
 A loop that resolves names by itself is asked: one of another kind, and one whose ``getaddrinfo`` was replaced.
 """
@@ -11,23 +11,25 @@ A loop that resolves names by itself is asked: one of another kind, and one whos
 from __future__ import annotations
 
 import asyncio
+import codecs
 import copy
 import ipaddress
 import os
 import socket
 import threading
-from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
-__all__ = ["MAX_THREADS", "is_ip", "look_up"]
+from ._threads import NoThreadError, ThreadPool
+
+__all__ = ["MAX_THREADS", "is_ip", "load", "look_up"]
 
 MAX_THREADS: Final = 16
 """Maximum number of threads of the process that look up names, each a name of its own."""
-MAX_WAITING: Final = 1024
-"""Maximum number of names that wait for a thread."""
+MAX_UNDER_WAY: Final = 1024
+"""Maximum number of names that are looked up, or wait for a thread."""
 
 _IN_THREADS: Final = ("asyncio", "uvloop", "winloop")
 """Packages whose loops resolve names in threads that others share."""
@@ -42,7 +44,7 @@ class _Name(NamedTuple):
 
 
 class _Lookups:
-    """The look-ups of this process. ``_under_way``: those that wait or run; ``_waiting``: those that wait for a thread."""
+    """The look-ups of this process. ``_under_way``: those that wait or run; the threads end with the last of them."""
 
     def __init__(self) -> None:
         self.reset()
@@ -50,9 +52,8 @@ class _Lookups:
     def reset(self) -> None:
         """Sets the state without look-ups. Also called in a forked child, which has none of its parent's threads."""
         self._lock = threading.Lock()
-        self._threads = 0
+        self._threads = _threads()
         self._under_way: dict[_Name, Future[Infos]] = {}
-        self._waiting: deque[_Name] = deque()
 
     def start(self, name: _Name, done: Callable[[Future[Infos]], object]) -> None:
         """Starts a look-up or joins it; ``done`` is called with it at its end, in its thread. Raises OSError where no thread can be
@@ -60,50 +61,39 @@ class _Lookups:
         with self._lock:
             future = self._under_way.get(name)
             if future is None:
-                if len(self._waiting) >= MAX_WAITING:
-                    raise OSError(f"{MAX_WAITING} names wait to be looked up already; check the resolver of this machine")
-                if self._threads < MAX_THREADS:
-                    self._start_thread()
-                self._waiting.append(name)
-                future = self._under_way[name] = Future()
+                if len(self._under_way) >= MAX_UNDER_WAY:
+                    raise OSError(f"{MAX_UNDER_WAY} names are looked up already; check the resolver of this machine")
+                try:
+                    future = self._under_way[name] = self._threads.submit(self._find, name)
+                except NoThreadError as error:
+                    raise OSError(f"its name is not looked up: {error}") from None
         future.add_done_callback(done)
 
-    def _start_thread(self) -> None:
+    def _find(self, name: _Name) -> Infos:
         try:
-            threading.Thread(target=self._work, name="rmq_async look-up", daemon=True).start()
-        except RuntimeError as error:
-            if not self._threads:
-                text = f"no thread can be started to look up its name ({error}); raise the limit of threads and processes"
-                raise OSError(text) from None
-        else:
-            self._threads += 1
-
-    def _work(self) -> None:
-        while True:
-            with self._lock:
-                if not self._waiting:
-                    self._threads -= 1
-                    return
-                name = self._waiting.popleft()
-                future = self._under_way[name]
-            found: Infos | BaseException
-            try:
-                found = socket.getaddrinfo(name.host, name.port, type=name.kind)
-            except BaseException as error:  # noqa: BLE001 - it belongs to the callers
-                found = error
+            return [*socket.getaddrinfo(name.host, name.port, type=name.kind)]
+        finally:
             with self._lock:
                 del self._under_way[name]
-            if isinstance(found, BaseException):
-                future.set_exception(found)
-            else:
-                future.set_result(found)
-            del future, found
+                if not self._under_way:
+                    self._threads.close()
+                    self._threads = _threads()
+
+
+def _threads() -> ThreadPool:
+    return ThreadPool(MAX_THREADS, "rmq_async look-up")
 
 
 _lookups = _Lookups()
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_lookups.reset)
+
+
+def load() -> None:
+    """Loads the codec of host names, so that no look-up opens its files. What cannot be loaded is tried again by each look-up."""
+    with suppress(LookupError, OSError):
+        codecs.lookup("idna")
 
 
 async def look_up(host: str, port: int | None = None, kind: int = socket.SOCK_STREAM) -> Infos:

@@ -8,6 +8,7 @@ import sys
 PROGRAM = """
 import asyncio, sys
 from rmq_async import Admin, Consumer, Credentials, Message, Producer, PullConsumer
+from rmq_async._lookups import look_up
 from rmq_async.embedded import EmbeddedRocketMQ
 
 opened = []
@@ -23,6 +24,7 @@ async def send(server, credentials, kind):
     global watches
     async with Producer(f"p-{kind}", namesrv=server.namesrv, credentials=credentials, compress_type=kind) as producer:
         watches = True
+        await look_up("localhost")
         large = b"much of the same" * 10_000
         await producer.send(Message("T", large, tags="\\N{SNOWMAN}", properties={"\\N{SNOWMAN}": "\\U0001f600"}))
         await producer.send(Message("T", b"x"), key="\\N{SNOWMAN}")

@@ -21,7 +21,7 @@ from rmq_protocol.constants import LOGICAL_QUEUE_MOCK_BROKER_PREFIX, RequestCode
 from rmq_protocol.heartbeat import ConsumerData
 from rmq_protocol.message import MessageQueue
 
-from .. import machine
+from .. import _lookups, machine
 from .._text import printable
 from ..config import ClientConfig
 from ..errors import (
@@ -295,6 +295,7 @@ class ClientInstance:
     async def _start(self) -> None:
         config = self.config
         compression.load()
+        _lookups.load()
         self.threads = Threads()
         tls = await client_context(config, self.threads)
         self.pool = pool = ConnectionPool(
