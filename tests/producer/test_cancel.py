@@ -107,6 +107,7 @@ async def test_cancelled_after_any_number_of_steps_on_a_warm_one(cluster: Cluste
     assert steps < 100
 
 
+@pytest.mark.virtual_time
 @pytest.mark.parametrize("name", ["send", "send_async", "send_batch"])
 async def test_cancelled_after_any_number_of_steps_of_a_retry(pair: Cluster, name: str, tracked: list[Any]) -> None:
     """The first broker breaks off, the second has to be connected to."""
@@ -120,6 +121,7 @@ async def test_cancelled_after_any_number_of_steps_of_a_retry(pair: Cluster, nam
         assert (await CALLS[name](sender)).attempts > 1
 
 
+@pytest.mark.virtual_time
 @pytest.mark.parametrize("name", ["send", "send by key", "send_async", "send_batch", "send_oneway"])
 async def test_cancelled_while_it_waits_for_a_credit(cluster: Cluster, name: str, tracked: list[Any]) -> None:
     cluster.a.answer = late(0.005)
@@ -137,6 +139,7 @@ async def test_cancelled_while_it_waits_for_a_credit(cluster: Cluster, name: str
             assert waiting(tracked) == 0
 
 
+@pytest.mark.virtual_time
 async def test_a_thousand_cancelled_at_random_moments(pair: Cluster, tracked: list[Any]) -> None:
     source = seeded()
     pair.answer(late(0.001))
@@ -164,6 +167,7 @@ async def test_a_thousand_cancelled_at_random_moments(pair: Cluster, tracked: li
         await sender.send(message())
 
 
+@pytest.mark.virtual_time
 async def test_one_cancelled_call_does_not_take_the_shared_look_up_along(cluster: Cluster) -> None:
     cluster.name_server.delay = 0.05
     async with producer(cluster) as sender:
@@ -176,6 +180,7 @@ async def test_one_cancelled_call_does_not_take_the_shared_look_up_along(cluster
     assert cluster.a.bodies == [b"second"]
 
 
+@pytest.mark.virtual_time
 async def test_a_timeout_around_a_send_is_respected(cluster: Cluster) -> None:
     cluster.a.answer = late(0.2)
     async with producer(cluster) as sender:

@@ -41,6 +41,7 @@ async def test_while_an_address_backs_off_others_are_used_at_once(pair: Cluster,
     assert len(pair.b.sends) > 40
 
 
+@pytest.mark.virtual_time
 @every_way(1)
 async def test_a_lone_broker_that_is_down(cluster: Cluster, send: Send) -> None:
     await cluster.a.stop()
@@ -55,6 +56,7 @@ async def test_a_lone_broker_that_is_down(cluster: Cluster, send: Send) -> None:
             assert isinstance(caught.value.attempts[0].error.__cause__, OSError)
 
 
+@pytest.mark.virtual_time
 @every_way(1)
 async def test_a_lone_broker_that_comes_back_within_the_budget(cluster: Cluster, send: Send) -> None:
     await cluster.a.stop()
@@ -68,6 +70,7 @@ async def test_a_lone_broker_that_comes_back_within_the_budget(cluster: Cluster,
     assert result.attempts > 1
 
 
+@pytest.mark.virtual_time
 @every_way(1)
 async def test_soon_after_the_port_opens_sends_succeed_again(cluster: Cluster, send: Send) -> None:
     async with producer(cluster, timeout=0.3) as sender:
@@ -160,6 +163,7 @@ async def test_of_a_call_that_connects_nothing_is_left_when_it_is_cancelled() ->
                 assert sender.health().unanswered == 0
 
 
+@pytest.mark.virtual_time
 async def test_a_thousand_first_sends_make_one_route_request_and_one_connection(cluster: Cluster) -> None:
     cluster.name_server.delay = 0.05
     async with producer(cluster) as sender:
@@ -174,6 +178,7 @@ async def test_a_thousand_first_sends_make_one_route_request_and_one_connection(
     assert len(cluster.a.links) == 1
 
 
+@pytest.mark.virtual_time
 async def test_after_a_failed_attempt_the_route_is_asked_for_anew_and_used(cluster: Cluster) -> None:
     """A broker that moved to another address is found before the next poll, by calls under way too."""
     moved = Broker("a")
@@ -192,6 +197,7 @@ async def test_after_a_failed_attempt_the_route_is_asked_for_anew_and_used(clust
         await moved.stop()
 
 
+@pytest.mark.virtual_time
 @every_way(1)
 async def test_a_queue_that_is_kept_to_is_found_where_its_broker_moved(cluster: Cluster, send: Send) -> None:
     moved = Broker("a")
@@ -223,6 +229,7 @@ async def test_a_broker_that_sends_clients_away_is_left_when_the_route_says_so(p
         assert {result.attempts for result in results} == {1}
 
 
+@pytest.mark.virtual_time
 async def test_many_failures_ask_for_the_route_once_a_second(cluster: Cluster) -> None:
     cluster.a.answer = refuse(1)
     async with producer(cluster) as sender:
@@ -250,6 +257,7 @@ async def test_a_route_without_a_master(pair: Cluster) -> None:
     assert not pair.sends
 
 
+@pytest.mark.virtual_time
 async def test_a_slow_name_server_is_inside_the_budget(cluster: Cluster) -> None:
     cluster.name_server.answer = silence
     async with producer(cluster) as sender:

@@ -34,6 +34,7 @@ async def servers() -> AsyncIterator[EmbeddedRocketMQ]:
         yield running
 
 
+@pytest.mark.virtual_time
 @pytest.mark.parametrize("form", ["json", "rocketmq"])
 async def test_every_way_arrives_as_it_was_sent(server: EmbeddedRocketMQ, form: str) -> None:
     properties = {"colour": "grün", "empty-ish": "x", "__SHARDINGKEYX": "no"}
@@ -61,6 +62,7 @@ async def test_every_way_arrives_as_it_was_sent(server: EmbeddedRocketMQ, form: 
         assert result.status is SendStatus.SEND_OK
 
 
+@pytest.mark.virtual_time
 async def test_the_next_sends_fail_as_they_are_set(server: EmbeddedRocketMQ) -> None:
     async with Producer("group", namesrv=server.namesrv) as sender:
         await sender.send(message())
@@ -77,6 +79,7 @@ async def test_the_next_sends_fail_as_they_are_set(server: EmbeddedRocketMQ) -> 
     assert len(server.messages(TOPIC)) == 3
 
 
+@pytest.mark.virtual_time
 async def test_a_stalled_broker_is_gone_round_and_comes_back(servers: EmbeddedRocketMQ) -> None:
     async with Producer("group", namesrv=servers.namesrv, timeout=1.5) as sender:
         await asyncio.gather(*[sender.send(item) for item in messages(12)])
@@ -95,6 +98,7 @@ async def test_a_stalled_broker_is_gone_round_and_comes_back(servers: EmbeddedRo
         assert servers.statistics("broker-a").accepted == accepted, "no connection was made anew"
 
 
+@pytest.mark.virtual_time
 async def test_under_random_faults_nothing_acknowledged_is_lost(servers: EmbeddedRocketMQ) -> None:
     """Duplicates are those of retries: each has the id of a message that was tried more than once."""
     source = seeded()
@@ -166,6 +170,7 @@ async def test_a_loop_blocked_while_connecting_sends_nothing_twice(servers: Embe
     assert len(servers.messages(TOPIC)) == 100
 
 
+@pytest.mark.virtual_time
 async def test_stop_in_the_middle_of_everything(servers: EmbeddedRocketMQ) -> None:
     source = seeded()
     for _ in range(5):

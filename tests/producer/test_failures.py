@@ -46,6 +46,7 @@ async def met(cluster: Cluster, sender: Any, send: Send = awaited) -> float:
 # -- who is left alone
 
 
+@pytest.mark.virtual_time
 @every_way(2)
 async def test_silent_broker_is_left_alone(cluster: Cluster, send: Send) -> None:
     cluster.a.answer = silence
@@ -68,6 +69,7 @@ async def test_lost_connection_counts_as_failure(pair: Cluster, answer: Any) -> 
         assert at(pair) == [before[0], before[1] + 20]
 
 
+@pytest.mark.virtual_time
 @every_way(2)
 async def test_refused_connect_counts_as_failure(cluster: Cluster, send: Send) -> None:
     await cluster.a.stop()
@@ -76,6 +78,7 @@ async def test_refused_connect_counts_as_failure(cluster: Cluster, send: Send) -
     assert attempts == {1: 29, 2: 1}
 
 
+@pytest.mark.virtual_time
 async def test_answer_of_any_code_is_no_failure(pair: Cluster) -> None:
     pair.a.answer = refuse(14)
     async with producer(pair) as sender:
@@ -84,6 +87,7 @@ async def test_answer_of_any_code_is_no_failure(pair: Cluster) -> None:
     assert len(pair.a.sends) >= 5  # every second one, but for those that a retry takes the turn of
 
 
+@pytest.mark.virtual_time
 async def test_cancelled_call_blames_no_broker(pair: Cluster) -> None:
     pair.a.answer = silence
     async with producer(pair) as sender:
@@ -110,6 +114,7 @@ async def test_one_way_sends_avoid_dead_broker(pair: Cluster) -> None:
         assert len(pair.b.sends) == 39
 
 
+@pytest.mark.virtual_time
 async def test_batched_sends_avoid_a_silent_broker(pair: Cluster) -> None:
     pair.a.answer = silence
     async with producer(pair, batching=True, timeout=TIMEOUT) as sender:
@@ -120,6 +125,7 @@ async def test_batched_sends_avoid_a_silent_broker(pair: Cluster) -> None:
         assert at(pair)[0] == before[0]
 
 
+@pytest.mark.virtual_time
 async def test_suspect_is_reason_enough_to_cap_an_attempt(pair: Cluster) -> None:
     """It may be well again: a call that meets the other one, which falls silent now, is tried on it within its time."""
     pair.a.answer = cut
@@ -129,6 +135,7 @@ async def test_suspect_is_reason_enough_to_cap_an_attempt(pair: Cluster) -> None
         assert (await sender.send(message())).queue.broker_name == "a"
 
 
+@pytest.mark.virtual_time
 async def test_select_best_avoids_for_selectors(trio: Cluster) -> None:
     def not_c(queues: Any, item: Any, key: Any) -> Any:
         return select_best([queue for queue in queues if queue.broker_name != "c"], item, key)
@@ -143,6 +150,7 @@ async def test_select_best_avoids_for_selectors(trio: Cluster) -> None:
         assert at(trio)[0] == before[0]
 
 
+@pytest.mark.virtual_time
 async def test_fixed_queues_and_keys_avoid_no_broker(pair: Cluster) -> None:
     pair.a.answer = silence
     async with producer(pair, timeout=TIMEOUT, retries=1) as sender:
@@ -153,6 +161,7 @@ async def test_fixed_queues_and_keys_avoid_no_broker(pair: Cluster) -> None:
         assert len(failures) == sum(len(sent.bodies) for sent in pair.a.sends[before:]) == 5
 
 
+@pytest.mark.virtual_time
 async def test_all_failing_brokers_are_used(pair: Cluster) -> None:
     pair.answer(silence)
     async with producer(pair, timeout=TIMEOUT, retries=1) as sender:

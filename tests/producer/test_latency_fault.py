@@ -40,6 +40,7 @@ def chi_square(counts: Counter[MessageQueue], queues: int) -> float:
     return sum((count - each) ** 2 / each for count in counts.values())
 
 
+@pytest.mark.virtual_time
 @every_way(2)
 async def test_a_silent_broker_is_left_alone_after_its_first_attempt(cluster: Cluster, send: Send) -> None:
     cluster.a.answer = silence
@@ -53,6 +54,7 @@ async def test_a_silent_broker_is_left_alone_after_its_first_attempt(cluster: Cl
         assert len(cluster.a.sends) == at_a
 
 
+@pytest.mark.virtual_time
 async def test_without_it_a_silent_broker_is_tried_again_and_again(pair: Cluster) -> None:
     pair.a.answer = silence
     async with producer(pair, timeout=0.6, latency_fault=False) as sender:
@@ -72,6 +74,7 @@ async def test_all_queues_are_used_evenly(trio: Cluster, on: bool) -> None:
     assert chi_square(Counter(sent.queue for sent in trio.sends), 6) == 0
 
 
+@pytest.mark.virtual_time
 async def test_the_queues_that_are_left_are_used_evenly(trio: Cluster) -> None:
     async with faulty(trio) as sender:
         await sender.fetch_publish_queues(TOPIC)
@@ -82,6 +85,7 @@ async def test_the_queues_that_are_left_are_used_evenly(trio: Cluster) -> None:
     assert not trio.b.sends
 
 
+@pytest.mark.virtual_time
 async def test_a_broker_is_on_trial_when_its_time_is_over_and_used_again_once_it_works(pair: Cluster) -> None:
     pair.a.answer = refuse(14)
     table = FaultTable((0.4, 0.5), (0.0, 0.3), isolation=0.6)  # above what the other broker takes on a busy machine
@@ -105,6 +109,7 @@ async def test_a_broker_is_on_trial_when_its_time_is_over_and_used_again_once_it
         assert len(pair.a.sends) == before + 20
 
 
+@pytest.mark.virtual_time
 async def test_a_slow_broker_is_left_alone_though_it_answers(pair: Cluster) -> None:
     pair.a.answer = late(0.12)
     async with faulty(pair, fault_table=QUICK) as sender:
@@ -113,6 +118,7 @@ async def test_a_slow_broker_is_left_alone_though_it_answers(pair: Cluster) -> N
     assert len(pair.a.sends) == 1
 
 
+@pytest.mark.virtual_time
 async def test_an_attempt_that_is_still_unanswered_keeps_others_away(pair: Cluster) -> None:
     async with faulty(pair, fault_table=QUICK, timeout=3.0) as sender:
         await asyncio.gather(*[sender.send(item) for item in messages(4)])
@@ -164,6 +170,7 @@ async def test_every_way_reports_the_outcome_of_its_attempt(cluster: Cluster, se
             items.clear()
 
 
+@pytest.mark.virtual_time
 @every_way(1)
 async def test_a_call_that_left_its_broker_no_time_blames_no_broker(cluster: Cluster, send: Send) -> None:
     table = FaultTable((0.1, 0.5), (0.0, 0.3), isolation=1.0)
@@ -183,6 +190,7 @@ async def test_a_call_that_left_its_broker_no_time_blames_no_broker(cluster: Clu
         await first
 
 
+@pytest.mark.virtual_time
 @every_way(2)
 async def test_every_way_reports_the_outcome_of_its_further_attempts(cluster: Cluster, send: Send) -> None:
     async with faulty(cluster, fault_table=QUICK, timeout=1.2) as sender:
@@ -207,6 +215,7 @@ async def test_every_way_reports_the_outcome_of_its_further_attempts(cluster: Cl
         assert 0.1 < other.latency < 0.39 < one.latency
 
 
+@pytest.mark.virtual_time
 async def test_a_further_attempt_gets_the_whole_rest_where_only_isolated_brokers_are_left(trio: Cluster) -> None:
     trio.a.answer, trio.b.answer = late(0.05, refuse(1)), late(0.4)
     async with faulty(trio) as sender:
@@ -220,6 +229,7 @@ async def test_a_further_attempt_gets_the_whole_rest_where_only_isolated_brokers
     assert (result.queue.broker_name, result.attempts) == ("b", 2)
 
 
+@pytest.mark.virtual_time
 async def test_with_only_isolated_brokers_left_an_attempt_gets_the_whole_time(pair: Cluster) -> None:
     async with faulty(pair) as sender:
         await asyncio.gather(*[sender.send(item) for item in messages(4)])
@@ -254,6 +264,7 @@ async def test_a_retry_goes_to_a_broker_that_was_not_tried_even_if_it_is_left_al
     assert (result.queue.broker_name, result.attempts) == ("a", 2)
 
 
+@pytest.mark.virtual_time
 @pytest.mark.parametrize(
     ("answer", "isolates"),
     [
@@ -283,6 +294,7 @@ async def test_an_explicit_queue_is_kept_to_and_clears_its_broker_by_working(pai
         assert len(faults_of(sender).items) == 0
 
 
+@pytest.mark.virtual_time
 async def test_one_way_sends_avoid_brokers_and_report_only_connects_that_failed(pair: Cluster) -> None:
     await pair.a.stop()
     async with faulty(pair) as sender:
@@ -297,6 +309,7 @@ async def test_one_way_sends_avoid_brokers_and_report_only_connects_that_failed(
     assert len(pair.b.sends) == 6
 
 
+@pytest.mark.virtual_time
 async def test_a_broker_that_left_the_route_comes_back_with_a_clean_slate(pair: Cluster) -> None:
     whole = pair.route()
     async with faulty(pair) as sender:
@@ -329,6 +342,7 @@ async def test_a_selector_of_the_call_and_one_around_select_best_avoid_faulty_br
         assert Counter(result.queue for result in results) == {trio.queue(trio.b, 0): 4, trio.queue(trio.b, 1): 4}
 
 
+@pytest.mark.virtual_time
 async def test_pick_one_at_least_takes_the_better_half(trio: Cluster) -> None:
     async with faulty(trio, fault_table=FaultTable.V4) as sender:
         await sender.fetch_publish_queues(TOPIC)
@@ -341,6 +355,7 @@ async def test_pick_one_at_least_takes_the_better_half(trio: Cluster) -> None:
 # -- the detector
 
 
+@pytest.mark.virtual_time
 async def test_the_detector_brings_back_a_broker_that_answers_again(pair: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(detector, "INTERVAL", 0.03)
     monkeypatch.setattr(detector, "TIMEOUT", 0.02)
@@ -359,6 +374,7 @@ async def test_the_detector_brings_back_a_broker_that_answers_again(pair: Cluste
         assert pair.a.codes[RequestCode.GET_MAX_OFFSET] == asked
 
 
+@pytest.mark.virtual_time
 @pytest.mark.parametrize("code", [14, 1500])
 async def test_an_answer_that_is_an_error_brings_no_broker_back(
     pair: Cluster, monkeypatch: pytest.MonkeyPatch, code: int
@@ -374,6 +390,7 @@ async def test_an_answer_that_is_an_error_brings_no_broker_back(
         assert faults_of(sender).silent() == ("a",)
 
 
+@pytest.mark.virtual_time
 async def test_the_detector_connects_to_a_broker_that_was_down(pair: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(detector, "INTERVAL", 0.03)
     await pair.a.stop()
@@ -386,6 +403,7 @@ async def test_the_detector_connects_to_a_broker_that_was_down(pair: Cluster, mo
         await until(lambda: not faults_of(sender).items)
 
 
+@pytest.mark.virtual_time
 async def test_a_broker_that_answers_and_refuses_is_not_asked(pair: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(detector, "INTERVAL", 0.02)
     pair.a.answer = refuse(2, "busy")
@@ -397,6 +415,7 @@ async def test_a_broker_that_answers_and_refuses_is_not_asked(pair: Cluster, mon
         assert not is_available(faults_of(sender), "a", monotonic())
 
 
+@pytest.mark.virtual_time
 async def test_the_detectors_task_ends_with_the_producer_and_is_there_only_where_it_is_on(pair: Cluster) -> None:
     def running() -> list[str]:
         return [task.get_name() for task in asyncio.all_tasks() if "detector" in task.get_name()]

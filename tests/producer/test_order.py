@@ -72,6 +72,7 @@ def bodies(broker: Broker) -> list[bytes]:
     return [body for sent in broker.sends for body in sent.bodies]
 
 
+@pytest.mark.virtual_time
 @ways
 async def test_a_thousand_calls_on_a_cold_topic_leave_in_order(cluster: Cluster, way: Way) -> None:
     """Nothing is there: no route, which a slow name server sends, and no connection."""
@@ -87,6 +88,7 @@ async def test_a_thousand_calls_on_a_cold_topic_leave_in_order(cluster: Cluster,
     assert len({sent.queue for sent in cluster.sends}) == 1
 
 
+@pytest.mark.virtual_time
 async def test_order_holds_while_credits_are_waited_for(cluster: Cluster) -> None:
     items = messages(300)
     async with producer(cluster, async_limit=7) as sender:
@@ -126,6 +128,7 @@ async def test_order_holds_when_the_connection_is_made_anew(cluster: Cluster) ->
     assert bodies(cluster.a) == [item.body for item in items]
 
 
+@pytest.mark.virtual_time
 async def test_a_call_behind_others_ends_by_its_own_deadline(cluster: Cluster) -> None:
     """Also one that arrives just when the turn is being passed on."""
     cluster.name_server.answer = silence
@@ -144,6 +147,7 @@ async def test_a_call_behind_others_ends_by_its_own_deadline(cluster: Cluster) -
     assert not cluster.sends
 
 
+@pytest.mark.virtual_time
 async def test_a_caller_that_gives_up_is_stepped_over(cluster: Cluster) -> None:
     cluster.name_server.delay = 0.1
     items = messages(100)
@@ -234,6 +238,7 @@ async def test_the_first_of_the_line_may_fail_without_holding_up_the_others(clus
     assert bodies(cluster.a) == [item.body for item in messages(10)[1:]]
 
 
+@pytest.mark.virtual_time
 async def test_a_broker_that_cannot_be_reached_holds_up_only_those_who_want_to_go_there(pair: Cluster) -> None:
     async with producer(pair, timeout=1.0) as sender:
         await sender.fetch_publish_queues(TOPIC)
@@ -268,6 +273,7 @@ async def _resolved(send: Awaitable[asyncio.Future[Any]]) -> Any:
     return await (await send)
 
 
+@pytest.mark.virtual_time
 async def test_one_silent_attempt_gets_the_whole_budget(pair: Cluster) -> None:
     pair.answer(late(0.25))
     async with producer(pair, timeout=1.0, attempt_timeout=0.05) as sender:
@@ -281,6 +287,7 @@ async def test_one_silent_attempt_gets_the_whole_budget(pair: Cluster) -> None:
         assert caught.value.maybe_stored
 
 
+@pytest.mark.virtual_time
 async def test_the_same_queue_may_be_tried_again_on_demand(pair: Cluster) -> None:
     for options in ({"queue": pair.queue(pair.b, 1)}, {"key": "k"}):
         for broker in pair.brokers:
@@ -298,6 +305,7 @@ async def test_the_same_queue_may_be_tried_again_on_demand(pair: Cluster) -> Non
     assert len(caught.value.attempts) == 2
 
 
+@pytest.mark.virtual_time
 async def test_calls_for_a_queue_that_is_away_end_in_time(cluster: Cluster) -> None:
     """One of them waits for the connection, the others for their turns: none is stored, and each says so."""
     await cluster.a.stop()
@@ -381,6 +389,7 @@ async def test_order_holds_while_the_broker_does_not_read(cluster: Cluster, way:
     assert [body[:6] for body in bodies(cluster.a)[warm:]] == [item.body[:6] for item in items]
 
 
+@pytest.mark.virtual_time
 async def test_order_holds_when_the_window_of_the_broker_is_full(cluster: Cluster) -> None:
     cluster.a.answer = late(0.002)
     items = messages(400)

@@ -6,6 +6,8 @@ import asyncio
 import gc
 import tracemalloc
 
+import pytest
+
 from rmq_async import Producer, SendResult
 from rmq_async.embedded import EmbeddedRocketMQ
 
@@ -16,6 +18,7 @@ LIMIT = 65_535
 BYTES_EACH = 1024
 
 
+@pytest.mark.virtual_time
 async def test_65535_in_flight_are_all_answered() -> None:
     stored: list[SendResult] = []
     failed: list[BaseException] = []

@@ -99,6 +99,7 @@ async def test_sends_wait_for_the_only_broker(server: EmbeddedRocketMQ, options:
     }
 
 
+@pytest.mark.virtual_time
 async def test_requests_and_transactions_wait_for_the_only_broker(server: EmbeddedRocketMQ) -> None:
     async def answering(replier: Producer) -> None:
         await until(lambda: server.messages("T"))
@@ -140,6 +141,7 @@ async def test_broker_that_comes_back_elsewhere_is_found(pair: Cluster) -> None:
     assert sorted(new.bodies) == [b"000000", b"000001"]
 
 
+@pytest.mark.virtual_time
 async def test_broker_added_meanwhile_is_used(pair: Cluster) -> None:
     pair.name_server.routes["T"] = pair.route(pair.a)
     async with producer(pair, timeout=5.0) as sender:
@@ -152,6 +154,7 @@ async def test_broker_added_meanwhile_is_used(pair: Cluster) -> None:
             assert (await waiting).queue.broker_name == "b"
 
 
+@pytest.mark.virtual_time
 async def test_route_without_the_broker_is_waited_for(pair: Cluster) -> None:
     """A broker that ends in order is not in the route any more, or is there with its replica only."""
     replica = TopicRouteData(pair.route().queue_datas, (BrokerData("a", {1: pair.a.address}, "c"),))
@@ -189,6 +192,7 @@ async def test_route_without_the_broker_with_eager_tasks(pair: Cluster) -> None:
         assert (await waiting).queue == pair.queue(pair.b)
 
 
+@pytest.mark.virtual_time
 async def test_route_without_the_broker_ends_calls_in_time(pair: Cluster) -> None:
     async with producer(pair, timeout=0.3, route_poll_interval=0.1) as sender:
         await sender.send(message())
@@ -201,6 +205,7 @@ async def test_route_without_the_broker_ends_calls_in_time(pair: Cluster) -> Non
                 await sender.send(message(), **options)
 
 
+@pytest.mark.virtual_time
 async def test_thousands_wait_for_a_broker_together() -> None:
     """No call does anything by itself meanwhile, nor do they come all at once when it is back."""
     async with Cluster(1) as cluster, producer(cluster, timeout=20.0) as sender:
@@ -239,6 +244,7 @@ async def test_thousands_wait_for_a_broker_together() -> None:
     assert most < 3000, "a broker that has just started is not given all of them at once"
 
 
+@pytest.mark.virtual_time
 @pytest.mark.parametrize("choice", ["none", "queue", "key"])
 async def test_waiting_call_ends_at_its_deadline(cluster: Cluster, choice: str) -> None:
     async with producer(cluster) as sender:
@@ -257,6 +263,7 @@ async def test_waiting_call_ends_at_its_deadline(cluster: Cluster, choice: str) 
     assert "within" not in str(error)
 
 
+@pytest.mark.virtual_time
 @pytest.mark.parametrize("choice", ["none", "queue", "key"])
 async def test_call_within_the_back_off_names_the_refusal(cluster: Cluster, choice: str) -> None:
     async with producer(cluster) as sender:
@@ -296,6 +303,7 @@ async def test_waiting_call_leaves_when_cancelled_or_stopped(cluster: Cluster) -
 # -- brokers that answer
 
 
+@pytest.mark.virtual_time
 async def test_many_retries_are_spread_over_the_time(cluster: Cluster) -> None:
     cluster.answer(refuse(14, "not now"))
     async with producer(cluster, retries=100, async_retries=100, topics=["T"]) as sender:
@@ -328,6 +336,7 @@ async def test_no_attempt_begins_late(cluster: Cluster) -> None:
     assert cluster.a.bodies == [b"connects", b"late", b"late", b"last"]
 
 
+@pytest.mark.virtual_time
 async def test_default_retries_are_three_attempts(cluster: Cluster) -> None:
     cluster.answer(refuse(14, "not now"))
     async with producer(cluster, timeout=30.0) as sender:
@@ -339,6 +348,7 @@ async def test_default_retries_are_three_attempts(cluster: Cluster) -> None:
             await sender.send(message(), queue=cluster.queue())
 
 
+@pytest.mark.virtual_time
 async def test_broker_that_recovers_within_the_time_stores(cluster: Cluster) -> None:
     answers = iter([refuse(14)] * 5)
     cluster.a.answer = lambda link, sent: next(answers, stored)(link, sent)
@@ -346,6 +356,7 @@ async def test_broker_that_recovers_within_the_time_stores(cluster: Cluster) -> 
         assert (await sender.send(message())).attempts == 6
 
 
+@pytest.mark.virtual_time
 async def test_attempts_that_reached_no_broker_do_not_count(cluster: Cluster) -> None:
     """The broker goes away in order, is gone for a while, and refuses twice when it is back."""
     cluster.a.answer = each(refuse(1500), refuse(1500), refuse(14), refuse(14), stored)
@@ -360,6 +371,7 @@ async def test_attempts_that_reached_no_broker_do_not_count(cluster: Cluster) ->
     assert len(cluster.sends) == 5
 
 
+@pytest.mark.virtual_time
 async def test_chosen_queue_is_tried_until_a_broker_may_have_the_message(cluster: Cluster) -> None:
     async with producer(cluster, timeout=5.0) as sender:
         for answer, error, may in ((cut, RocketMQError, True), (refuse(14), ServiceNotAvailableError, False)):
@@ -377,6 +389,7 @@ async def test_chosen_queue_is_tried_until_a_broker_may_have_the_message(cluster
 # -- what errors say
 
 
+@pytest.mark.virtual_time
 async def test_send_error_of_many_attempts_is_short(cluster: Cluster) -> None:
     topic = "T" * 127
     cluster.name_server.routes[topic] = cluster.route()
@@ -402,6 +415,7 @@ async def test_send_error_of_many_attempts_is_short(cluster: Cluster) -> None:
             assert text in str(caught.value)
 
 
+@pytest.mark.virtual_time
 async def test_error_at_a_deadline_says_what_was_awaited(cluster: Cluster) -> None:
     cluster.answer(silence)
     async with producer(cluster, retries=0, async_retries=0) as sender:

@@ -121,6 +121,7 @@ async def test_selectors_get_the_queues_and_the_message(pair: Cluster) -> None:
     assert seen[0][1] is item
 
 
+@pytest.mark.virtual_time
 @pytest.mark.parametrize(
     ("selector", "text"),
     [
@@ -155,6 +156,7 @@ async def _raise_later(error: BaseException) -> Any:
     raise error
 
 
+@pytest.mark.virtual_time
 async def test_a_selector_that_never_ends_uses_up_the_call_and_no_more(cluster: Cluster) -> None:
     async def hang(queues: Sequence[MessageQueue], item: Message, key: Any) -> MessageQueue:
         await asyncio.Event().wait()

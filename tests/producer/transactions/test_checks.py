@@ -156,6 +156,7 @@ async def test_questions_and_ends_of_a_broker_meet_by_its_first_port() -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.virtual_time
 async def test_under_an_id_of_the_callers_own_a_question_is_known_by_body_and_time(cluster: Cluster) -> None:
     ends, asked = Ends(cluster.a), []
 
