@@ -6,7 +6,6 @@ call; after an error of another method the message is sent or handled all the sa
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterable
 from typing import Any, Final
 
@@ -17,14 +16,22 @@ from rmq_protocol.errors import shown
 from rmq_protocol.message import Message, MessageQueue
 from rmq_protocol.trace import MessageType
 
+from ._functions import check_arguments, is_async, is_generator
 from .errors import ConfigError
 from .results import BatchSendResult, SendResult
 
 __all__ = ["Hook", "SendContext", "checked_hooks", "defining", "request_hooks"]
 
-METHODS: Final = (
-    "before_send", "after_send", "check_forbidden", "before_request", "after_request", "before_consume", "after_consume",
-)  # fmt: skip
+METHODS: Final = {
+    "before_send": ("context",),
+    "after_send": ("context",),
+    "check_forbidden": ("context",),
+    "before_request": ("address", "command"),
+    "after_request": ("address", "command", "response", "error"),
+    "before_consume": ("delivery",),
+    "after_consume": ("delivery",),
+}
+"""The methods of hooks, and their arguments."""
 
 
 class SendContext(msgspec.Struct, eq=False, kw_only=True):
@@ -105,12 +112,14 @@ class Hook:
     def before_consume(self, delivery: Any) -> None:
         """Runs before each call of a handler, with its ``Delivery``, in the call's own context (of ``contextvars``).
 
-        The handler sees the context variables that it sets (``ConsumeMessageHook.consumeMessageBefore``).
+        The handler sees the context variables that it sets (``ConsumeMessageHook.consumeMessageBefore``). In reading by hand it
+        runs for each step that hands messages out, in a copy of the caller's context.
         """
 
     def after_consume(self, delivery: Any) -> None:
         """Runs once for each call of a handler, with its ``Delivery``, when its messages have their outcomes
-        (``consumeMessageAfter``).
+        (``consumeMessageAfter``). In reading by hand it runs when no message of the step is in hand and all have their outcomes,
+        but for those that went back into the buffer.
         """
 
     def before_request(self, address: str, command: RemotingCommand) -> None:
@@ -129,7 +138,8 @@ class Hook:
 
 def checked_hooks(hooks: object) -> tuple[Any, ...]:
     """Returns ``hooks`` as a tuple. Raises ConfigError unless it is an iterable of objects (not classes) that each have a method
-    of a hook, and for a method that is a coroutine function."""
+    of a hook, and for a method that is a coroutine or generator function; TypeError for a method that does not take its
+    arguments."""
     if isinstance(hooks, Hook) or not isinstance(hooks, Iterable):
         raise ConfigError(f"hooks must be a sequence of Hook objects, not {shown(hooks)}")
     found = tuple(hooks)
@@ -140,8 +150,10 @@ def checked_hooks(hooks: object) -> tuple[Any, ...]:
         if isinstance(hook, type):
             raise ConfigError(f"{shown(hook)} is a class; give an object of it as a hook")
         for name, method in methods.items():
-            if inspect.iscoroutinefunction(method):
-                raise ConfigError(f"{name}() of hook {shown(hook)} must be a plain function, not a coroutine function")
+            if is_async(method) or is_generator(method):
+                kind = "coroutine" if is_async(method) else "generator"
+                raise ConfigError(f"{name}() of hook {shown(hook)} must be a plain function, not a {kind} function")
+            check_arguments(name, method, *METHODS[name])
     return found
 
 

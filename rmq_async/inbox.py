@@ -44,9 +44,10 @@ from rmq_protocol.message import MessageExt
 from rmq_protocol.validation import plain
 
 from ._database import check_dialect, check_engine, check_transactional, seconds_from_now, split_table_name
+from ._functions import check_plain
 from ._text import type_name
 from .config import check_group, check_seconds
-from .errors import ConfigError, InvalidMessageError
+from .errors import InvalidMessageError
 
 __all__ = ["Inbox"]
 
@@ -65,14 +66,15 @@ class Inbox:
     offset id of its first copy at a broker, or with ``mode="pop"`` that of each copy. A key of the business, such as an order
     number, also finds messages that were sent by two calls.
 
-    Raises ConfigError for an invalid table name or ``key``, InvalidGroupError for an invalid group name. The methods also pass
+    Raises ConfigError for an invalid table name or ``key``, TypeError for a ``key`` that does not take one argument,
+    InvalidGroupError for an invalid group name. The methods also pass
     on the errors of the database: SQLAlchemyError, and OSError or an error of the driver if it cannot be reached.
     """
 
     def __init__(self, *, group: str, table: str = "rmq_inbox", key: Callable[[MessageExt], str] | None = None) -> None:
         check_group(group)
-        if key is not None and not callable(key):
-            raise ConfigError(f"key must be a function of a message, not {shown(key)}")
+        if key is not None:
+            check_plain("key", key, "message")
         self.group = str.__str__(group)
         self.metadata = MetaData()
         """Holds the table only: for Alembic's ``target_metadata``."""

@@ -10,7 +10,7 @@ version 1.36; names that these do not define begin with ``rmq_async.``.
 Each attempt of a send is a span of its own, a child of the span that was current where the call was made: a stored message
 carries the context of the attempt that stored it, and the spans of a retried send show the time of each attempt. Each call of
 a handler is the root of a trace, with links to the contexts that its messages carry: one call may have messages of many
-senders.
+senders. So is each step of reading by hand; its span is not current in the caller.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class OpenTelemetryHook(Hook):
 
     def before_consume(self, delivery: Delivery) -> None:
         contexts = [_extract(message.properties, self._propagator, Context()) for message in delivery.messages]
-        is_batch = delivery.subscription.batch_size is not None
+        is_batch = delivery.subscription.batch_size is not None or len(delivery.messages) > 1  # the latter by hand
         links = [
             Link(found, {"messaging.message.id": message.msg_id} if is_batch else None)
             for message, context in zip(delivery.messages, contexts, strict=True)

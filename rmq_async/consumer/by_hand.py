@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
+from contextvars import Context, copy_context
 from math import inf
 from typing import Any, Final
 
@@ -20,6 +21,7 @@ from .._asyncio import WaitTable
 from ..errors import HandlerTimeoutError
 from ..transport import check_not_forked, generation
 from .batch import Batch, Marks
+from .call_hooks import CallHooks
 from .deadlines import CallDeadlines
 from .delivery import Delivery, delivery_of
 from .dispatch import Dispatcher
@@ -68,16 +70,21 @@ def _nothing(_: bool) -> None:
 
 
 class InHand:
-    """The messages that one step has handed out. ``left``: those that are still in hand. ``iterated``: whether the step was one
-    of an iterator. ``task``: the task that made the step."""
+    """The messages that one step has handed out. ``left``: those that are still in hand. ``returning``: number of give-backs
+    whose messages have no outcomes yet. ``iterated``: whether the step was one of an iterator. ``task``: the task that made the
+    step. ``watched``: the context in which hooks have seen the step, until they have seen its end; None without hooks.
+    ``error``: the last error for which messages were given back, for hooks."""
 
-    __slots__ = ("delivery", "iterated", "left", "task")
+    __slots__ = ("delivery", "error", "iterated", "left", "returning", "task", "watched")
 
     def __init__(self, delivery: Delivery, taken: tuple[Waiting, ...], *, iterated: bool) -> None:
         self.delivery = delivery
         self.left = dict.fromkeys(taken)
+        self.returning = 0
         self.iterated = iterated
         self.task = asyncio.current_task()
+        self.watched: Context | None = None
+        self.error: BaseException | None = None
 
     @property
     def batch(self) -> Batch:
@@ -109,6 +116,8 @@ class ByHand:
         self._places: dict[Place, tuple[InHand, Waiting]] = {}
         self.running: dict[Delivery, InHand] = {}
         self._deadlines = CallDeadlines(self.running, self._expire)
+        self.hooks: CallHooks | None = None
+        """The hooks for steps; None where no hook defines a method for calls."""
         self.closing = False
         """Whether the consumer stops: steps hand out the rest of the buffer (messages below settled ones), and then None."""
 
@@ -169,6 +178,9 @@ class ByHand:
         delivery.marks = Marks(None if iterated else REFUSED)
         delivery.taken_away = self._taken_away
         hand = self.running[delivery] = InHand(delivery, taken, iterated=iterated)
+        if self.hooks is not None:
+            hand.watched = copy_context()
+            hand.watched.run(self.hooks.begin, delivery)
         for item in taken:
             item.held.running[item] = delivery
             self._places[item.message.queue, item.message.queue_offset] = hand, item
@@ -311,14 +323,19 @@ class ByHand:
                 del self._places[place]
 
     def _ended(self, hand: InHand) -> None:
-        """Ends a delivery that has no messages in hand."""
+        """Ends a delivery that has no messages in hand; hooks see that when all its messages have their outcomes."""
         delivery = hand.delivery
-        if hand.left or delivery.state == "finished":
+        if hand.left:
             return
-        delivery.state = "finished"
-        delivery.marks.refused = MARKED_LATE  # type: ignore[union-attr]
-        del self.running[delivery]
-        self._dispatcher.running -= 1
+        if delivery.state != "finished":
+            delivery.state = "finished"
+            delivery.elapsed = delivery.age
+            delivery.marks.refused = MARKED_LATE  # type: ignore[union-attr]
+            del self.running[delivery]
+            self._dispatcher.running -= 1
+        if hand.watched is not None and not hand.returning:
+            watched, hand.watched = hand.watched, None
+            watched.run(self.hooks.end, delivery, hand.error, None)  # type: ignore[union-attr]
 
     def _return(
         self,
@@ -329,10 +346,14 @@ class ByHand:
     ) -> None:
         """Begins to give messages back, which are no longer in hand then. ``over``: called with whether all were taken."""
         self._forget(hand, causes)
+        hand.returning += 1
+        hand.error = shared if shared is not None else next(reversed(causes.values()))
 
         def taken(all_taken: bool) -> None:
+            hand.returning -= 1
             self._dispatcher.pump()
             over(all_taken)
+            self._ended(hand)
 
         self._settling.carry_out(hand.delivery, self._settling.judge(hand.delivery, causes, shared), taken)
         self._ended(hand)

@@ -21,8 +21,8 @@ from typing import Any, Final, Literal
 from rmq_protocol.message import MessageQueue
 
 from .. import machine
+from .._functions import handler_name
 from .config import AssignmentCallback
-from .functions import handler_name
 
 __all__ = ["AssignmentCallbacks", "Event", "EventKind"]
 

@@ -23,6 +23,7 @@ from typing import Any, Final
 from rmq_protocol.message import MessageExt
 
 from .. import machine
+from .._functions import handler_name
 from ..errors import HandlerTimeoutError
 from ..health import Problem
 from ..tracebacks import drop_frames
@@ -32,7 +33,6 @@ from .deadlines import CallDeadlines
 from .delivery import CURRENT, Delivery, cut_off, delivery_of
 from .dispatch import Dispatcher
 from .eager import LONGEST_RUN, Pace, Row, cut_short, drive, failed, first_step, returned
-from .functions import handler_name
 from .handler_threads import HandlerThreads
 from .held_queue import Waiting
 from .settling import Settling

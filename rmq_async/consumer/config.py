@@ -11,11 +11,11 @@ from rmq_protocol.errors import shown
 from rmq_protocol.message import MessageQueue
 from rmq_protocol.pop_handles import MAX_POP_SIZE
 
+from .._functions import check_arguments, check_plain, handler_name, is_generator
 from ..config import ClientConfig, ClientOptions, check_int, check_seconds, check_trace, client_options, plain_fields
 from ..errors import ConfigError
 from ..hooks import Hook, checked_hooks
 from ..options import suggests_keywords
-from .functions import handler_name, is_generator
 from .strategies import Allocate, allocate_evenly
 
 __all__ = [
@@ -67,7 +67,7 @@ class Retry:
     broadcast, which has no dead letters, the message is given up. A listed delay is 0 or more, ``max_hold`` above 0, both below
     1e9.
 
-    Raises ConfigError for invalid values, TypeError for an unknown field.
+    Raises ConfigError for invalid values, TypeError for an unknown field and for a function that does not take one argument.
     """
 
     limit: int | None = None
@@ -80,7 +80,10 @@ class Retry:
             check_int("limit", self.limit, 0, 1_000_000)
         if self.max_hold is not None:
             check_seconds("max_hold", self.max_hold)
-        if self.delays is None or callable(self.delays):
+        if self.delays is None:
+            return
+        if callable(self.delays):
+            check_plain("delays", self.delays, "attempt")
             return
         given: object = self.delays
         if isinstance(given, str) or not isinstance(given, Sequence) or not given:
@@ -153,7 +156,7 @@ class ConsumerConfig:
     ``handover_timeout`` the time for running handlers at a stop. "pop" requires brokers of 5.3.2 or later, and handlers.
 
     Raises ConfigError for invalid values, for settings that exclude each other, and for those that the mode does not use,
-    unless they have their default; TypeError for an unknown field.
+    unless they have their default; TypeError for an unknown field, and for a function that does not take its arguments.
     """
 
     mode: Literal["pull", "pop"] = "pull"
@@ -215,8 +218,7 @@ class ConsumerConfig:
             raise ConfigError(f'on_conflict must be "warn" or "raise", not {shown(self.on_conflict)}')
         if self.mode not in ("pull", "pop"):
             raise ConfigError(f'mode must be "pull" or "pop", not {shown(self.mode)}')
-        if not callable(self.allocate):
-            raise ConfigError(f"allocate must be a function, not {shown(self.allocate)}")
+        check_plain("allocate", self.allocate, "client_id", "queues", "client_ids")
         self._check_broadcast()
         if not isinstance(self.retry, Retry):
             raise ConfigError(f"retry must be a Retry object, not {shown(self.retry)}")
@@ -228,6 +230,8 @@ class ConsumerConfig:
                 raise ConfigError(
                     f"{name} must not be a generator function, whose calls run nothing; {handler_name(function)} has a yield"
                 )
+            if function is not None:
+                check_arguments(name, function, "queues")
 
     def _check_broadcast(self) -> None:
         positions: object = self.broadcast
@@ -237,6 +241,9 @@ class ConsumerConfig:
             raise ConfigError(f"broadcast={shown(positions)} is a class; give an object of it")
         if positions is not True and not all(callable(getattr(positions, name, None)) for name in ("load", "save")):
             raise ConfigError(f"broadcast must be True, False or an object with load() and save(), not {shown(positions)}")
+        if positions is not True:
+            check_arguments("load", positions.load, "topic")  # type: ignore[attr-defined]
+            check_arguments("save", positions.save, "positions")  # type: ignore[attr-defined]
         if self.mode != "pull":
             raise ConfigError(
                 f"broadcast and mode={self.mode!r} exclude each other: a broker gives each message of POP to one member; "

@@ -33,9 +33,10 @@ class Delivery(Struct, eq=False, weakref=True):
     began. ``deadline``: monotonic time at which it times out; None for never. ``state``: "running" in the handler, "settling"
     while outcomes go to the broker, then "finished". ``outcome``: None until a message has its outcome, of several messages the
     worst so far (ABANDONED, else DEAD_LETTERED, RETRIED, DONE). ``elapsed``: seconds that the handler took, None while it runs;
-    by hand, seconds until messages were settled last. ``error``: for ``after_consume``, the error that the handler raised;
+    by hand, seconds until no message was in hand. ``error``: for ``after_consume``, the error that the handler raised;
     HandlerTimeoutError for a coroutine function that its timeout has ended, and for a plain function that returned later; None
-    if it returned otherwise, or was cancelled because the consumer stops or the queue was given up, lost or moved.
+    if it returned otherwise, or was cancelled because the consumer stops or the queue was given up, lost or moved. By hand, the
+    RetryLater, DeadLetter or HandlerTimeoutError with which messages were given back last.
     """
 
     subscription: Subscription

@@ -9,11 +9,11 @@ from rmq_protocol.constants import RETRY_TOPIC_PREFIX
 from rmq_protocol.message import MessageExt
 
 from .. import machine
+from .._functions import error_text
 from .._text import printable
 from ..client import ClientInstance, broker_of_message, brokers_of, retry_brokers, send_back, send_copy
 from ..errors import ConnectionLostError, RocketMQError
 from .decision import DEAD, IN_PLACE_LIMIT, Decision
-from .functions import error_text
 from .give_backs import Door, GiveBacks, GivenBack, Report
 from .group_limit import GroupLimits
 from .held_queue import HeldQueue, Waiting

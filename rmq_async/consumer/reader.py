@@ -83,12 +83,12 @@ class Reader(Control):
     async def receive(self, max_messages: int = 32, *, timeout: float | None = None) -> Batch:
         """Returns up to ``max_messages`` (1 to 65,536) messages of one topic, as soon as there is one; settles nothing.
 
-        ``timeout``: seconds after which an empty batch is returned; None to wait until the consumer stops. A call that is cancelled
+        ``timeout``: seconds after which an empty batch is returned; None for no limit. A call that is cancelled
         has taken nothing. Messages stay in hand until ``done``, ``retry`` or ``dead_letter`` settles them, or for their
         subscription's ``timeout``, after which they are delivered again.
 
-        Raises ClientStateError unless the consumer runs, where it stops during the call, and where it has handlers; ForkedError
-        and WrongLoopError as a step of ``__aiter__`` does; ConfigError for a size or a time out of range.
+        Raises ClientStateError where the consumer stops, also during the call, or does not run, and where it has handlers;
+        ForkedError and WrongLoopError as a step of ``__aiter__`` does; ConfigError for a size or a time out of range.
         """
         check_int("max_messages", max_messages, 1, MAX_BATCH)
         if timeout is not None:

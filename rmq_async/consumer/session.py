@@ -157,7 +157,7 @@ class Session:
             self.calls.ending = self.supervisor.is_ending
             self.calls.dispatcher = self.dispatcher
             self.dispatcher.has_thread = self.calls.threads.has_next
-            self.calls.hooks = self.attached.call_hooks
+        self.calls.hooks = self.attached.call_hooks
         self.intake.dispatcher = self.assignment.dispatcher = self.dispatcher
         self.give_backs.freed, self.give_backs.ended = self._freed, self._given_back
         self.give_backs.again, self.give_backs.has_room = self._here_again, self._has_room

@@ -9,10 +9,10 @@ from functools import partial
 from typing import Final
 
 from .. import machine
+from .._functions import error_text
 from .config import Retry
 from .decision import Decision, decide, decide_in_place
 from .delivery import Delivery
-from .functions import error_text
 from .held_queue import HeldQueue, Waiting
 from .outcome import DeadLetter, Outcome, RetryLater
 from .outcomes import Outcomes, shown_message
@@ -63,7 +63,9 @@ class Settling:
 
     def done(self, delivery: Delivery, taken: Collection[Waiting]) -> None:
         """Settles the messages of a call that returned."""
-        delivery.outcome, elapsed = Outcome.DONE, delivery.elapsed or 0.0
+        if delivery.outcome is None:
+            delivery.outcome = Outcome.DONE  # by hand, others of the step may have a worse one
+        elapsed = delivery.elapsed or 0.0
         for item in taken:
             held, message = item.held, item.message
             if held.running.pop(item, None) is not None:  # else the queue was moved, and the offset is another message's

@@ -18,6 +18,7 @@ from rmq_protocol.allocation import allocate_by_circle as deal_out
 from rmq_protocol.errors import shown
 from rmq_protocol.message import MessageQueue
 
+from .._functions import check_plain
 from ..errors import ConfigError
 
 __all__ = [
@@ -81,12 +82,13 @@ def allocate_near_rooms(
     as Java's ``AllocateMachineRoomNearby`` does.
 
     ``room_of_queue``, ``room_of_client``: return the name of the room of a queue's broker, and of a client id
-    ("address@instance"). ``inner``: shares the queues of a room. Raises ConfigError for an argument that is not callable. The
-    strategy raises ValueError for an empty name of a room; the member then logs it, and keeps its queues.
+    ("address@instance"). ``inner``: shares the queues of a room. Raises ConfigError for an argument that is no plain
+    function, TypeError for one that does not take its arguments. The strategy raises ValueError for an empty name of a room;
+    the member then logs it, and keeps its queues.
     """
-    for name, function in (("room_of_queue", room_of_queue), ("room_of_client", room_of_client), ("inner", inner)):
-        if not callable(function):
-            raise ConfigError(f"{name} must be a function, not {shown(function)}")
+    check_plain("room_of_queue", room_of_queue, "queue")
+    check_plain("room_of_client", room_of_client, "client_id")
+    check_plain("inner", inner, "client_id", "queues", "client_ids")
 
     def room_of_member(member: str) -> str:
         return room_of_client(member.partition(ANOTHER)[0])

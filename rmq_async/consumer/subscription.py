@@ -14,12 +14,12 @@ from rmq_protocol.message import MessageExt
 from rmq_protocol.subscription import SQL92, build_subscription, parse_tags
 from rmq_protocol.validation import check_topic
 
+from .._functions import check_arguments, check_plain, handler_name, is_async, is_generator
 from ..config import check_int, check_seconds
 from ..errors import ConfigError
 from ..timeouts import checked_timeout
 from .batch import Batch
 from .config import MAX_CONCURRENCY, Retry
-from .functions import handler_name, is_async, is_generator
 
 __all__ = ["NO_KEY", "Handler", "Subscription", "by_hand", "checked_tags"]
 
@@ -42,7 +42,8 @@ class Subscription:
     None for one message instead of a Batch. ``batch_wait``: maximum seconds for which a message waits until its batch is full.
     ``concurrency``: maximum number of calls of the handler at a time (1 to 65,536), within that of the consumer. ``rate``:
     maximum messages per second. ``concurrency``, ``rate`` and ``timeout`` may be set while the consumer runs. An invalid value
-    raises ConfigError; a ``timeout`` that is not a number raises TypeError, one that is not above 0 ValueError.
+    raises ConfigError; a ``timeout`` that is not a number, and a function that does not take its arguments, raise TypeError, a
+    ``timeout`` that is not above 0 ValueError.
     """
 
     __slots__ = (
@@ -80,6 +81,7 @@ class Subscription:
             raise ConfigError(
                 f"handler must not be a generator function, whose calls run nothing; {handler_name(handler)} has a yield"
             )
+        check_arguments("handler", handler, "message" if batch_size is None else "batch")
         self.handler = handler
         self.name = "by hand" if handler is by_hand else handler_name(handler)
         self.is_async = is_async(handler)
@@ -243,8 +245,7 @@ def _checked_key(key: Key | None, order: object) -> Key | None:
         return None
     if order != "key":
         raise ConfigError(f'key={shown(key)} is for order="key" only; set that, or leave key out')
-    if not callable(key) or is_async(key) or is_generator(key):
-        raise ConfigError(f"key must be a plain function of a message, not {shown(key)}")
+    check_plain("key", key, "message")
     return key
 
 

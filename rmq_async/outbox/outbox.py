@@ -17,6 +17,7 @@ from rmq_protocol.message import Message
 from .. import machine
 from .._asyncio import Startable
 from .._database import check_transactional
+from .._functions import check_plain
 from .._text import type_name
 from .._turns import Turns
 from ..client import UniqueIds
@@ -57,7 +58,8 @@ class Outbox(Startable):
     seconds, by one of the running outboxes of the table; None: a warning is logged instead. ``on_status(status)``: called every
     ``status_interval`` seconds, for metrics; None: no calls. Numbers of seconds are above 0 and below 10^9.
 
-    Raises ConfigError for invalid settings, and for another database than PostgreSQL or a SQLite file. The methods also pass on
+    Raises ConfigError for invalid settings, and for another database than PostgreSQL or a SQLite file; TypeError for a callback
+    that does not take one argument. The methods also pass on
     the errors of the database: SQLAlchemyError, and OSError or an error of the driver if it cannot be reached.
     """
 
@@ -80,9 +82,8 @@ class Outbox(Startable):
         if not isinstance(producer, Producer):
             raise ConfigError(f"producer must be a Producer, not {type_name(producer)}")
         for name, callback in (("on_stuck", on_stuck), ("on_status", on_status)):
-            if callback is not None and (not callable(callback) or asyncio.iscoroutinefunction(callback)):
-                kind = "the coroutine function " if asyncio.iscoroutinefunction(callback) else ""
-                raise ConfigError(f"{name} must be a plain function, not {kind}{shown(callback)}")
+            if callback is not None:
+                check_plain(name, callback, "message" if callback is on_stuck else "status")
         self._settings = Settings(
             lease=lease,
             poll_interval=poll_interval,

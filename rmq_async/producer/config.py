@@ -14,6 +14,7 @@ from rmq_protocol.constants import AUTO_CREATE_TOPIC_KEY, MAX_BODY_SIZE, MAX_FRA
 from rmq_protocol.errors import shown
 from rmq_protocol.validation import plain
 
+from .._functions import check_arguments, is_generator
 from .._text import type_name
 from ..config import (
     LARGEST_FRAME_SIZE,
@@ -225,6 +226,11 @@ class ProducerConfig:
             )
         if not callable(self.queue_selector) or inspect.isclass(self.queue_selector):
             raise ConfigError(f"queue_selector must be a function, not {shown(self.queue_selector)}")
+        if is_generator(self.queue_selector):
+            raise ConfigError(
+                f"queue_selector must not be a generator function, which runs nothing: {shown(self.queue_selector)}"
+            )
+        check_arguments("queue_selector", self.queue_selector, "queues", "message", "key")
 
     @property
     def gathers(self) -> Batching | None:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from contextvars import Context, copy_context
-from typing import Any, Generic, Protocol
+from functools import partial
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from typing import Any, Final, Generic, Protocol
 
 from rmq_protocol.errors import RocketMQError, shown
 from rmq_protocol.send_codec import LENGTHS
 
+from .._functions import check_arguments, is_async, is_generator
 from ..transport import Connection, report
 from .admission import Admission, Credits, Epoch
 from .calls import Call, Dispatch, FirstAttempt, Result
@@ -144,14 +146,45 @@ class AsyncSend(Generic[Result]):
             report(f"callback {callback!r} of a send raised", error)
 
 
+MOST_CHECKED: Final = 1024
+_checked: set[Hashable] = set()
+"""What ``_kind_of`` has returned for callbacks that were fit. Callbacks are often made for each send, and a look at the parameters
+of one takes longer than the rest of the send."""
+
+
 def check_callback(name: str, callback: object) -> None:
-    """Raises TypeError unless ``callback`` is None or a callable that is no coroutine function: nothing would await it."""
+    """Raises TypeError unless ``callback`` is None or a plain function that takes one argument: nothing would await another one,
+    and its calls would fail."""
     if callback is None:
+        return
+    kind = _kind_of(callback)
+    if kind is not None and kind in _checked:
         return
     if not callable(callback):
         raise TypeError(f"{name} must be a function, not {type(callback).__name__}")
-    if inspect.iscoroutinefunction(callback) or inspect.iscoroutinefunction(getattr(callback, "__call__", None)):  # noqa: B004
-        raise TypeError(f"{name} must be a plain function, not a coroutine function: {shown(callback)}")
+    if is_async(callback) or is_generator(callback):
+        what = "coroutine" if is_async(callback) else "generator"
+        raise TypeError(f"{name} must be a plain function, not a {what} function: {shown(callback)}")
+    check_arguments(name, callback, "error" if name == "on_error" else "result")
+    if kind is not None:
+        if len(_checked) >= MOST_CHECKED:
+            _checked.clear()
+        _checked.add(kind)
+
+
+def _kind_of(callback: Any) -> Hashable:
+    """Returns what callbacks with the same parameters share; None if that is not known."""
+    kind = type(callback)
+    if kind is partial:
+        inner = None if callback.keywords else _kind_of(callback.func)
+        return None if inner is None else (len(callback.args), inner)
+    if kind is BuiltinFunctionType:
+        owner = type(callback.__self__)
+        return None if issubclass(owner, type | ModuleType) else (owner, callback.__name__)
+    if kind is not FunctionType and kind is not MethodType:
+        kind, callback = MethodType, getattr(kind, "__call__", None)  # noqa: B004
+    code = getattr(callback, "__code__", None)
+    return None if code is None else (kind, code)
 
 
 async def accept_call(

@@ -178,7 +178,7 @@ def test_inbox_with_bad_settings_raises() -> None:
         Inbox(group="a group")
     with pytest.raises(ConfigError, match=r"table must have 1 to 40 bytes in UTF-8 \(without its schema\), not"):
         Inbox(group="g", table="t" * 41)
-    with pytest.raises(ConfigError, match="key must be a function of a message, not 'order'"):
+    with pytest.raises(ConfigError, match="key must be a plain function, not 'order'"):
         Inbox(group="g", key="order")  # type: ignore[arg-type]
 
 

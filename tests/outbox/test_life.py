@@ -344,6 +344,13 @@ def test_settings_that_cannot_be_are_refused(options: dict[str, Any], expected: 
         Outbox(given.pop("engine"), given.pop("producer"), **given)
 
 
+@pytest.mark.parametrize("name", ["on_stuck", "on_status"])
+def test_callback_that_does_not_take_one_argument_is_refused(name: str, tmp_path: Path) -> None:
+    engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path}/service.db")
+    with pytest.raises(TypeError, match=rf"{name} is called as {name}\("):
+        Outbox(engine, Producer("orders", namesrv="127.0.0.1:1"), **{name: lambda: None})  # type: ignore[arg-type]
+
+
 def test_a_database_in_memory_is_refused() -> None:
     with pytest.raises(ConfigError, match="one connection for all"):
         Outbox(create_async_engine("sqlite+aiosqlite://"), Producer("orders", namesrv="127.0.0.1:1"))

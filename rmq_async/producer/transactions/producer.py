@@ -21,6 +21,7 @@ from rmq_protocol.message import Message
 
 from ... import machine
 from ..._asyncio import wait_until
+from ..._functions import check_arguments, is_generator
 from ..._text import printable
 from ...broker_answers import broker_error, is_unreplicated
 from ...client import ClientInstance, first_port, vip_address
@@ -63,8 +64,8 @@ class TransactionProducer(Producer):
     A broker sends checks only to producers that it knows by their heartbeats. A producer that has not sent a message yet
     names its ``topics`` so that their brokers know it.
 
-    Raises TypeError if ``execute`` or ``check`` is not callable, ConfigError if ``max_concurrent_checks`` is not an integer
-    above 0, and as ``Producer`` does.
+    Raises TypeError if ``execute`` or ``check`` is not callable with these arguments, ConfigError if ``max_concurrent_checks``
+    is not an integer above 0, and as ``Producer`` does.
     """
 
     def __init__(
@@ -82,6 +83,10 @@ class TransactionProducer(Producer):
         for name, function in (("execute", execute), ("check", check)):
             if not callable(function):
                 raise TypeError(f"{name} must be a function, not {shown(function)}")
+            if is_generator(function):
+                raise TypeError(f"{name} must not be a generator function, whose calls run nothing: {shown(function)}")
+        check_arguments("execute", execute, "message", "arg")
+        check_arguments("check", check, "message")
         number: Any = max_concurrent_checks
         if not isinstance(number, int) or isinstance(number, bool) or number < 1:
             raise ConfigError(f"max_concurrent_checks must be an integer of at least 1, not {shown(number)}")

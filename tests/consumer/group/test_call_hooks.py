@@ -14,7 +14,7 @@ from rmq_async.testing.simulation import Simulation
 from rmq_protocol.command import RemotingCommand
 from rmq_protocol.constants import RequestCode
 
-from .support import Seen, create, member, send, until
+from .support import Seen, create, member, reader, send, until
 
 pytestmark = pytest.mark.virtual_time
 
@@ -31,6 +31,12 @@ class Noting(Hook):
     def before_consume(self, delivery: Delivery) -> None:
         delivery.values[self] = delivery.state
         self.notes.append((f"{self.name}before", delivery.messages[0].body, delivery.attempt, delivery.state, delivery.outcome))
+
+    @property
+    def taken(self) -> list[tuple[Any, ...]]:
+        """The notes, which it forgets then."""
+        notes, self.notes = self.notes, []
+        return notes
 
     def after_consume(self, delivery: Delivery) -> None:
         assert delivery.values.pop(self) == "running"
@@ -184,6 +190,84 @@ async def test_request_methods_see_the_requests_of_the_consumer() -> None:
         async with member("g", server.namesrv, "one", Seen()):
             pass
         assert not codes
+
+
+async def test_hooks_see_each_step_by_hand_with_its_outcome() -> None:
+    """Those of an iteration, of ``receive``, of marks, and what goes back into the buffer."""
+    async with EmbeddedRocketMQ() as server:
+        await create(server.namesrv, queues=1)
+        hook = Noting()
+        async with reader(server.namesrv, start_from="earliest", hooks=[hook], retry=Retry(delays=(1,))) as consumer:
+            await send(server.namesrv, b"1", b"2", b"3", b"4", b"5")
+            iterator = aiter(consumer)
+            assert (await anext(iterator)).body == b"1"
+            assert hook.taken == [("before", b"1", 1, "running", None)]
+            assert (await anext(iterator)).body == b"2"
+            await iterator.aclose()
+            assert hook.taken == [
+                ("after", b"1", 1, "finished", Outcome.DONE, None),
+                ("before", b"2", 1, "running", None),
+                ("after", b"2", 1, "finished", None, None),
+            ]
+            batch = await consumer.receive(3)
+            assert await consumer.retry(batch[0], 1.0)
+            assert await consumer.dead_letter(batch[1])
+            assert hook.taken == [("before", b"2", 1, "running", None)]
+            assert consumer.done(batch[2])
+            assert hook.taken == [("after", b"2", 1, "finished", Outcome.DEAD_LETTERED, "DeadLetter")]
+            batches = consumer.batches(2, wait=5.0)
+            marked = await anext(batches)
+            assert {message.body for message in marked} == {b"5", b"2"}
+            marked.mark_retry(marked[0], 1.0)
+            (again,) = await anext(batches)
+            attempt = marked[0].reconsume_times + 1
+            assert hook.taken == [
+                ("before", again.body, 2, "running", None),
+                ("after", again.body, 2, "finished", Outcome.RETRIED, "RetryLater"),
+                ("before", again.body, attempt + 1, "running", None),
+            ]
+        assert hook.taken == [("after", again.body, attempt + 1, "finished", None, None)]
+
+
+def test_hooks_see_messages_that_were_in_hand_for_too_long() -> None:
+    async def main(s: Simulation) -> None:
+        await create(s.namesrv, queues=1)
+        hook = Noting()
+        consumer = reader(s.namesrv, start_from="earliest", hooks=[hook])
+        consumer.subscriptions[0].timeout = 10.0
+        async with consumer:
+            await send(s.namesrv, b"1")
+            await consumer.receive(1)
+            await consumer.wait_settled(1, timeout=20.0)
+        assert hook.taken[1:] == [("after", b"1", 1, "finished", Outcome.RETRIED, "HandlerTimeoutError")]
+
+    Simulation(3, brokers=1, faults=None).run(main)
+
+
+async def test_context_of_hooks_by_hand_is_one_of_their_own() -> None:
+    """What one step sets there is there at its end, in any task, and not in the caller."""
+    ends: list[str] = []
+
+    class Tenant(Hook):
+        def before_consume(self, delivery: Delivery) -> None:
+            delivery.values[self] = TENANT.set(delivery.messages[0].body.decode())
+
+        def after_consume(self, delivery: Delivery) -> None:
+            ends.append(TENANT.get())
+            TENANT.reset(delivery.values.pop(self))
+
+    async with EmbeddedRocketMQ() as server:
+        await create(server.namesrv, queues=1)
+        async with reader(server.namesrv, start_from="earliest", hooks=[Tenant()]) as consumer:
+            await send(server.namesrv, b"one", b"two")
+            first, second = await consumer.receive(1), await consumer.receive(1)
+            assert not TENANT.get()
+
+            async def settle() -> None:
+                assert consumer.done(*first, *second)
+
+            await asyncio.create_task(settle())
+    assert ends == ["one", "two"]
 
 
 def test_hooks_are_checked() -> None:

@@ -66,7 +66,7 @@ class Yielding:
         ({"on_lost": yields_later}, r"on_lost must not be a generator function, .*yields_later has a yield"),
         ({"commit_interval": 0}, "commit_interval must be above 0 seconds"),
         ({"retry": 3}, "retry must be a Retry object, not 3"),
-        ({"allocate": "AVG"}, "allocate must be a function"),
+        ({"allocate": "AVG"}, "allocate must be a plain function"),
         ({"heartbeat_interval": -1}, "heartbeat_interval must be above 0"),
     ],
 )

@@ -178,3 +178,33 @@ async def test_batch_has_a_link_for_each_message(telemetry: Telemetry) -> None:
         assert [id_of(link) for link in call.links] == [id_of(span) for span in telemetry.spans("send T")]
         assert [(link.attributes or {})["messaging.message.id"] for link in call.links] == [each.msg_id for each in results]
         assert sum(point.value for point in telemetry.points("messaging.client.consumed.messages")) == 4
+
+
+async def test_step_by_hand_is_a_span_until_its_messages_are_settled(
+    telemetry: Telemetry, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In another task than that of the step, too; the caller's span is no other one meanwhile."""
+    async with EmbeddedRocketMQ() as server:
+        await create(server.namesrv, queues=1)
+        async with Producer("p", namesrv=server.namesrv, hooks=[telemetry.hook]) as producer:
+            results = [await producer.send(Message("T", b"%d" % number)) for number in range(3)]
+        consumer = Consumer("g", namesrv=server.namesrv, topics="T", start_from="earliest", hooks=[telemetry.hook])
+        async with consumer:
+            batch = [message for _ in range(2) for message in await consumer.receive(1)]
+            batch += await consumer.receive(1)
+            assert not trace.get_current_span().get_span_context().is_valid
+            assert not telemetry.spans("process T")
+
+            async def settle() -> None:
+                assert consumer.done(*batch[1:])
+                await consumer.dead_letter(batch[0])
+
+            await asyncio.create_task(settle())
+            assert not trace.get_current_span().get_span_context().is_valid
+        calls = telemetry.spans("process T")
+        assert [(call.attributes or {})["messaging.message.id"] for call in calls] == [
+            results[number].msg_id for number in (1, 2, 0)
+        ]
+        outcomes = [(call.attributes or {})["rmq_async.outcome"] for call in calls]
+        assert outcomes == ["done", "done", "dead-lettered"]
+    assert "Failed to detach" not in caplog.text

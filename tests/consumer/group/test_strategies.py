@@ -87,5 +87,5 @@ def test_rooms_that_are_no_names(rooms: Any) -> None:
 
 def test_near_rooms_without_a_function() -> None:
     room: Any = "hz"
-    with pytest.raises(errors.ConfigError, match="room_of_client must be a function"):
+    with pytest.raises(errors.ConfigError, match="room_of_client must be a plain function"):
         allocate_near_rooms(room_of_queue, room)

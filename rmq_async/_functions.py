@@ -1,0 +1,92 @@
+"""The names, kinds and parameters of users' functions, seen through partials and callable objects."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import partial
+from types import FunctionType, MethodType
+
+from rmq_protocol.errors import printable, shown
+
+from .errors import ConfigError
+
+__all__ = ["check_arguments", "check_plain", "error_text", "handler_name", "is_async", "is_generator"]
+
+
+def check_arguments(name: str, function: Callable[..., object], *given: str) -> None:
+    """Raises TypeError for a function that cannot be called with positional arguments: each of its calls would fail. ``name``:
+    that of the option; ``given``: those of the arguments.
+
+    A function without a known signature, such as some builtins and wrappers of other packages, passes.
+    """
+    signature = _signature(function)
+    if signature is None:
+        return
+    try:
+        signature.bind(*given)
+    except TypeError as error:
+        raise TypeError(
+            f"{name} is called as {name}({', '.join(given)}), and {handler_name(function)} does not take that: {error}; change "
+            "its parameters"
+        ) from None
+
+
+def check_plain(name: str, function: object, *given: str) -> None:
+    """Raises ConfigError unless ``function`` is callable and neither a coroutine function nor a generator function, whose calls
+    would run nothing; TypeError as ``check_arguments`` does."""
+    if not callable(function):
+        raise ConfigError(f"{name} must be a plain function, not {shown(function)}")
+    if is_async(function) or is_generator(function):
+        kind = "coroutine" if is_async(function) else "generator"
+        raise ConfigError(f"{name} must be a plain function, not the {kind} function {shown(function)}")
+    check_arguments(name, function, *given)
+
+
+def error_text(error: BaseException) -> str:
+    """Returns the ``repr()`` of an error that a user's function raised, for the log."""
+    try:
+        return printable(repr(error), 500)
+    except Exception:  # noqa: BLE001 - a method of the user
+        return f"{type(error).__name__}, whose repr() fails"
+
+
+def handler_name(handler: Callable[..., object]) -> str:
+    """Returns module and name of a function, of the function of a partial, or of the class of a callable object."""
+    handler = _inner(handler)
+    name = getattr(handler, "__qualname__", None) or type(handler).__qualname__
+    module = getattr(handler, "__module__", None) or type(handler).__module__
+    return f"{module}.{name}"
+
+
+def is_async(handler: Callable[..., object]) -> bool:
+    return any(map(inspect.iscoroutinefunction, _functions(handler)))
+
+
+def is_generator(handler: Callable[..., object]) -> bool:
+    """Returns whether a call only makes a generator, and runs nothing."""
+    return any(inspect.isgeneratorfunction(each) or inspect.isasyncgenfunction(each) for each in _functions(handler))
+
+
+def _functions(handler: Callable[..., object]) -> tuple[object, object]:
+    """Returns the function of a partial, and the method that a call of an object runs."""
+    handler = _inner(handler)
+    return handler, getattr(handler, "__call__", None)  # noqa: B004
+
+
+def _inner(function: Callable[..., object]) -> Callable[..., object]:
+    while isinstance(function, partial):
+        function = function.func
+    return function
+
+
+def _signature(function: Callable[..., object]) -> inspect.Signature | None:
+    """Returns the signature of a function itself, not of one that it wraps: a wrapper may add arguments. Returns None where that
+    is not known."""
+    inner = _inner(function)
+    if hasattr(inner, "__wrapped__") and type(inner) not in (FunctionType, MethodType):
+        return None  # it shows the signature of what it wraps
+    try:
+        return inspect.signature(function, follow_wrapped=False)
+    except (TypeError, ValueError):
+        return None
