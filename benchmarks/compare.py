@@ -4,8 +4,7 @@ Builds the Java, Go, Node and the two other Python clients by their own package 
 broker, and the proxy that the gRPC client needs), and lets all of them send the same messages to the same topic, one process
 after the other, each in every mode it has. All runs of a round follow one another, those that are compared side by side; the order
 turns from round to round. What counts is the ratio ours / theirs within a round, and its median over rounds. Absolute
-figures belong to the machine they were taken on. A table goes to the standard output; compare.md, compare.json, compare.svg and
-compare.png into --output.
+figures belong to the machine they were taken on.
 
 Exit codes: 0; 1 when a send of ours failed or something acknowledged to us was not stored, or, with --check, when one of
 the project's criteria is missed; 2 when nothing could be measured. What a peer fails or loses is reported and changes no code.
@@ -29,16 +28,15 @@ from typing import Any, Final
 import msgspec
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # PYTHONSAFEPATH leaves out a script's own directory
-import compare_production as production
-import figures
-from bare_loop import BareError
-from compare_criteria import judge, sentences
-from compare_peers import CLASS_PATH, CONTENDERS, PEERS, SECTIONS, Built, build, peer_environment
-from compare_proxy import Proxy, ProxyError, running_proxy
-from compare_report import OURS, markdown, summary, table
-from compare_runs import Job, Run, our_command, run_once
-from runs import BATCH, SECRET_KEY, RunSpec
-from send import QUEUES, STORED_OVERHEAD, BenchmarkError, Target, check_disk, create_topic, target
+from support import compare_production as production
+from support.bare_loop import BareError
+from support.clusters import QUEUES, STORED_OVERHEAD, BenchmarkError, Target, check_disk, create_topic, target
+from support.compare_criteria import judge, sentences
+from support.compare_peers import CLASS_PATH, CONTENDERS, PEERS, SECTIONS, Built, build, peer_environment
+from support.compare_proxy import Proxy, ProxyError, running_proxy
+from support.compare_report import OURS, summary, table
+from support.compare_runs import Job, Run, our_command, run_once
+from support.runs import BATCH, SECRET_KEY, RunSpec
 
 DEFAULT_MODES: Final = tuple(mode for modes in SECTIONS.values() for mode in modes if mode != "async-64")
 WEIGHTS: Final = {"depth-1": 1, "adaptive-64": 14, "adaptive-1024": 30, "batch-1": 12, "batch-8": 24}
@@ -47,8 +45,6 @@ HEATED: Final = ("depth-64", "batch-8")
 HEAT_SHARE: Final = 0.03
 """Of the bytes that all runs may write, for each discarded run besides."""
 HEATED_SECONDS: Final = 8.0
-BROKER: Final = "5.5.0"
-RESULTS: Final = Path(__file__).with_name("results")
 
 
 def option_parser() -> argparse.ArgumentParser:
@@ -79,8 +75,7 @@ def option_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--small-servers", action="store_true", help="production messages to servers with small heaps: a trial, no figures"
     )
-    parser.add_argument("--output", type=Path, default=RESULTS, metavar="DIR", help="where table, figures and picture go")
-    parser.add_argument("--json", metavar="FILE", help="the JSON document also to FILE, or alone to the standard output (-)")
+    parser.add_argument("--json", metavar="FILE", help="write everything measured to FILE (- for the standard output)")
     parser.add_argument("--keep-builds", action="store_true", help="keep the peers' builds in the cache directory and use them")
     parser.add_argument("--build-dir", type=Path, metavar="DIR", help="keep them in DIR")
     parser.add_argument("--check", action="store_true", help="exit 1 when a criterion of the project is missed")
@@ -303,17 +298,6 @@ def document(
     }
 
 
-def heading(result: Mapping[str, Any], own: bool) -> str:
-    machine, settings = result["machine"], result["settings"]
-    broker = f"one RocketMQ {BROKER} broker and its clients" if own else "a cluster that was given and its clients"
-    return (
-        f"{result['date']}, {machine['cores']} cores ({machine['system']}) shared by {broker}; Python {machine['python']}, "
-        f"{settings['loop']}, {settings['body']}-byte bodies, {QUEUES} queues, rounds: {settings['rounds']} of "
-        f"{settings['seconds']:g} s. Medians over rounds. "
-        "Written by `benchmarks/compare.py`; docs/comparison.md says what it means."
-    )
-
-
 def problems_of(rounds: Sequence[Mapping[str, Run]]) -> list[str]:
     """Of our own runs."""
     found = []
@@ -352,27 +336,16 @@ def main(given: list[str] | None = None) -> int:
     result = document(options, rounds, builds, found)
     reasons = {name: built.reason for name, built in builds.items()}
     said = sentences(result["criteria"])
-    write(options, result, table(found, reasons), markdown(found, reasons, heading(result, not options.namesrv), said))
+    if options.json == "-":
+        print(msgspec.json.format(msgspec.json.encode(result)).decode())
+    else:
+        print(table(found, reasons, said))
+        if options.json:
+            Path(options.json).write_bytes(msgspec.json.format(msgspec.json.encode(result)))
     problems = problems_of(rounds) + ([each for each in said if not each.startswith("met")] if options.check else [])
     for problem in problems:
         print(f"compare.py: {problem}", file=sys.stderr)
     return 1 if problems else 0
-
-
-def write(options: argparse.Namespace, result: Mapping[str, Any], text: str, page: str) -> None:
-    from compare_plot import plot
-
-    encoded = msgspec.json.format(msgspec.json.encode(result)) + b"\n"
-    options.output.mkdir(parents=True, exist_ok=True)
-    (options.output / "compare.json").write_bytes(encoded)
-    (options.output / "compare.md").write_text(page)
-    print(encoded.decode() if options.json == "-" else text)
-    if options.json and options.json != "-":
-        Path(options.json).write_bytes(encoded)
-    if figures.available():
-        plot(result, options.output)
-    else:
-        print("compare.py: no picture: matplotlib is not installed (rmq-async[bench])", file=sys.stderr)
 
 
 if __name__ == "__main__":

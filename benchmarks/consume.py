@@ -48,16 +48,15 @@ from typing import Any, Final
 import msgspec
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # PYTHONSAFEPATH leaves out a script's own directory
-from acceptance import check_checkout, environment_of
-from bare_loop import BareError
-from compare_production import ATTRIBUTES
-from pull import BATCH, SENDERS, Reading, Side, java_program, ratios, rows, spread
-from runs import process_seconds
-from send import QUEUES, BenchmarkError, Target, check_disk, create_topic, stored_messages, target
+from support.bare_loop import BareError
+from support.clusters import QUEUES, BenchmarkError, Target, check_disk, create_topic, stored_messages, target
+from support.compare_production import ATTRIBUTES
+from support.runs import BATCH, process_seconds
+from support.sides import Side, check_checkout, environment_of, java_program
 
 from rmq_async import Message, Producer
 
-HERE: Final = Path(__file__).resolve().parent
+CLIENT: Final = str(Path(__file__).resolve().parent / "support" / "one_consume.py")
 IDLE: Final = 0.2
 """Cores; a broker of 5.5.0 without work takes 0.06 to 0.1."""
 LOOK: Final = 0.5
@@ -66,21 +65,43 @@ PARTS: Final = ("plain", "service", "pop", "latency")
 AIM, LIMIT, LEAST_RATE, LEAST_POP_RATE = 1.0, 2.0, 0.8, 3.0
 P50_ABOVE, P99_RATIO = 1.0, 1.25
 BACKLOG: Final = 20_000
+SENDERS: Final = 8
+"""Coroutines that fill a topic."""
 UNMEASURED: Final = 200
 """Messages of the latency part that are sent at its rate before those that count."""
 RUN_LIMIT: Final = 180.0
 
 
-class Consuming(Reading, kw_only=True):
-    """One run as its process prints it.
+class Consuming(msgspec.Struct, kw_only=True):
+    """One run as its process prints it; ``side``, ``part`` and ``round`` are added here.
 
     ``acknowledged``: messages that the broker has taken as done, of the pop part. ``p50_ms``, ``p99_ms``: of the latency part.
     """
 
+    messages: int
+    bytes: int
+    seconds: float
+    client_seconds: float
+    broker_seconds: float | None
+    rss_mb: float
+    side: str = ""
     part: str = ""
+    round: int = 0
     acknowledged: int | None = None
     p50_ms: float | None = None
     p99_ms: float | None = None
+
+    @property
+    def rate(self) -> float:
+        return self.messages / self.seconds
+
+    @property
+    def client_us(self) -> float:
+        return self.client_seconds / max(self.messages, 1) * 1e6
+
+    @property
+    def broker_us(self) -> float | None:
+        return None if self.broker_seconds is None else self.broker_seconds / max(self.messages, 1) * 1e6
 
 
 Rounds = list[dict[str, Consuming]]
@@ -120,7 +141,7 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
 
 
 def sides(options: argparse.Namespace) -> dict[str, Side]:
-    command = [sys.executable, str(HERE / "one_consume.py"), options.loop]
+    command = [sys.executable, CLIENT, options.loop]
     found = {"ours": Side(command, {})}
     if options.before is not None:
         place = options.before.resolve()
@@ -190,7 +211,7 @@ def run_once(name: str, side: Side, part: str, place: Target, topic: str, option
         if part == "latency":
             assert process.stdout is not None
             if process.stdout.readline() == "ready\n":
-                sender = [sys.executable, str(HERE / "one_consume.py"), "asyncio", "send", place.namesrv, topic]
+                sender = [sys.executable, CLIENT, "asyncio", "send", place.namesrv, topic]
                 sending = [*sender, *map(str, (options.body, options.rate, UNMEASURED, fresh))]
                 subprocess.run(sending, check=True, capture_output=True, timeout=RUN_LIMIT)
         found = ended(name, process)
@@ -256,10 +277,16 @@ def summary(rounds: Rounds) -> dict[str, Any]:
             "rss_mb": middle(lambda run: run.rss_mb),
             "p50_ms": middle(lambda run: run.p50_ms),
             "p99_ms": middle(lambda run: run.p99_ms),
-            "rate_ratio": ratios(rounds, "ours", name, lambda run: run.rate),
-            "client_cpu_ratio": ratios(rounds, "ours", name, lambda run: run.client_us),
+            "rate_ratio": ratios(rounds, name, lambda run: run.rate),
+            "client_cpu_ratio": ratios(rounds, name, lambda run: run.client_us),
         }
     return result
+
+
+def ratios(rounds: Rounds, other: str, of: Callable[[Consuming], float]) -> dict[str, Any]:
+    """Ours to ``other``, within each round."""
+    each = [of(runs["ours"]) / of(runs[other]) for runs in rounds]
+    return {"median": median(each), "min": min(each), "max": max(each), "rounds": each}
 
 
 def table(part: str, figures: dict[str, Any]) -> str:
@@ -270,7 +297,13 @@ def table(part: str, figures: dict[str, Any]) -> str:
         numbers += ["-" if side["broker_us"] is None else f"{side['broker_us']:.2f}", f"{side['rss_mb']:.0f}"]
         delays = ["-" if side[key] is None else f"{side[key]:.2f}" for key in ("p50_ms", "p99_ms")]
         lines.append((name, *numbers, spread(side["rate_ratio"]), spread(side["client_cpu_ratio"]), *delays))
-    return "\n".join(rows(lines))
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    cells = [[line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])] for line in lines]
+    return "\n".join("  ".join(line) for line in cells)
+
+
+def spread(ratio: dict[str, Any]) -> str:
+    return f"x {ratio['median']:.2f} ({ratio['min']:.2f} - {ratio['max']:.2f})"
 
 
 def beyond_limits(part: str, figures: dict[str, Any]) -> list[str]:

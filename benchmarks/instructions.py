@@ -23,6 +23,7 @@ from typing import Final
 import msgspec
 
 HERE: Final = Path(__file__).resolve().parent
+SUPPORT: Final = HERE / "support"
 KINDS: Final = ("plain", "real", "batches")
 FEW: Final = 1_280
 """Messages of the shorter of two runs under valgrind; what they differ by is free of the start."""
@@ -34,7 +35,9 @@ COLLECTED: Final = re.compile(r"Collected : (\d+)")
 @contextmanager
 def peer() -> Iterator[str]:
     """Yields the port of a canned peer."""
-    process = subprocess.Popen([sys.executable, HERE / "canned_peer.py", str(2 * LONGEST)], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, SUPPORT / "canned_peer.py", str(2 * LONGEST)], stdout=subprocess.PIPE, text=True
+    )
     try:
         assert process.stdout is not None
         yield process.stdout.readline().strip()
@@ -47,7 +50,7 @@ def client(root: Path, before: Sequence[str], *arguments: str) -> subprocess.Com
     """Runs ``instructions_run.py`` with the library of ``root``. Raises CalledProcessError where it fails."""
     paths = os.pathsep.join([str(root), str(root / "protocol")])
     environment = {**os.environ, "PYTHONPATH": paths, "PYTHONHASHSEED": "0", "PYTHONSAFEPATH": "1"}
-    command = [*before, sys.executable, str(HERE / "instructions_run.py"), *arguments]
+    command = [*before, sys.executable, str(SUPPORT / "instructions_run.py"), *arguments]
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=LONGEST)
 
 

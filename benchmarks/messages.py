@@ -15,7 +15,6 @@ import hashlib
 import hmac
 import itertools
 import json
-import os
 import subprocess
 import sys
 import time
@@ -33,9 +32,10 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, Spa
 from opentelemetry.trace import SpanKind, set_span_in_context
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # PYTHONSAFEPATH leaves out a script's own directory
-from one_run import Load, bare_load, measure, run_on_loop
-from runs import RunResult, RunSpec
-from send import BenchmarkError, check_disk, create_topic, target
+from support.clusters import BenchmarkError, check_disk, create_topic, target
+from support.one_run import Load, bare_load, measure, run_on_loop
+from support.runs import RunResult, RunSpec
+from support.sides import environment_of
 
 from rmq_async import Credentials, Hook, Message, Producer, SendContext
 from rmq_async.otel import OpenTelemetryHook
@@ -200,9 +200,7 @@ def compare(options: argparse.Namespace) -> int:
 
 def run_once(spec: Mapping[str, Any], name: str, before: str | None) -> RunResult:
     """One run in a process of its own. A name that ends with BEFORE imports the package from the checkout ``before``."""
-    environment = dict(os.environ)
-    if before and name.endswith(BEFORE):
-        environment["PYTHONPATH"] = os.pathsep.join([before, os.path.join(before, "protocol")])
+    environment = environment_of(Path(before)) if before and name.endswith(BEFORE) else None
     command = [sys.executable, __file__, "run", json.dumps(spec), name.removesuffix(BEFORE)]
     return msgspec.json.decode(subprocess.check_output(command, env=environment).splitlines()[-1], type=RunResult)
 

@@ -1,9 +1,9 @@
-"""What happens to rate, CPU and memory when there is more of something: ``python benchmarks/scale.py [--parts in-flight,topics]``.
+"""What happens to rate, CPU and memory when there is more of something: ``python benchmarks/scale.py [--parts in-flight,memory]``.
 
 Each point is a process of its own. In flight, processes and body sizes are measured on the official broker (started here, with a
-store that is deleted afterwards, or ``--namesrv``), topics and brokers on the embedded one in another process, of which many start
-in a second. Two points next to each other of which the second has less than half the rate are a cliff, and are reported; so are
-targets that were missed. Tables go to the standard output, tables and pictures to ``--output``.
+store that is deleted afterwards, or ``--namesrv``), brokers and memory on the embedded one in another process, of which many
+start in a second. Two points next to each other of which the second has less than half the rate are a cliff, and are reported; so
+are targets that were missed.
 """
 
 from __future__ import annotations
@@ -14,31 +14,26 @@ import os
 import platform
 import subprocess
 import sys
-import tempfile
-import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from itertools import pairwise
 from pathlib import Path
-from statistics import median
 from typing import Any, Final, NamedTuple
 
 import msgspec
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # PYTHONSAFEPATH leaves out a script's own directory
-import figures
-from scale_client import ScaleResult, ScaleSpec
-from send import BenchmarkError, create_topic, target
+from support.clusters import STORED_OVERHEAD, BenchmarkError, create_topic, target
+from support.scale_client import ScaleResult, ScaleSpec
 
 from rmq_async import Admin, RocketMQError
 
-CLIENT: Final = Path(__file__).with_name("scale_client.py")
+CLIENT: Final = Path(__file__).resolve().parent / "support" / "scale_client.py"
 TOPIC: Final = "Scale"
 MOST: Final = 65_535
-STORED_OVERHEAD: Final = 240
 CLIFF: Final = 0.5
-IMPORT_LIMIT, FIRST_LIMIT, PILE_LIMIT = 150.0, 20.0, 1536.0
-"""Milliseconds to import, of the first send; bytes per send_async in flight beside its body."""
+PILE_LIMIT: Final = 1536.0
+"""Bytes of a send_async in flight beside its body, at most."""
 IN_FLIGHT_BYTES: Final = 32 << 20
 """Bodies under way together, where their size is what grows."""
 
@@ -60,7 +55,6 @@ class Series(NamedTuple):
 
 SERIES: Final = {
     "in-flight": Series("In flight", "sends in flight", (1, 8, 64, 512, 1024, 4096, 8192), lambda n: {"in_flight": n}),
-    "topics": Series("Topics", "topics", (1, 10, 100, 1000, 10_000), lambda n: {"topics": n}, lambda _: 1),
     "brokers": Series("Brokers", "brokers", (1, 2, 5, 10, 20, 50), lambda _: {}, lambda n: n),
     "processes": Series("Processes", "processes", (1, 2), lambda _: {}),
     "bodies": Series(
@@ -68,7 +62,7 @@ SERIES: Final = {
         lambda n: {"body": n, "in_flight": max(1, min(64, IN_FLIGHT_BYTES // n))},
     ),
 }  # fmt: skip
-PARTS: Final = (*SERIES, "memory", "start")
+PARTS: Final = (*SERIES, "memory")
 
 
 @asynccontextmanager
@@ -152,7 +146,7 @@ async def measure_series(name: str, options: argparse.Namespace, real: Callable[
         settings["max_messages"] = max(2 * settings.get("in_flight", 64), int(share / copies / size))
         if series.servers is not None:
             async with embedded(series.servers(point)) as place:
-                await prepare(place, settings.get("topics", 1))
+                await prepare(place)
                 spec = ScaleSpec(kind="rate", namesrv=place.namesrv, **{**settings, "max_messages": 1 << 40})
                 results = await asyncio.to_thread(run_clients, [spec])
         else:
@@ -163,16 +157,9 @@ async def measure_series(name: str, options: argparse.Namespace, real: Callable[
     return rows
 
 
-async def prepare(place: Place, topics: int) -> None:
-    """Creates the topics; four at a time, as each waits until the name server shows it."""
-    names = iter([TOPIC] if topics == 1 else [f"{TOPIC}-{number}" for number in range(topics)])
+async def prepare(place: Place) -> None:
     async with Admin(namesrv=place.namesrv) as admin:
-
-        async def work() -> None:
-            for name in names:
-                await admin.create_topic(name)
-
-        await asyncio.gather(*[work() for _ in range(16)])
+        await admin.create_topic(TOPIC)
 
 
 async def measure_memory(options: argparse.Namespace) -> list[dict[str, Any]]:
@@ -180,7 +167,7 @@ async def measure_memory(options: argparse.Namespace) -> list[dict[str, Any]]:
     rows = []
     for callbacks in (False, True):
         async with embedded(1) as place:
-            await prepare(place, 1)
+            await prepare(place)
             spec = ScaleSpec(
                 kind="pile",
                 namesrv=place.namesrv,
@@ -197,34 +184,6 @@ async def measure_memory(options: argparse.Namespace) -> list[dict[str, Any]]:
         )  # fmt: skip
         print(f"memory, {kept}: {result.bytes_each:,.0f} bytes each", file=sys.stderr, flush=True)
     return rows
-
-
-def import_seconds(times: int) -> dict[str, float]:
-    """Medians of wall time, bytecode compiled before as it is after an installation; the interpreter's own start taken off."""
-    programs = {"bare": "pass", "asyncio and msgspec": "import asyncio, msgspec", "Producer": "from rmq_async import Producer"}
-    took: dict[str, list[float]] = {name: [] for name in programs}
-    with tempfile.TemporaryDirectory() as cache:
-        environment = {**os.environ, "PYTHONPYCACHEPREFIX": cache}
-        environment.pop("PYTHONDONTWRITEBYTECODE", None)
-        for _ in range(times + 1):
-            for name, program in programs.items():
-                began = time.perf_counter()
-                subprocess.run([sys.executable, "-c", program], check=True, env=environment)
-                took[name].append((time.perf_counter() - began) * 1e3)
-    medians = {name: median(each[1:]) for name, each in took.items()}
-    return {name: value - medians["bare"] for name, value in medians.items() if name != "bare"}
-
-
-async def measure_start(options: argparse.Namespace) -> list[dict[str, Any]]:
-    async with embedded(1) as place:
-        await prepare(place, 1)
-        spec = ScaleSpec(kind="start", namesrv=place.namesrv, topic=TOPIC)
-        runs = [(await asyncio.to_thread(run_clients, [spec]))[0] for _ in range(options.starts)]
-    imports = await asyncio.to_thread(import_seconds, options.starts)
-    found = {f"import of {name}": value for name, value in imports.items()}
-    found["start()"] = median(run.start_ms or 0.0 for run in runs)
-    found["first send"] = median(run.first_send_ms or 0.0 for run in runs)
-    return [{"what": what, "ms": value} for what, value in found.items()]
 
 
 def problems(parts: dict[str, list[dict[str, Any]]]) -> list[str]:
@@ -245,16 +204,12 @@ def problems(parts: dict[str, list[dict[str, Any]]]) -> list[str]:
             found.append(f"memory: {row['answered']:,} of {row['in flight']:,} were answered")
         if row["bytes_each"] > PILE_LIMIT:
             found.append(f"memory, {row['send_async']}: {row['bytes_each']:,.0f} bytes each, the target is {PILE_LIMIT:,.0f}")
-    limits = {"import of Producer": IMPORT_LIMIT, "first send": FIRST_LIMIT}
-    for row in parts.get("start", []):
-        if row["ms"] > limits.get(row["what"], float("inf")):
-            found.append(f"start: {row['what']} took {row['ms']:.0f} ms, the target is {limits[row['what']]:.0f}")
     return found
 
 
 _COLUMNS: Final = {
     "rate": ("msg/s", ",.0f"), "client_us": ("client us", ".2f"), "p50_ms": ("p50 ms", ",.2f"), "p99_ms": ("p99 ms", ",.2f"),
-    "rss_mb": ("RSS MB", ",.0f"), "bytes_each": ("bytes each", ",.0f"), "ms": ("ms", ",.1f"),
+    "rss_mb": ("RSS MB", ",.0f"), "bytes_each": ("bytes each", ",.0f"),
 }  # fmt: skip
 
 
@@ -276,26 +231,6 @@ def _cell(name: str, value: Any) -> str:
     return format(value, _COLUMNS[name][1]) if name in _COLUMNS else f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def pictures(parts: dict[str, list[dict[str, Any]]], directory: Path) -> list[Path]:
-    paths: list[Path] = []
-    for name, rows in parts.items():
-        if name not in SERIES or len(rows) < 2 or not figures.available():
-            continue
-        series = SERIES[name]
-        figure = figures.new_figure(7.5, 2.6)
-        drawn = (("rate", "messages/s"), ("client_us", "client CPU, us per message"), ("rss_mb", "most RSS, MB"))
-        for place, (field, label) in enumerate(drawn, 1):
-            axes = figure.add_subplot(1, 3, place)
-            axes.plot([row[series.axis] for row in rows], [row[field] for row in rows], marker="o", color=figures.COLOURS[0])
-            if name != "processes":
-                axes.set_xscale("log")
-            axes.set_ylim(0, 1.1 * max(row[field] for row in rows) or 1)
-            axes.set_xlabel(series.axis)
-            axes.set_title(label, fontsize=9)
-        paths += figures.save(figure, directory, f"scale_{name.replace('-', '_')}")
-    return paths
-
-
 @contextmanager
 def real_broker(options: argparse.Namespace) -> Iterator[Callable[[], Place]]:
     """The real broker, where a part needs one; its topic is there."""
@@ -314,8 +249,6 @@ async def measure(options: argparse.Namespace, real: Callable[[], Place]) -> dic
     for part in options.parts:
         if part == "memory":
             parts[part] = await measure_memory(options)
-        elif part == "start":
-            parts[part] = await measure_start(options)
         else:
             parts[part] = await measure_series(part, options, real)
     return parts
@@ -326,21 +259,17 @@ def parse(given: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--parts", default=",".join(PARTS), help=f"of {', '.join(PARTS)} (default: all)")
     parser.add_argument("--seconds", type=float, default=3.0, help="window of one point; a quarter more before it (default: 3)")
     parser.add_argument("--most", type=int, help="leave out points above this")
-    parser.add_argument("--starts", type=int, default=11, help="how often starting is measured (default: 11)")
     parser.add_argument("--namesrv", help="host:port of a running cluster instead of an official broker of our own")
     parser.add_argument("--max-gb", type=float, default=3.0, help="what the real broker's store may grow by (default: 3)")
     parser.add_argument("--json", metavar="FILE", help="write everything measured to FILE (- for the standard output)")
-    parser.add_argument(
-        "--output", type=Path, default=Path(__file__).with_name("results"), help="directory of scale.md and pictures"
-    )
     options = parser.parse_args(given)
     options.parts = [part.strip() for part in options.parts.split(",") if part.strip()]
     options.broker_pid = None
     unknown = [part for part in options.parts if part not in PARTS]
     if unknown or not options.parts:
         parser.error(f"--parts: {', '.join(unknown) or 'none given'}; there are {', '.join(PARTS)}")
-    if options.seconds <= 0 or options.starts < 1 or options.max_gb <= 0 or (options.most is not None and options.most < 1):
-        parser.error("--seconds, --starts, --max-gb and --most must be above 0")
+    if options.seconds <= 0 or options.max_gb <= 0 or (options.most is not None and options.most < 1):
+        parser.error("--seconds, --max-gb and --most must be above 0")
     return options
 
 
@@ -354,23 +283,17 @@ def main(given: list[str] | None = None) -> int:
         return 2
     found = problems(parts)
     machine = {"python": platform.python_version(), "system": platform.platform(), "cores": os.cpu_count()}
-    settings = {"seconds": options.seconds, "starts": options.starts, "max_gb": options.max_gb}
+    settings = {"seconds": options.seconds, "max_gb": options.max_gb}
     document = msgspec.json.format(
         msgspec.json.encode({"machine": machine, "settings": settings, "parts": parts, "problems": found})
     )  # fmt: skip
-    text = "\n\n".join(
-        f"## {SERIES[name].title if name in SERIES else name.title()}\n\n{table(rows)}" for name, rows in parts.items()
-    )
+    text = "\n\n".join(f"{_title(name)}\n\n{table(rows)}" for name, rows in parts.items())
     if options.json == "-":
         print(document.decode())
     else:
         print(text)
         if options.json:
             Path(options.json).write_bytes(document)
-    options.output.mkdir(parents=True, exist_ok=True)
-    for name, rows in parts.items():
-        (options.output / f"scale_{name.replace('-', '_')}.md").write_text(f"# {_title(name)}\n\n{table(rows)}\n")
-    pictures(parts, options.output)
     for problem in found:
         print(f"scale.py: {problem}", file=sys.stderr)
     return 1 if found else 0

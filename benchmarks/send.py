@@ -12,56 +12,38 @@ import argparse
 import asyncio
 import os
 import platform
-import shutil
 import subprocess
 import sys
-import tempfile
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final
 
 import msgspec
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # PYTHONSAFEPATH leaves out a script's own directory
-from bare_loop import BareError, BareProducer, connect, route_of
-from one_run import BARE_METHODS
-from report import over_limits, summary, table
-from runs import BATCH, MODES, RunResult, RunSpec
-
-if TYPE_CHECKING:
-    from rmq_async.testing.cluster import RealCluster
-    from rmq_protocol.signing import SessionCredentials
+from support.bare_loop import BareError
+from support.clusters import (
+    QUEUES,
+    STORED_OVERHEAD,
+    BenchmarkError,
+    Target,
+    check_disk,
+    create_topic,
+    stored_messages,
+    target,
+)
+from support.one_run import BARE_METHODS
+from support.runs import BATCH, MODES, RunResult, RunSpec
+from support.send_report import over_limits, summary, table
 
 DEFAULT_MODES: Final = ("depth-1", "depth-64", "batch-1", "batch-8", "adaptive-64", "adaptive-1024", "oneway")
 SHARED: Final = [mode for mode, each in MODES.items() if each.kind in BARE_METHODS]
 """Modes that the bare loop has too."""
-QUEUES: Final = 8
-DISK_LIMIT: Final = 0.88
-"""Fuller than this nothing is started: from 85 % on a broker deletes messages, at 90 % it refuses them."""
-STORED_OVERHEAD: Final = 240
-"""Bytes a small message takes in the store besides its body, index entry included; rounded up."""
-UPDATE_TOPIC: Final = 17
-RUNNER: Path = Path(__file__).with_name("one_run.py")
+RUNNER: Path = Path(__file__).parent / "support" / "one_run.py"
 
 
-class BenchmarkError(Exception):
-    """Why no figures can be given."""
-
-
-class Target(NamedTuple):
-    """``directory``: where the broker's store is, when it is ours. ``credentials``: of a broker that refuses unsigned requests."""
-
-    namesrv: str
-    broker_pid: int | None = None
-    directory: Path | None = None
-    credentials: SessionCredentials | None = None
-
-
-def option_parser(name: str, description: str | None) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog=name, description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+def arguments(given: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="send.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--modes", default=",".join(DEFAULT_MODES), help=f"of {', '.join(SHARED)} (default: {', '.join(DEFAULT_MODES)})"
     )
@@ -78,11 +60,6 @@ def option_parser(name: str, description: str | None) -> argparse.ArgumentParser
     parser.add_argument("--json", metavar="FILE", help="write everything measured to FILE (- for the standard output)")
     parser.add_argument("--check", action="store_true", help="exit 1 when a median is beyond the project's limits")
     parser.add_argument("--self-check", action="store_true", help="the bare loop on both sides: how far from 1.00 noise leads")
-    parser.add_argument("--profile", action="store_true", help="profile our side instead (profile_send.py has more options)")
-    return parser
-
-
-def arguments(parser: argparse.ArgumentParser, given: list[str] | None = None) -> argparse.Namespace:
     options = parser.parse_args(given)
     options.modes = [mode.strip() for mode in options.modes.split(",") if mode.strip()]
     unknown = [mode for mode in options.modes if mode not in SHARED]
@@ -91,84 +68,6 @@ def arguments(parser: argparse.ArgumentParser, given: list[str] | None = None) -
     if options.rounds < 1 or options.body < 1 or options.seconds <= 0 or options.warm_up < 0 or options.max_gb <= 0:
         parser.error("--rounds, --body, --seconds and --max-gb must be above 0, --warm-up not below")
     return options
-
-
-@contextmanager
-def target(options: argparse.Namespace) -> Iterator[Target]:
-    """The cluster to measure on; ours is started here and gone afterwards, store included."""
-    if options.namesrv:
-        yield Target(options.namesrv, options.broker_pid)
-        return
-    with started_cluster("stock") as cluster:
-        broker = cluster.brokers[0]
-        yield Target(cluster.namesrv, broker.pid, broker.directory)
-
-
-@contextmanager
-def started_cluster(profile: str, *, small: bool = False) -> Iterator[RealCluster]:
-    """A cluster of one broker in its own processes, which ends with the block. Raises BenchmarkError where it does not start."""
-    from rmq_async.testing.cluster import ClusterError, RealCluster
-
-    check_disk(Path(tempfile.gettempdir()))
-    cluster = RealCluster(profile=profile, small=small)
-    try:
-        asyncio.run(cluster.start())
-    except ClusterError as error:
-        raise BenchmarkError(f"no cluster: {error}") from error
-    try:
-        yield cluster
-    finally:
-        asyncio.run(cluster.stop())
-
-
-def check_disk(directory: Path) -> None:
-    usage = shutil.disk_usage(directory)
-    share = usage.used / (usage.used + usage.free)
-    if share > DISK_LIMIT:
-        raise BenchmarkError(f"the disk of {directory} is {share:.0%} full; above {DISK_LIMIT:.0%} nothing is measured")
-
-
-async def create_topic(namesrv: str, topic: str, credentials: SessionCredentials | None = None) -> None:
-    """Gives the first broker the topic and waits until the name server knows it."""
-    try:
-        if (await route_of(namesrv, topic)).queues == QUEUES:
-            return
-    except BareError:
-        pass
-    broker = await connect((await route_of(namesrv, "TBW102")).address, credentials)
-    fields = {"topic": topic, "defaultTopic": "TBW102", "readQueueNums": str(QUEUES), "writeQueueNums": str(QUEUES)}
-    fields |= {"perm": "6", "topicFilterType": "SINGLE_TAG", "topicSysFlag": "0", "order": "false"}
-    await broker.ask(UPDATE_TOPIC, fields)
-    broker.transport.close()
-    deadline = time.monotonic() + 30
-    while True:
-        try:
-            if (await route_of(namesrv, topic)).queues == QUEUES:
-                return
-        except BareError:
-            if time.monotonic() > deadline:
-                raise
-        await asyncio.sleep(0.1)
-
-
-async def stored_messages(
-    namesrv: str, topic: str, at_least: int = 0, patience: float = 10.0, *, credentials: SessionCredentials | None = None
-) -> int:
-    """How many messages the topic holds, by the broker's offsets. The broker indexes after it answers, so look again until
-    there are ``at_least`` so many, or nothing has changed for a second, or patience ends."""
-    producer = BareProducer(topic, credentials=credentials)
-    await producer.start(namesrv)
-    deadline = time.monotonic() + patience
-    found, since = -1, time.monotonic()
-    while True:
-        now = time.monotonic()
-        count = await producer.max_offsets()
-        if count != found:
-            found, since = count, now
-        if (found >= at_least and now - since > 0.1) or now - since > 1.0 or now > deadline:
-            await producer.stop()
-            return found
-        await asyncio.sleep(0.05)
 
 
 def run_once(spec: RunSpec) -> RunResult:
@@ -240,14 +139,6 @@ def _progress(what: str, mode: str, runs: dict[str, RunResult], sides: tuple[str
     print(f"{what} {mode}: {figures}", file=sys.stderr, flush=True)
 
 
-def profile_ours(options: argparse.Namespace, place: Target) -> int:
-    from profiling import profile
-
-    for mode in options.modes:
-        profile(specification(options, place, "ours", mode))
-    return 0
-
-
 def void_runs(rounds: list[dict[str, dict[str, RunResult]]]) -> list[str]:
     """Runs whose figures mean little, and why: sends failed, or messages were acknowledged and not stored.
 
@@ -297,14 +188,12 @@ def document(
 
 
 def main(given: list[str] | None = None) -> int:
-    options = arguments(option_parser("send.py", __doc__), given)
+    options = arguments(given)
     sides = ("bare#2", "bare") if options.self_check else ("ours", "bare")
     try:
         with target(options) as place:
             asyncio.run(create_topic(place.namesrv, options.topic))
             heat_broker(options, place)
-            if options.profile:
-                return profile_ours(options, place)
             rounds = all_rounds(options, place, sides)
     except (BenchmarkError, BareError, OSError) as error:
         print(f"send.py: {error}", file=sys.stderr)

@@ -31,9 +31,9 @@ from typing import TYPE_CHECKING, Any, Final
 import psutil
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # PYTHONSAFEPATH leaves out a script's own directory
-from send import BenchmarkError, Target, stored_messages, target
-from spark_report import beyond_limits, ratios, table
-from spark_yardsticks import QUEUES, in_process, register_generator
+from support.clusters import BenchmarkError, Target, stored_messages, target
+from support.spark_report import beyond_limits, ratios, table
+from support.spark_yardsticks import QUEUES, in_process, register_generator
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -26,8 +26,8 @@ from typing import Any
 import psutil
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # PYTHONSAFEPATH leaves out a script's own directory
-from spark_soak_cluster import Faults, SparkCluster, descendants
-from spark_soak_count import Soak, lines_of
+from support.spark_soak_cluster import Faults, SparkCluster, descendants
+from support.spark_soak_count import Soak, lines_of
 
 from rmq_async import Admin, Message, MessageQueue, Producer, RocketMQError, run
 from rmq_async.testing.cluster import RealCluster
@@ -124,7 +124,7 @@ class Driver:
 
     def __init__(self, soak: Soak, group: int) -> None:
         self.soak = soak
-        program = Path(__file__).with_name("spark_soak_driver.py")
+        program = Path(__file__).parent / "support" / "spark_soak_driver.py"
         root = str(Path(__file__).resolve().parents[1])
         path = os.pathsep.join([root, f"{root}{os.sep}protocol", *filter(None, [os.environ.get("PYTHONPATH")])])
         with (soak.place / "driver.log").open("ab") as log:
@@ -188,7 +188,7 @@ async def drained(soak: Soak, driver: Driver) -> None:
 
 def count(place: Path) -> int:
     """In a process of its own, which prints the verdict."""
-    counter = Path(__file__).with_name("spark_soak_count.py")
+    counter = Path(__file__).parent / "support" / "spark_soak_count.py"
     return subprocess.run([sys.executable, str(counter), str(place)], check=False).returncode
 
 

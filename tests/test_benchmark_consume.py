@@ -141,16 +141,3 @@ def test_a_run_of_pop_that_leaves_messages_invisible_is_refused(benchmark: Modul
                 benchmark.BenchmarkError, match=f"java, pop: the broker took {acknowledged} messages as done, not 2"
             ):
                 benchmark.run_once("java", side, "pop", place, "T", options)
-
-
-async def test_the_steps_of_a_consumed_message_are_timed_one_by_one() -> None:
-    code, out, error = await run("consume_steps.py", "--rounds", "2", "--json")
-    assert (code, error) == (0, "")
-    steps = json.loads(out)
-    assert len(steps) == 4
-    assert all(microseconds > 0 for microseconds in steps.values())
-    code, out, error = await run("consume_steps.py", "--rounds", "1", "--profile")
-    assert (code, error) == (0, "")
-    assert ":begin" in out
-    code, out, error = await run("consume_steps.py", "--rounds", "0")
-    assert (code, out) == (2, "")

@@ -27,14 +27,13 @@ MODES = ("depth-1", "depth-64", "batch-1", "batch-8", "adaptive-64", "async-64",
 @pytest.fixture
 def bare_loop(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.syspath_prepend(str(BENCHMARKS))
-    import bare_loop
+    from support import bare_loop
 
     return bare_loop
 
 
-@pytest.mark.parametrize("script", ["send.py", "profile_send.py"])
-async def test_help_names_modes_and_options(script: str) -> None:
-    code, out, error = await run(script, "--help")
+async def test_help_names_modes_and_options() -> None:
+    code, out, error = await run("send.py", "--help")
     assert (code, error) == (0, "")
     for word in (*MODES, "--body", "--rounds", "--seconds", "--loop", "--namesrv", "--json"):
         assert word in out
@@ -54,7 +53,7 @@ async def test_the_benchmark_of_spark_says_what_it_takes_and_refuses_the_rest() 
 
 def test_spark_ratios_beyond_limits_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(BENCHMARKS))
-    import spark_report
+    from support import spark_report
 
     rates = {"generator": [300.0], "plain pull": [100.0], "read": [90.0], "narrowed read": [180.0]}
     result = {"rates": rates, "ratios": spark_report.ratios(rates), "facts": {"worker growth, MiB": 151.0}}
@@ -113,47 +112,6 @@ async def test_a_small_run_measures_every_mode_on_both_sides(tmp_path: Path) -> 
         assert each["rate"] == pytest.approx(each["messages"] / each["seconds"])
 
 
-async def test_the_benchmark_of_latency_compares_three_ways_on_one_broker(tmp_path: Path) -> None:
-    file = tmp_path / "figures.json"
-    async with EmbeddedRocketMQ() as server:
-        bounds = ("--rounds", "2", "--seconds", "0.1", "--warm-up", "0.05")
-        code, out, error = await run("latency.py", "--namesrv", server.namesrv, *bounds, "--json", str(file))
-    assert code == 0, error
-    document = json.loads(file.read_bytes())
-    assert list(document) == ["blocking", "bare", "ours", "batching"]
-    for name, figures in document.items():
-        assert figures["stored"] == figures["acknowledged"] > 0
-        assert 0 < figures["p50_us"] <= figures["p99_us"]
-        assert len(figures["added_us"]["rounds"]) == 2
-        assert (figures["added_us"]["median"] == 0) == (name == "blocking")
-    assert "| blocking socket, prebuilt frame |" in out
-    code, out, error = await run("latency.py", "--rounds", "0")
-    assert (code, out) == (2, "")
-    assert "must be above 0" in error
-
-
-async def test_the_steps_of_a_send_are_timed_one_by_one() -> None:
-    code, out, error = await run("steps.py", "--rounds", "3", "--json")
-    assert (code, error) == (0, "")
-    steps = json.loads(out)
-    assert next(iter(steps)) == "making the Message"
-    assert list(steps)[-1] == "reading the answer"
-    assert len(steps) == 10
-    assert sum(steps.values()) > 0
-    code, out, error = await run("steps.py", "--rounds", "0")
-    assert (code, out) == (2, "")
-
-
-async def test_the_steps_of_a_message_of_a_batch_are_timed_one_by_one() -> None:
-    code, out, error = await run("batch_steps.py", "--rounds", "3", "--json")
-    assert (code, error) == (0, "")
-    steps = json.loads(out)
-    assert len(steps) == 7
-    assert all(microseconds > 0 for microseconds in steps.values())
-    code, out, error = await run("batch_steps.py", "--rounds", "0")
-    assert (code, out) == (2, "")
-
-
 def check_side(mode: str, figures: dict[str, object]) -> None:
     assert figures["failures"] == {}
     assert figures["stored"] == figures["acknowledged"]
@@ -164,22 +122,6 @@ def check_side(mode: str, figures: dict[str, object]) -> None:
     for name in wanted:
         assert isinstance(figures[name], int | float), name
         assert figures[name] >= 0, name  # type: ignore[operator]
-
-
-async def test_the_embedded_brokers_rates_are_measured_in_every_mode() -> None:
-    code, out, error = await run("embedded.py", "--rounds", "1", "--seconds", "0.1", "--max-memory", "16", "--json", "-")
-    assert code == 0, error
-    result = json.loads(out)
-    assert list(result["modes"]) == ["depth-64", "batch-8", "oneway", "pulls"]
-    for figures in result["modes"].values():
-        assert figures["rate"] > 0
-    assert result["settings"]["max_memory"] == 16
-
-
-async def test_what_is_switched_on_is_measured_beside_a_plain_producer() -> None:
-    code, out, error = await run("features.py", "--rounds", "1", "--seconds", "0.1", "--with", "tls")
-    assert (code, error) == (0, "")
-    assert [line.split()[0] for line in out.splitlines()[1:]] == ["plain", "tls"]
 
 
 async def test_failed_sends_are_named_and_end_with_code_1() -> None:
@@ -195,8 +137,8 @@ async def test_failed_sends_are_named_and_end_with_code_1() -> None:
 
 def test_acknowledged_and_not_stored_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(BENCHMARKS))
-    import runs
     import send
+    from support import runs
 
     figures = dict.fromkeys(("client_us", "client_user_us", "rss_mb", "client_cores", "busy_cores", "rate", "seconds"), 1.0)
     unknown = dict.fromkeys(("broker_us", "broker_cores", "p50_us", "p99_us", "p999_us", "max_us", "messages_per_write"))

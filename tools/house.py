@@ -3,7 +3,7 @@
 Rules, each read from the syntax trees alone (nothing is imported):
 
 - circles: modules of ``rmq_async`` that import each other in a circle, imports under TYPE_CHECKING included; scripts of
-  ``benchmarks``, with the imports inside functions;
+  ``benchmarks`` and its ``support``, with the imports inside functions;
 - deep-imports: imports of another package's module instead of its ``__init__`` (``rmq_protocol`` is exempt);
 - parameters: functions with more than seven parameters, public ones excepted;
 - complexity: functions with a cyclomatic complexity above 15 (``producer/fast_path.py`` is exempt);
@@ -125,15 +125,19 @@ def import_graph() -> dict[str, dict[str, str]]:
 
 
 def script_graph() -> dict[str, dict[str, str]]:
-    """As ``import_graph``, of the benchmarks, which import each other by their bare names, some of them inside functions."""
-    paths = {path.stem: path for path in sorted((ROOT / "benchmarks").glob("*.py"))}
+    """As ``import_graph``, of the benchmarks, which import by names below their folder, some of them inside functions."""
+    folder = ROOT / "benchmarks"
+    paths = {
+        ".".join(path.relative_to(folder).with_suffix("").parts): path
+        for path in sorted([*folder.glob("*.py"), *(folder / "support").glob("*.py")])
+    }
     graph: dict[str, dict[str, str]] = {name: {} for name in paths}
     for name, path in paths.items():
         for node in ast.walk(tree_of(path)):
             if isinstance(node, ast.Import):
                 targets = [alias.name for alias in node.names]
             elif isinstance(node, ast.ImportFrom) and not node.level:
-                targets = [node.module or ""]
+                targets = [node.module or "", *(f"{node.module}.{alias.name}" for alias in node.names)]
             else:
                 continue
             graph[name] |= {target: place(path, node.lineno) for target in targets if target in paths and target != name}

@@ -1,6 +1,6 @@
 """What brokers do with the locks of handovers: members of one group on a real cluster, and the sentences about their locks.
 
-Each fact is a coroutine that returns what was seen; ``test_handover_locks_real`` and ``benchmarks/handover.py`` share them.
+Each fact is a coroutine that returns what was seen.
 """
 
 from __future__ import annotations
@@ -153,17 +153,6 @@ async def outlives_its_connection(members: Members) -> bool:
     return await other.lock([queue(10)]) == frozenset()
 
 
-async def life(members: Members) -> float:
-    """Seconds from a lock to the first grant to another client, asked each 100 ms."""
-    first, second = await members.locks(), await members.locks()
-    await first.lock([queue(11)])
-    began = monotonic()
-    async with asyncio.timeout(300):
-        while not await second.lock([queue(11)]):
-            await asyncio.sleep(ASK_EVERY)
-    return monotonic() - began
-
-
 async def renewed(members: Members, seconds: float, every: float) -> bool:
     """Whether a lock that is renewed lives for ``seconds``."""
     first, second = await members.locks(), await members.locks()
@@ -210,36 +199,6 @@ async def _asked(locks: QueueLocks, queues: list[MessageQueue]) -> float:
         while not await locks.lock(queues):
             await asyncio.sleep(ASK_EVERY)
     return monotonic()
-
-
-async def waiting(members: Members, clients: int, seconds: float) -> dict[str, float]:
-    """Requests a second, and broker CPU, of 64 queues whose locks ``clients`` members ask for each 100 ms."""
-    holder = await members.locks()
-    await holder.lock(map(queue, range(QUEUES)))
-    share = QUEUES // clients
-    waiters = [await members.locks() for _ in range(clients)]
-    asked = 0
-
-    async def wait(number: int, locks: QueueLocks) -> None:
-        nonlocal asked
-        mine = [queue(each) for each in range(number * share, (number + 1) * share)]
-        while True:
-            await locks.lock(mine)
-            asked += 1
-            await asyncio.sleep(ASK_EVERY)
-
-    broker = members.real.brokers[0]
-    tasks = [asyncio.create_task(wait(number, locks)) for number, locks in enumerate(waiters)]
-    await asyncio.sleep(1.0)
-    before, cpu, began = asked, broker.cpu_seconds(), monotonic()
-    await asyncio.sleep(seconds)
-    took = monotonic() - began
-    result = {"requests": (asked - before) / took, "cpu": (broker.cpu_seconds() - cpu) / took}
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
-    await holder.unlock_all()
-    return result
 
 
 async def request(instance: ClientInstance, code: int, header: Header | None = None, body: bytes = b"") -> RemotingCommand:

@@ -1,7 +1,4 @@
-"""Locks under which members of a group hand queues over, on real brokers of both versions, without and with ACL.
-
-The life of a lock without renewal takes a minute: ``benchmarks/handover.py`` measures it.
-"""
+"""Locks under which members of a group hand queues over, on real brokers of both versions, without and with ACL."""
 
 from __future__ import annotations
 

@@ -22,10 +22,11 @@ async def test_production_mode_measures_signed_messages(tmp_path: Path) -> None:
         "--warm-up",
         "0.5",
     )
-    code, out, error = await run("compare.py", *given, "--output", str(tmp_path))
+    file = tmp_path / "figures.json"
+    code, out, error = await run("compare.py", *given, "--json", str(file))
     assert code == 0, error
     assert "all as they were to be" in out
     assert "a send without a signature is refused: 16 " in error
-    found = json.loads((tmp_path / "compare.json").read_text())["sides"]["ours:production-64"]
+    found = json.loads(file.read_bytes())["sides"]["ours:production-64"]
     assert found["rounds"] == 1
     assert found["rate"]["median"] > 0

@@ -27,9 +27,9 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers are on 
 
 @pytest.fixture
 def program(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """benchmarks/spark_soak_cluster.py"""
+    """benchmarks/support/spark_soak_cluster.py"""
     monkeypatch.syspath_prepend(str(BENCHMARKS))
-    return importlib.import_module("spark_soak_cluster")
+    return importlib.import_module("support.spark_soak_cluster")
 
 
 @pytest.fixture

@@ -21,9 +21,9 @@ QUERY = "11111111-2222-3333-4444-555555555555"
 
 @pytest.fixture
 def counting(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """benchmarks/spark_soak_count.py"""
+    """benchmarks/support/spark_soak_count.py"""
     monkeypatch.syspath_prepend(str(BENCHMARKS))
-    return importlib.import_module("spark_soak_count")
+    return importlib.import_module("support.spark_soak_count")
 
 
 def copies(counting: Any, *numbers: int, key: str = "k") -> list[Any]:
@@ -183,4 +183,4 @@ def test_only_files_that_the_log_of_the_sink_names_are_listed(counting: Any, tmp
 def test_counter_ends_with_an_error_for_a_directory_without_a_soak(counting: Any, tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"soak\.json"):
         counting.main(str(tmp_path))
-    assert "spark_soak_count" in sys.modules
+    assert "support.spark_soak_count" in sys.modules
