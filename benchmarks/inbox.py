@@ -18,11 +18,13 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from outbox import engine_at
 from sqlalchemy import insert
 from sqlalchemy.ext.asyncio import async_sessionmaker
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # PYTHONSAFEPATH leaves out a script's own directory
+from outbox import engine_at
+
 import rmq_async
 from rmq_async import MessageExt
 from rmq_async.inbox import Inbox

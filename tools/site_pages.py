@@ -27,7 +27,7 @@ ALWAYS: Final = ("CHANGELOG.md", "CONTRIBUTING.md", "examples/README.md", "proto
 LANGUAGES: Final = {".py": "python", ".json": "json", ".toml": "toml", ".yml": "yaml", ".java": "java"}
 WEIGHTS: Final = {
     "reference/codec": 0.1, "reference/": 0.2, "examples/": 0.4, "benchmarks/": 0.1, "tests/": 0.1, "CHANGELOG": 0.1,
-    "protocol/": 0.3, "cli": 0.4, "decisions/": 0.01, "performance": 0.4, "simulation": 0.5, "spark": 0.6,
+    "protocol/": 0.3, "cli": 0.4, "decisions/": 0.01, "results": 0.4, "simulation": 0.5, "spark": 0.6,
     "production": 3, "inbox": 2, "concepts": 2, "quickstart": 2, "tutorial": 2,
 }  # fmt: skip
 """How much a hit counts in the search, by the beginning of the page's path; 1 for the others."""

@@ -43,8 +43,8 @@ RETRY_CODES: Final = frozenset({1, 2, 14, 16, 17, 204, 205, 1500})
 
 
 LANES: Final = 3
-"""Default of ``lanes_per_broker``, measured with 128-byte bodies on a stock broker (docs/performance.md): with 1, client and
-broker wait for each other."""
+"""Default of ``lanes_per_broker``, measured with 128-byte bodies on a stock broker (``benchmarks/send.py``): with 1, client
+and broker wait for each other."""
 
 
 @suggests_keywords

@@ -36,7 +36,7 @@ BESIDE_CACHES = [tracemalloc.Filter(False, "*rmq_protocol/validation.py")]
 POLL = 0.01
 UNUSED_POLLS = 10
 UNKNOWN_POLLS = 3
-"""As docs/scaling.md promises."""
+"""As docs/routing.md promises."""
 
 
 async def polls(asked: Callable[[], int], number: int) -> None:
