@@ -21,7 +21,7 @@ from ..results import PullResult, PullStatus
 from .commits import Commits
 from .config import ConsumerConfig
 from .dispatch import Dispatcher
-from .fetch import Asked, Budget, Cause, FirstLook, Looks, Move, ReadMarks, find_move
+from .fetch import REACH, REPLACED, Asked, Budget, Cause, FirstLook, Looks, Move, ReadMarks, find_move
 from .held_queue import HeldQueue
 from .losses import Skips
 from .subscription import Subscription
@@ -32,9 +32,6 @@ logger = logging.getLogger(__name__)
 
 CONFIRM_WITHIN: Final = 10.0
 """Maximum seconds for the commit of a queue that was moved."""
-REACH: Final = 16_384
-"""Offsets without a message for this member after which a look adds a mark, where a filter leaves messages out."""
-REPLACED: Final = "its broker's store was replaced by an older one, or a replica that was behind has become the master"
 GO_BACK: Final = "to go back further, seek() to a datetime, or reset the group's offsets to a time (rmq group reset --to)"
 KEEP: Final = "let brokers keep messages for longer (fileReservedTime), or handle them faster"
 

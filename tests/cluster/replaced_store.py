@@ -1,7 +1,8 @@
 """A broker whose store is replaced by an older copy, under members that read, pause, are suspended, or start afterwards.
 
 By hand: ``python -m tests.cluster.replaced_store --runs 10``. Each run replaces the store once, with members of four groups, and
-prints what they have handled of the messages that are acknowledged after the replacement.
+prints what they have handled of the messages that are acknowledged after the replacement. A reading that follows ends with an error
+that names where to begin again.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import argparse
 import asyncio
 import json
 import os
+import re
 import shutil
 import signal
 import sys
@@ -21,7 +23,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Final, NamedTuple
 
-from rmq_async import Admin, Consumer, Message, MessageExt, Producer
+from rmq_async import Admin, Consumer, Message, MessageExt, MessageQueue, OffsetRangeError, Producer, PullConsumer
 from rmq_async.testing.cluster import RealCluster, Server
 
 __all__ = ["KINDS", "Count", "replace"]
@@ -101,6 +103,33 @@ class Suspended(Group):
         await self.reading
 
 
+class Following:
+    """A reading without an end of the topic of another group, and one that begins anew where its error says."""
+
+    def __init__(self, group: Group) -> None:
+        self.group = group
+        self.queue = MessageQueue(group.name, "broker-a", 0)
+        self.bodies: list[str] = []
+        self.consumer = PullConsumer(f"{group.name}-reads", namesrv=group.namesrv, instance_name=f"{group.name}-reads")
+
+    async def run(self) -> None:
+        start: dict[MessageQueue, int] = {self.queue: 0}
+        async with self.consumer:
+            while True:
+                try:
+                    async for message in self.consumer.read(self.group.name, start=start, end=None):
+                        body = message.body.decode()
+                        self.bodies.append(body)
+                except OffsetRangeError as error:
+                    named = re.search(r"may have others from (\d+) on", str(error))
+                    assert named is not None, error
+                    start = {self.queue: int(named[1])}
+                    self.bodies.append("error")
+
+    async def has_read(self, new: int) -> None:
+        await _until(lambda: len({*self.bodies} & self.group.acknowledged) == new, f"{new} new read of {self.group.name}")
+
+
 async def replace(cluster: RealCluster, new: int, *, offsets: bool) -> dict[str, Count]:
     """Replaces the store of the only broker under four groups, and sends ``new`` messages to each; returns what they handled.
 
@@ -116,6 +145,8 @@ async def replace(cluster: RealCluster, new: int, *, offsets: bool) -> dict[str,
             await admin.create_topic(group.name, queues=1)
     async with Producer("replaced-store", namesrv=cluster.namesrv, timeout=60.0) as producer:
         await suspended.begin()
+        follows = Following(groups["reading"])
+        following = asyncio.create_task(follows.run())
         here = [group for group in groups.values() if group is not suspended]
         await asyncio.gather(*(group.consumer.start() for group in here))
         try:
@@ -141,9 +172,13 @@ async def replace(cluster: RealCluster, new: int, *, offsets: bool) -> dict[str,
                     await group.has_handled("new", new)
                 except TimeoutError as error:
                     print(error, flush=True)
+            await follows.has_read(new)
+            assert follows.bodies.count("error") == 1
             return {kind: group.count for kind, group in groups.items()}
         finally:
+            following.cancel()
             await suspended.end()
+            await asyncio.wait([following])
             await asyncio.gather(*(group.consumer.stop() for group in here))
 
 

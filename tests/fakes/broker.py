@@ -159,8 +159,12 @@ class PullBroker(Broker):
         self.settings = TopicConfigAndQueueMapping(topic)
         self.pulls: list[PullMessageRequestHeader] = []
         self.answers |= {
+            RequestCode.GET_EARLIEST_MSG_STORETIME: lambda link, request: link.reply(request, ext_fields={"timestamp": "-1"}),
             RequestCode.GET_MAX_OFFSET: lambda link, request: link.reply(request, ext_fields={"offset": str(self.high)}),
             RequestCode.GET_MIN_OFFSET: lambda link, request: link.reply(request, ext_fields={"offset": str(self.low)}),
+            RequestCode.SEARCH_OFFSET_BY_TIMESTAMP: lambda link, request: link.reply(
+                request, ext_fields={"offset": str(self.high)}
+            ),
             RequestCode.GET_TOPIC_CONFIG: self.show_settings,
         }
         if on_pull is not None:

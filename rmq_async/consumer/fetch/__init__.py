@@ -4,11 +4,12 @@ hold."""
 from __future__ import annotations
 
 from .budget import Budget
-from .illegal_offset import Asked, Cause, Move, find_move
+from .illegal_offset import REPLACED, Asked, Cause, Move, find_move
 from .looks import FirstLook, Looks
 from .pulling import Pulling, PullLimits
-from .read_marks import ReadMarks
+from .read_marks import REACH, UNWATCHED, ReadMarks
 
 __all__ = [
-    "Asked", "Budget", "Cause", "FirstLook", "Looks", "Move", "PullLimits", "Pulling", "ReadMarks", "find_move",
+    "REACH", "REPLACED", "UNWATCHED", "Asked", "Budget", "Cause", "FirstLook", "Looks", "Move", "PullLimits", "Pulling",
+    "ReadMarks", "find_move",
 ]  # fmt: skip

@@ -25,8 +25,9 @@ from ..place import CLOCKS_DIFFER
 from .looks import Looks, Seen
 from .read_marks import ReadMarks
 
-__all__ = ["Asked", "Cause", "Move", "find_move"]
+__all__ = ["REPLACED", "Asked", "Cause", "Move", "find_move"]
 
+REPLACED: Final = "its broker's store was replaced by an older one, or a replica that was behind has become the master"
 CONFIRMATIONS: Final = 3
 
 
@@ -50,8 +51,8 @@ class Asked(NamedTuple):
 
 
 class Move(NamedTuple):
-    """The cause of a refused offset. ``offset``: the offset to continue at; for DELETED the queue's first one; without a
-    meaning for OVER. ``first``: the queue's first offset. ``end``: for BEYOND_END the lowest end that was seen, for LOST_READ the
+    """The cause of a refused offset. ``offset``: the offset to continue at; for DELETED the queue's first one. ``first``: the
+    queue's first offset. For OVER both have no meaning. ``end``: for BEYOND_END the lowest end that was seen, for LOST_READ the
     first lost offset, as far as the store times show it."""
 
     cause: Cause
@@ -87,9 +88,11 @@ async def find_move(looks: Looks, marks: ReadMarks, asked: Asked, patience: floa
 
 async def _look(looks: Looks, marks: ReadMarks, asked: Asked, began: float) -> Move | _View:
     """Looks at a queue once. ``began``: epoch seconds of the first look."""
-    instance, (queue, offset, proposed, end) = looks.instance, asked
+    instance, (queue, offset, _, end) = looks.instance, asked
     known = marks.of(queue)
-    seen = await looks.at(queue, known[-1]) if known else None
+    seen = await looks.at(queue, known[-1], offset) if known else None
+    if seen is Seen.ALL and asked == (queue, offset, offset, None):
+        return Move(Cause.OVER, offset, 0)
     low = await min_offset(instance, queue, any_replica=False)
     high = await max_offset(instance, queue, any_replica=False)
     if high < offset:
@@ -105,8 +108,13 @@ async def _look(looks: Looks, marks: ReadMarks, asked: Asked, began: float) -> M
         return view
     if seen is None and end is not None and await _is_filled_again(looks, queue, end, began):
         return Move(Cause.BEYOND_END, end, low, end)
-    reset = proposed != offset and low <= proposed <= high
-    return Move(Cause.RESET if reset else Cause.OVER, proposed, low)
+    return _proposed(asked, low, high)
+
+
+def _proposed(asked: Asked, low: int, high: int) -> Move:
+    """Returns the move in a queue that has the offset."""
+    reset = asked.proposed != asked.offset and low <= asked.proposed <= high
+    return Move(Cause.RESET if reset else Cause.OVER, asked.proposed, low)
 
 
 async def _after_loss(looks: Looks, marks: ReadMarks, asked: Asked, view: _View) -> Move:
@@ -114,7 +122,7 @@ async def _after_loss(looks: Looks, marks: ReadMarks, asked: Asked, view: _View)
     if not known:
         assert end is not None
         return Move(Cause.BEYOND_END, end, low, end)
-    if seen is Seen.SAME:  # what followed is gone, which a filter has left out
+    if seen in (Seen.SAME, Seen.ALL):  # what followed is gone, which a filter has left out
         target = known[-1].offset + 1
         return Move(Cause.LOST_READ, target, low, max(target, asked.offset if end is None else end))
     target = await looks.goes_on_at(asked.queue, known, end)

@@ -23,8 +23,10 @@ __all__ = ["FirstLook", "Looks", "Seen"]
 
 
 class Seen(Enum):
-    """What a queue has at the offset of a mark. ``GONE``: its end is not above the offset."""
+    """What a queue has at the offset of a mark. ``GONE``: its end is not above the offset. ``ALL``: as ``SAME``, and the queue
+    reaches the offset that it should."""
 
+    ALL = "the message of the mark, and what followed"
     SAME = "the message of the mark, or none since it is deleted"
     OTHER = "another message"
     GONE = "no message yet"
@@ -47,7 +49,8 @@ class Looks:
         self._group = group
 
     async def first(self, queue: MessageQueue, start: int) -> FirstLook:
-        """Looks at the message before ``start``, which is above 0. Raises the errors of a pull."""
+        """Looks at the message before ``start``, which is above 0. Raises BrokerNotFoundError if it is not there while the broker
+        has no master, and the errors of a pull."""
         instance = self.instance
         broker_name = instance.routes.broker_of(queue)
         before = instance.open_connection(broker_name)
@@ -57,26 +60,29 @@ class Looks:
         mark = None
         if message is not None:
             mark, end = place_of(message), max(end, start)
-        elif end >= start:  # it is deleted; one that is found there later is another one
+        else:
+            await self._believe(queue, start - 1)
+        if mark is None and end >= start:  # it is deleted; one that is found there later is another one
             mark = Place(start - 1, round(machine.time() * 1000), None, -1)
         return FirstLook(end, mark, connection if connection is before else None)
 
-    async def at(self, queue: MessageQueue, mark: Place) -> Seen:
-        """Looks at the offset of a mark. Any replica may show that the message is there; raises BrokerNotFoundError for another
-        answer while the broker has no master, and the errors of a pull."""
+    async def at(self, queue: MessageQueue, mark: Place, reaches: int | None = None) -> Seen:
+        """Looks at the offset of a mark. ``reaches``: an offset for ``Seen.ALL``. Any replica may show that the message is there;
+        raises BrokerNotFoundError for another answer while the broker has no master, and the errors of a pull."""
         message, result = await self._message(queue, mark.offset)
-        if message is not None and is_at(message, mark):
-            return Seen.SAME
-        if message is None and result.max_offset > mark.offset:
-            return Seen.SAME
+        if (message is None and result.max_offset > mark.offset) or (message is not None and is_at(message, mark)):
+            return Seen.ALL if reaches is not None and result.max_offset >= reaches else Seen.SAME
+        await self._believe(queue, mark.offset)
+        return Seen.GONE if message is None else Seen.OTHER
+
+    async def _believe(self, queue: MessageQueue, offset: int) -> None:
         if not await has_master(self.instance, queue):
             shown = self.instance.names.shown_queue(queue)
             raise BrokerNotFoundError(
-                f"the broker of {printable(str(shown), 300)} has no master, and its replica does not have the message at offset "
-                f"{mark.offset}, which was read; the queue is read on when it has a master",
+                f"the broker of {printable(str(shown), 300)} has no master now, and its replica does not have the message at "
+                f"offset {offset}, which was there before; the queue is read on when it has a master",
                 broker=queue.broker_name,
             )
-        return Seen.GONE if message is None else Seen.OTHER
 
     async def first_new(self, queue: MessageQueue, marks: Sequence[Place]) -> int:
         """Returns the offset of the first message stored after the newest mark, exact only if brokers' clocks agree."""

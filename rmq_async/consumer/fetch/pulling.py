@@ -33,6 +33,7 @@ from ...transport import Connection
 from ..held_queue import HeldQueue, QueueState
 from ..pulling import Calls, PendingPull, PullRequest, pull_once, start_pull
 from .budget import LARGE_PULL, Budget
+from .read_marks import UNWATCHED
 
 __all__ = ["PullLimits", "Pulling"]
 
@@ -55,8 +56,6 @@ REPORT_EVERY: Final = 30.0
 REPORTED_TOGETHER: Final = 10.0
 """Seconds after a line of the log about a broker that does not answer in which its other failed pulls get none: the queues of
 the broker fail one after the other, as their pauses are random."""
-UNWATCHED: Final = 5.0
-"""Seconds between an answer and the next pull after which a queue is looked at: it may have been created again meanwhile."""
 IDLE_ANSWERS: Final = 10
 """Answers in a row without progress after which the next pull waits."""
 

@@ -20,8 +20,12 @@ from rmq_protocol.message import MessageExt, MessageQueue
 from ...client import ClientInstance, earliest_store_time_ms, min_offset
 from ..place import Place, place_of
 
-__all__ = ["ReadMarks"]
+__all__ = ["REACH", "UNWATCHED", "ReadMarks"]
 
+UNWATCHED: Final = 5.0
+"""Seconds between an answer and the next pull after which a queue is looked at: it may have been created again meanwhile."""
+REACH: Final = 16_384
+"""Offsets without a message after which a look adds a mark, where a filter leaves messages out."""
 MOST_KEPT: Final = 16_384
 MOST_OF_QUEUE: Final = 48
 APART: Final = 2.0

@@ -58,6 +58,10 @@ class SkippedOffsets:
             offset = self.ranges.pop().start
         self.ranges.append(range(offset, first))
 
+    def cut(self, offset: int) -> None:
+        """Forgets the offsets from ``offset`` on: they are pulled again."""
+        self.ranges = [range(each.start, min(each.stop, offset)) for each in self.ranges if each.start < offset]
+
     def clear(self) -> None:
         """Forgets the offsets, after their check."""
         self.ranges.clear()

@@ -9,7 +9,6 @@ from rmq_protocol.message import MessageExt, MessageQueue
 
 from ... import machine
 from ...results import PullResult, PullStatus
-from ..place import Place
 from .continuity import SkippedOffsets
 
 __all__ = ["Cursor", "is_doubtful", "until", "within"]
@@ -21,19 +20,31 @@ class Cursor:
 
     ``wait_for_end``: whether to wait for messages until ``end`` is reached, however late they are stored. ``skipped``: offsets
     that pulls with tags have skipped and that need a check. ``since``: the time (epoch seconds or aware) at which the reading
-    begins, until its offset is found; ``group``: the group at whose committed offset the reading begins, until that is found.
-    ``begun``: whether an answer other than OFFSET_ILLEGAL has moved the cursor. ``last``: the place of the message read last;
-    ``recheck``: whether the queue may have another message there. ``connection``: the connection of the last pull.
-    ``ahead_since``: monotonic time at which the queue was first found to end below the cursor; None without that.
+    begins, until its offset is found; ``group``: whether it begins at the group's offset, until that is found.
+    ``begun``: whether an answer other than OFFSET_ILLEGAL has moved the cursor. ``is_filtered``: whether brokers leave messages
+    out of its pulls. ``ahead_since``: monotonic time at which the queue was first found to end below the cursor; None without
+    that.
+
+    ``first``: the offset at which the reading has begun. ``watched``: whether there is something that the queue should have
+    still; ``doubtful``: whether it may have lost that. ``unmarked``: whether the start is to be found, or the message before the
+    cursor to be noted. ``connection``: the connection of the last pull or look. ``answered_at``: monotonic time of the last
+    answer; ``high``: the end that it named.
     """
 
     __slots__ = (
-        "ahead_since", "at_first", "begun", "connection", "end", "group", "last", "offset", "queue", "recheck", "since", "skipped",
-        "wait_for_end",
+        "ahead_since", "answered_at", "at_first", "begun", "connection", "doubtful", "end", "first", "group", "high", "is_filtered",
+        "offset", "queue", "since", "skipped", "unmarked", "wait_for_end", "watched",
     )  # fmt: skip
 
     def __init__(
-        self, queue: MessageQueue, offset: int, end: int | None, *, at_first: bool = False, wait_for_end: bool = False
+        self,
+        queue: MessageQueue,
+        offset: int,
+        end: int | None,
+        *,
+        at_first: bool = False,
+        wait_for_end: bool = False,
+        is_filtered: bool = False,
     ) -> None:
         self.queue = queue
         self.offset = offset
@@ -42,19 +53,43 @@ class Cursor:
         self.wait_for_end = wait_for_end
         self.skipped: SkippedOffsets | None = None
         self.since: float | datetime | None = None
-        self.group: str | None = None
+        self.group = False
         self.begun = False
-        self.last: Place | None = None
-        self.recheck = False
-        self.connection: object = None
+        self.is_filtered = is_filtered
         self.ahead_since: float | None = None
+        self.first = offset
+        self.watched = self.doubtful = False
+        self.unmarked = self._is_lasting and offset > 0
+        self.connection: object = None
+        self.answered_at = machine.monotonic()
+        self.high = 0
+
+    def begins_at(self, offset: int) -> None:
+        """Moves the cursor before the first message."""
+        self.offset = self.first = offset
+        self.unmarked = self._is_lasting and offset > 0
+
+    def go_back(self, offset: int) -> None:
+        """Moves the cursor back to ``offset``; what it has passed since is pulled again."""
+        self.offset = offset
+        if self.skipped is not None:
+            self.skipped.cut(offset)
 
     def pulls_by(self, connection: object) -> None:
         """Notes the connection of the next pull. If it is another one than before, the broker may have restarted and lost
-        messages, so the last message is checked."""
+        messages."""
         if connection is not self.connection:
             self.connection = connection
-            self.recheck = self.recheck or self.last is not None
+            self.doubt()
+
+    def doubt(self) -> None:
+        """Notes that the queue may have lost messages."""
+        self.doubtful = self.watched or self.begun
+
+    @property
+    def _is_lasting(self) -> bool:
+        """Whether the reading may wait for its first message."""
+        return self.end is None or self.wait_for_end
 
     def is_ahead_for(self) -> float:
         """Returns the seconds since the queue was first found to end below the cursor, 0 if this is the first time."""

@@ -15,22 +15,21 @@ from datetime import datetime
 from rmq_protocol.message import MessageQueue
 
 from ... import machine
-from ...client import ClientInstance, TopicRoute, committed_offset, search_offset
+from ...client import ClientInstance, TopicRoute, search_offset
 from ..place import CLOCKS_DIFFER
 from .cursor import Cursor
+from .watch import Watch
 
 __all__ = ["Latecomers", "find_start"]
 
 
 class Latecomers:
-    """The queues that are added to a topic while it is read.
+    """The queues that are added to a topic while it is read. ``start``: as for ``PullConsumer.read``. ``is_filtered``: as for
+    ``Cursor``."""
 
-    ``start``: as for ``PullConsumer.read``. ``group``: name on the wire of the group whose committed offsets count.
-    """
-
-    def __init__(self, start: object, group: str) -> None:
+    def __init__(self, start: object, is_filtered: bool) -> None:
         self._start = start
-        self._group = group
+        self._is_filtered = is_filtered
         self._since = machine.time() - CLOCKS_DIFFER
         self._brokers: frozenset[str] = frozenset()
 
@@ -43,22 +42,24 @@ class Latecomers:
 
     def cursor(self, queue: MessageQueue) -> Cursor:
         """Returns the cursor of a queue that was added."""
-        cursor = Cursor(queue, 0, None, at_first=True)
+        cursor = Cursor(queue, 0, None, at_first=True, is_filtered=self._is_filtered)
         if self._start == "committed":
-            cursor.group = self._group
+            cursor.group = True
         elif self._start != "earliest" and queue.broker_name not in self._brokers:
             cursor.since = self._start if isinstance(self._start, datetime) else self._since
+        cursor.unmarked = cursor.group or cursor.since is not None
         return cursor
 
 
-async def find_start(instance: ClientInstance, cursor: Cursor) -> None:
-    """Moves a cursor to the committed offset of its ``group``, if there is one, or to the first message stored at its ``since``
-    or later. Raises the errors of the requests."""
-    if cursor.group is not None:
-        committed = await committed_offset(instance, cursor.group, cursor.queue, any_replica=False)
+async def find_start(instance: ClientInstance, cursor: Cursor, watch: Watch) -> None:
+    """Moves a cursor to the group's offset (``Watch.committed``), if it is to begin there and there is one, or to the first
+    message stored at its ``since`` or later. Raises the errors of the requests."""
+    if cursor.group:
+        committed = await watch.committed(cursor.queue)
         if committed is not None:
-            cursor.offset, cursor.at_first = committed, False
-        cursor.group = None
+            cursor.begins_at(committed)
+            cursor.at_first = False
+        cursor.group = False
     if cursor.since is not None:
-        cursor.offset = await search_offset(instance, cursor.queue, cursor.since, any_replica=False)
+        cursor.begins_at(await search_offset(instance, cursor.queue, cursor.since, any_replica=False))
         cursor.since = None

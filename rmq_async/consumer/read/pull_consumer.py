@@ -43,6 +43,7 @@ from ..pulling import PullRequest, pull_once
 from ..subscription import checked_tags
 from .cursor import Cursor
 from .reading import Reader, ReadScope
+from .watch import AboveEnd, Watch
 
 __all__ = ["PullConsumer"]
 
@@ -142,6 +143,7 @@ class PullConsumer(ClientUser):
         end: End = "latest",
         tags: str = "*",
         queues: Iterable[MessageQueue] | None = None,
+        above_end: AboveEnd = "end",
     ) -> AsyncGenerator[MessageExt, None]:
         """Iterates over the messages of ``topic`` from ``start`` to ``end``. Messages of one queue come in the order of their
         offsets; the queues are interleaved as brokers answer.
@@ -151,23 +153,29 @@ class PullConsumer(ClientUser):
         "latest" includes every message that was acknowledged before the first step, which takes some 60 ms for each broker. For
         an offset beyond the last message, the iteration waits for the missing messages. None never ends and, unless ``queues``
         is given, includes queues that are added later. ``queues``: the queues to read; default: those for which ``start`` or
-        ``end`` gives offsets, or all readable queues if neither does. Offsets are looked up at masters: if a broker has no
-        master, the first step raises BrokerNotFoundError, as for a topic without a readable queue and a given one that is not.
+        ``end`` gives offsets, or all readable queues if neither does. ``above_end``: where "committed" begins in a queue that
+        ends below the group's offset, because it has lost messages: at its lowest end in three looks within 10 s ("end"), at its
+        "earliest" message, both with an ERROR in the log, or "stop", which raises OffsetRangeError. Offsets are looked up at
+        masters: if a broker has no master, the first step raises BrokerNotFoundError, as for a topic without a readable queue
+        and a given one that is not.
 
-        The iteration raises OffsetRangeError if a queue does not hold the offset to read, and if messages were deleted before
-        they were read, except that "earliest" goes on with the first message there is; CorruptMessageError for a damaged
-        record, after the sound messages that came with it; TopicNotFoundError if the name servers do not know the topic;
-        ClientStateError when the consumer is stopped; and the errors of the requests for offsets, and of pulls that still fail
-        after retries. A loop that is left early ends its requests when the iterator is collected; ``contextlib.aclosing`` ends
-        them at once.
+        The iteration raises OffsetRangeError if a queue does not hold the offset to read, if it has lost messages that were
+        read, so that others may get their offsets, and if messages were deleted before they were read, except that "earliest"
+        goes on with the first message there is; CorruptMessageError for a damaged record, after the sound messages that came
+        with it; TopicNotFoundError if the name servers do not know the topic; ClientStateError when the consumer is stopped; and
+        the errors of the requests for offsets, and of pulls that still fail after retries. A loop that is left early ends its
+        requests when the iterator is collected; ``contextlib.aclosing`` ends them at once.
         """
         topic, names = self._wire(topic), self._names
         checked_tags(tags)
         _check_start(start)
         _check_end(end)
+        if above_end not in ("end", "earliest", "stop"):
+            raise ConfigError(f'above_end must be "end", "earliest" or "stop", not {shown(above_end)}')
         chosen = _chosen_queues(names, topic, start, end, queues)
         start, end = _on_the_wire(names, start), _on_the_wire(names, end)
         instance = self._client()
+        watch = Watch(instance, self._group, above_end)
 
         async def opening() -> list[Cursor]:
             async with self._call():
@@ -177,10 +185,10 @@ class PullConsumer(ClientUser):
                     await for_each(chosen, lambda queue: known_queue(instance, queue))
                     await _check_readable(instance, topic, chosen)
                 found = await self._readable_queues(topic) if chosen is None else chosen
-                return await self._cursors(instance, found, start, end)
+                return await self._cursors(instance, watch, found, start, end, tags != "*")
 
         scope = ReadScope(tags, end is None, topic if queues is None and end is None else None, chosen is not None, start)
-        return Reader(instance, self._group, scope, opening, self._calls, self._readers).messages()
+        return Reader(instance, self._group, scope, opening, self._calls, self._readers, watch).messages()
 
     async def committed(self, queue: MessageQueue) -> int | None:
         """Returns the offset that the broker has stored for this group; None if there is none.
@@ -255,7 +263,13 @@ class PullConsumer(ClientUser):
             await instance.unregister_consumer(self._group, timeout)
 
     async def _cursors(
-        self, instance: ClientInstance, queues: tuple[MessageQueue, ...], start: Start, end: End
+        self,
+        instance: ClientInstance,
+        watch: Watch,
+        queues: tuple[MessageQueue, ...],
+        start: Start,
+        end: End,
+        is_filtered: bool,
     ) -> list[Cursor]:
         if not isinstance(start, Mapping) or not (end is None or isinstance(end, Mapping)):
             brokers = {instance.routes.broker_of(queue): queue for queue in queues}
@@ -263,40 +277,40 @@ class PullConsumer(ClientUser):
                 await for_each(unsure, partial(_check_master, instance))
             if "latest" in (start, end):
                 await for_each(brokers, lambda name: _all_readable(instance, name, brokers[name].topic))
-        starts = await for_each(queues, _start_of(instance, start, self._group))
-        if end is None:
-            return [Cursor(queue, starts[queue], None, at_first=start == "earliest") for queue in queues]
-        ends = await for_each(queues, _end_of(instance, end))
+        starts = await for_each(queues, _start_of(instance, start, watch))
+        ends = {} if end is None else await for_each(queues, _end_of(instance, end))
         cursors = []
         for queue in queues:
-            first, last = starts[queue], ends[queue]
-            if end == "latest" and first > last:
+            first, last = starts[queue], ends.get(queue)
+            if end == "latest" and last is not None and first > last:
                 raise OffsetRangeError(
                     f"the reading of {self._names.shown_queue(queue)} starts at offset {first}, above its end {last}; start lower",
                     max_offset=last,
                     broker=queue.broker_name,
                 )
             given = isinstance(end, Mapping)
-            cursors.append(Cursor(queue, first, last, at_first=start == "earliest", wait_for_end=given))
+            cursor = Cursor(queue, first, last, at_first=start == "earliest", wait_for_end=given, is_filtered=is_filtered)
+            cursor.watched = queue in watch.marks
+            cursors.append(cursor)
         return cursors
 
 
 Offsets = Callable[[MessageQueue], Awaitable[int]]
 
 
-def _start_of(instance: ClientInstance, start: Start, group: str) -> Offsets:
+def _start_of(instance: ClientInstance, start: Start, watch: Watch) -> Offsets:
     if isinstance(start, Mapping):
         return _given(start)
     if isinstance(start, datetime):
         return lambda queue: search_offset(instance, queue, start, any_replica=False)
     if start == "committed":
-        return partial(_committed_or_first, instance, group)
+        return partial(_committed_or_first, instance, watch)
     find = min_offset if start == "earliest" else max_offset
     return lambda queue: find(instance, queue, any_replica=False)
 
 
-async def _committed_or_first(instance: ClientInstance, group: str, queue: MessageQueue) -> int:
-    committed = await committed_offset(instance, group, queue, any_replica=False)
+async def _committed_or_first(instance: ClientInstance, watch: Watch, queue: MessageQueue) -> int:
+    committed = await watch.committed(queue)
     return await min_offset(instance, queue, any_replica=False) if committed is None else committed
 
 

@@ -30,13 +30,13 @@ from ...client import ClientInstance, TopicRoute
 from ...errors import BrokerError, ClientStateError, OffsetRangeError, RocketMQError, TopicNotFoundError
 from ...results import PullResult, PullStatus
 from ...tracebacks import own_copy
-from ..place import place_of
+from ..fetch import UNWATCHED
 from ..pulling import Calls, PendingPull, PullRequest, pull_once, small_result, start_pull
 from .backoff import FIRST_REST, ReadBackoff, has_left
 from .continuity import SkippedOffsets, deleted_among
 from .cursor import Cursor, is_doubtful, until, within
-from .last_read import AHEAD_PATIENCE, believe, check_last, range_error
 from .latecomers import Latecomers, find_start
+from .watch import AHEAD_PATIENCE, Watch, believe, range_error
 
 __all__ = ["ReadScope", "Reader"]
 
@@ -75,7 +75,8 @@ class _Batch(NamedTuple):
 
 class Reader:
     """One run of ``PullConsumer.read``. ``opening``: makes the cursors, at the first step of the iteration. ``calls``: futures
-    that end when the consumer stops. ``running``: the consumer's readers between their first step and their end."""
+    that end when the consumer stops. ``running``: the consumer's readers between their first step and their end. ``watch``: a new
+    one."""
 
     def __init__(
         self,
@@ -85,6 +86,7 @@ class Reader:
         opening: Callable[[], Awaitable[list[Cursor]]],
         calls: Calls,
         running: OrderedSet[Reader],
+        watch: Watch,
     ) -> None:
         self._instance = instance
         self._group = group
@@ -92,6 +94,7 @@ class Reader:
         self._opening = opening
         self._calls = calls
         self._running = running
+        self._watch = watch
         self._loop = asyncio.get_running_loop()
         self._known: set[MessageQueue] = set()
         self._gone: dict[MessageQueue, Cursor] = {}
@@ -147,7 +150,7 @@ class Reader:
         return list(self._pulling)
 
     async def _open(self) -> None:
-        self._latecomers = Latecomers(self._scope.start, self._group)
+        self._latecomers = Latecomers(self._scope.start, self._scope.tags != "*")
         cursors = await self._opening()
         if self._stopped is not None:
             raise own_copy(self._stopped)
@@ -182,14 +185,17 @@ class Reader:
             pending.future.add_done_callback(self._answered)
 
     def _start_pull(self, cursor: Cursor) -> PendingPull | None:
-        if cursor.since is not None or (cursor.skipped is not None and cursor.check_due):
+        if cursor.doubtful or cursor.unmarked or (cursor.skipped is not None and cursor.check_due):
             return None
         try:
             pending = start_pull(self._instance, self._request(cursor))
         except RocketMQError:
             return None  # the task gets the error again, and handles it
-        if pending is not None and pending.connection is not cursor.connection:
-            cursor.pulls_by(pending.connection)
+        if pending is not None:
+            if pending.since - cursor.answered_at > UNWATCHED:
+                cursor.doubt()
+            if pending.connection is not cursor.connection:
+                cursor.pulls_by(pending.connection)
         return pending
 
     def _answered(self, future: asyncio.Future[Any]) -> None:
@@ -199,6 +205,7 @@ class Reader:
             if not future.cancelled():
                 future.exception()  # an exception that is never retrieved is reported by the loop
             return
+        cursor.answered_at = machine.monotonic()
         if future.exception() is None and isinstance(future.result(), PullReply):
             self._ready.append((cursor, pending))
             self._wake()
@@ -208,7 +215,7 @@ class Reader:
     def _decoded(self, cursor: Cursor, pending: PendingPull) -> _Batch | None:
         """Returns the messages of a response; None if it needs more than decoding, and a task was started for the rest."""
         after = cursor.offset
-        if cursor.recheck:
+        if cursor.doubtful or cursor.unmarked:
             self._start_fetching(cursor, pending)
             return None
         try:
@@ -297,32 +304,34 @@ class Reader:
         """Pulls until there are messages or an error to deliver; returns None if the cursor reaches its end or the queue leaves
         the route. ``pending``: the first pull, if it was sent already."""
         backoff = ReadBackoff(None if self._scope.follow else PATIENCE)
-        moved_at = machine.monotonic() if pending is None else pending.since
+        moved_at = pulled_at = machine.monotonic() if pending is None else pending.since
         while not cursor.finished:
-            pulled_at = machine.monotonic() if pending is None else pending.since
             try:
-                await find_start(self._instance, cursor)
+                await find_start(self._instance, cursor, self._watch)
                 if self._is_check_due(cursor, pending):
                     error = await self._check(cursor)
                     if error is not None:
                         return _Batch(error=error)
                     continue
+                if pending is None:
+                    pulled_at = machine.monotonic()
                 pull, pending = self._pull(cursor, pending), None
                 result = await pull
                 batch = self._take(cursor, result)
             except RocketMQError as error:
-                pending, cursor.recheck = None, cursor.last is not None
+                pending = None
+                cursor.doubt()
                 if await self._has_left(cursor, error):
                     return None
                 await asyncio.sleep(backoff.rest(error))
                 continue
             backoff.over()
             if batch is None:
-                rest = self._rest(cursor, result, machine.monotonic() - moved_at)
-                if rest is None and machine.monotonic() - pulled_at < FIRST_REST:  # this broker does not hold pulls
-                    rest = backoff.longer()
-                if rest is not None:
-                    await asyncio.sleep(rest)
+                now = machine.monotonic()
+                rest = self._rest(cursor, result, now - moved_at)
+                if rest is None:
+                    rest = backoff.longer() if now - pulled_at < FIRST_REST else 0.0  # this broker does not hold pulls
+                await asyncio.sleep(rest)
             elif batch.messages or batch.error is not None:
                 return batch
             else:
@@ -330,9 +339,15 @@ class Reader:
         return None
 
     async def _pull(self, cursor: Cursor, pending: PendingPull | None) -> PullResult:
-        """Pulls once. Raises the errors of the pull, and as ``believe`` does for a doubtful result."""
+        """Pulls once, unless ``pending`` was sent already, from the offset of the cursor. Raises the errors of the pull, and as
+        ``believe`` does for a doubtful result."""
+        if pending is not None and pending.request.offset != cursor.offset:  # the cursor has gone back since
+            pending = None
         request = self._request(cursor) if pending is None else pending.request
         result = await pull_once(self._instance, request, self._calls, pending)
+        if pending is None:
+            cursor.answered_at = machine.monotonic()
+            cursor.pulls_by(self._connection(cursor))
         if is_doubtful(cursor, result):
             await believe(self._instance, cursor)
         return result
@@ -355,8 +370,10 @@ class Reader:
         ``quiet``: seconds since the cursor moved; after more than ``request_timeout`` of them a reading up to "latest" or a
         datetime ends where it is. Raises OffsetRangeError for an offset that stays above the queue's end.
         """
+        if cursor.doubtful:
+            return 0.0
         if result.status is PullStatus.OFFSET_ILLEGAL:
-            cursor.recheck = cursor.last is not None
+            cursor.doubt()
             if cursor.is_ahead_for() > AHEAD_PATIENCE:
                 raise range_error(self._instance, cursor, result)
             return FIRST_REST
@@ -376,29 +393,43 @@ class Reader:
         return PullRequest(self._group, cursor.queue, cursor.offset, count, self._scope.tags, suspend, timeout)
 
     def _take(self, cursor: Cursor, result: PullResult) -> _Batch | None:
-        """Moves the cursor, or raises as ``_jump`` does; returns the messages (perhaps none), None if it did not move."""
+        """Moves the cursor, or raises as ``_jump`` does; returns the messages (perhaps none), None if it did not move: also if the
+        queue ends below an end that it had."""
         offset, after = cursor.offset, result.next_offset
+        if result.max_offset < cursor.high:
+            cursor.doubt()
+        cursor.high = result.max_offset
+        if cursor.doubtful or (after <= offset and result.status is not PullStatus.OFFSET_ILLEGAL):
+            return None
         if result.status is PullStatus.OFFSET_ILLEGAL:
             return self._jump(cursor, result) if offset < result.min_offset else None
-        if after <= offset:
-            return None
         lost = until(result.lost, cursor.end) if result.lost else ()
         cursor.offset, cursor.begun = after, True
         messages = within(result.messages, offset, cursor.end)
         if messages:
-            cursor.last = place_of(messages[-1])
+            self._watch.marks.read(cursor.queue, messages)
             cursor.ahead_since = None
-        if self._scope.tags != "*":
-            if cursor.skipped is None:
-                cursor.skipped = SkippedOffsets()
-            first = result.messages[0].queue_offset if result.messages else after
-            cursor.skipped.add(offset, first if cursor.end is None else min(first, cursor.end))
-        error: RocketMQError | None = result.corrupt[0] if result.corrupt else None
-        if lost:
-            loss = self._loss(cursor, lost, result.min_offset, result.max_offset)
-            if loss is not None:
-                return _Batch(tuple([message for message in messages if message.queue_offset < lost[0].start]), loss)
-        return _Batch(messages, error)
+        if cursor.is_filtered:
+            self._skip(cursor, offset, result.messages[0].queue_offset if result.messages else after)
+        if lost or result.corrupt:
+            return self._with_error(cursor, result, messages, lost)
+        return _Batch(messages)
+
+    def _with_error(
+        self, cursor: Cursor, result: PullResult, messages: tuple[MessageExt, ...], lost: tuple[range, ...]
+    ) -> _Batch:
+        """Returns the messages of a result, up to the first loss if that ends the reading, and the error."""
+        loss = self._loss(cursor, lost, result.min_offset, result.max_offset) if lost else None
+        if loss is not None:
+            return _Batch(tuple([message for message in messages if message.queue_offset < lost[0].start]), loss)
+        return _Batch(messages, result.corrupt[0] if result.corrupt else None)
+
+    def _skip(self, cursor: Cursor, offset: int, first: int) -> None:
+        """Notes the offsets from ``offset`` up to ``first`` that a filter has skipped."""
+        if cursor.skipped is None:
+            cursor.skipped = SkippedOffsets()
+        cursor.skipped.add(offset, first if cursor.end is None else min(first, cursor.end))
+        cursor.unmarked = self._watch.is_far(cursor)
 
     def _jump(self, cursor: Cursor, result: PullResult) -> _Batch:
         """Moves a cursor with ``at_first`` to the first message; raises OffsetRangeError for a cursor without it."""
@@ -408,6 +439,8 @@ class Reader:
         if cursor.begun:
             self._loss(cursor, lost, result.min_offset, result.max_offset)
         cursor.offset = result.min_offset
+        if not cursor.begun:
+            cursor.first = cursor.offset
         return _Batch()
 
     def _loss(self, cursor: Cursor, lost: tuple[range, ...], low: int, high: int) -> OffsetRangeError | None:
@@ -431,12 +464,22 @@ class Reader:
 
     def _is_check_due(self, cursor: Cursor, pending: PendingPull | None) -> bool:
         if pending is None:
-            cursor.pulls_by(self._instance.open_connection(self._instance.routes.broker_of(cursor.queue)))
-        return cursor.check_due or cursor.recheck
+            cursor.pulls_by(self._connection(cursor))
+            if machine.monotonic() - cursor.answered_at > UNWATCHED:
+                cursor.doubt()
+        return cursor.doubtful or cursor.unmarked or cursor.check_due
+
+    def _connection(self, cursor: Cursor) -> object:
+        return self._instance.open_connection(self._instance.routes.broker_of(cursor.queue))
 
     async def _check(self, cursor: Cursor) -> OffsetRangeError | None:
-        """Checks the last message and offsets that pulls with tags skipped, if that is due; returns the error for a loss."""
-        error = await check_last(self._instance, self._group, cursor, self._calls) if cursor.recheck else None
+        """Checks what the queue had, and offsets that pulls with tags skipped, if that is due; returns the error for a loss."""
+        error = None
+        if cursor.doubtful or cursor.unmarked:
+            error = await self._watch.look(cursor)
+            cursor.answered_at = machine.monotonic()
+            if cursor.connection is None:  # the look has opened it
+                cursor.connection = self._connection(cursor)
         skipped = cursor.skipped
         if error is not None or skipped is None or not cursor.check_due:
             return error

@@ -278,7 +278,7 @@ class Scripted(Looks):
         self.answers = answers
         self.found = found
 
-    async def at(self, queue: MessageQueue, mark: Place) -> Look:
+    async def at(self, queue: MessageQueue, mark: Place, reaches: int | None = None) -> Look:
         return self.answers.pop(0)
 
     async def goes_on_at(self, *_: object) -> int:
@@ -348,7 +348,7 @@ async def test_place_behind_the_highest_mark_that_is_there() -> None:
     places = [Place(offset, 1000, None, offset) for offset in range(0, 160, 10)]
 
     class Truncated(Looks):
-        async def at(self, queue: MessageQueue, mark: Place) -> Look:
+        async def at(self, queue: MessageQueue, mark: Place, reaches: int | None = None) -> Look:
             return Look.SAME if mark.offset < 93 else Look.OTHER
 
     assert await Truncated(NO_INSTANCE, "g").goes_on_at(Q0, places, None) == 91
