@@ -121,9 +121,8 @@ class Following:
                         body = message.body.decode()
                         self.bodies.append(body)
                 except OffsetRangeError as error:
-                    named = re.search(r"may have others from (\d+) on", str(error))
-                    assert named is not None, error
-                    start = {self.queue: int(named[1])}
+                    named = re.findall(r"may have others from (\d+) on", str(error))
+                    start = {self.queue: int(named[0])}
                     self.bodies.append("error")
 
     async def has_read(self, new: int) -> None:
