@@ -9,13 +9,18 @@
 # knows none, and a broker that has crashed lacks those of its last seconds. Both are reached over another connection than the
 # one that has confirmed an offset: after that, the next round commits the queue again, and the last commit of a queue is always
 # sent.
+#
+# Behind another connection may also be a store that has lost messages which this member has handled, and has others at their
+# offsets. Its watermark is committed only when a look has shown that it has these, or this member has gone back (``make_sure``):
+# else the next member would begin above what is stored since.
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable
-from typing import Final
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from math import inf
+from typing import Any, Final
 
 from rmq_protocol.message import MessageQueue
 
@@ -25,6 +30,7 @@ from .._backoff import Backoff
 from .._text import printable
 from ..client import ClientInstance, commit_offset
 from ..errors import ConnectionLostError, RequestTimeoutError, RocketMQError
+from ..tracebacks import own_copy
 from ..transport import Connection
 from .held_queue import HeldQueue, QueueState
 
@@ -39,6 +45,8 @@ GAP: Final = 5.0
 
 DOUBT: Final = 60.0
 """Seconds for which a commit without an answer may still reach its broker."""
+LOOK_TIME: Final = 3.0
+"""Maximum seconds for which a round waits for the look at a queue before its commit; the next round waits again."""
 ROUTE_TIME: Final = 1.0
 """Maximum seconds for the look whether a queue's broker has another master, before the queue's last commit."""
 FIRST_PAUSE: Final = 0.1
@@ -88,6 +96,14 @@ class Commits:
         self.error: str | None = None
         """The first error of the last round; None after a round without errors."""
         self._doubts = doubts
+        self.spawn: Callable[[str, Coroutine[Any, Any, None]], object]
+        self._looks: dict[HeldQueue, asyncio.Future[bool | RocketMQError]] = {}
+        """Looks that are under way before commits, with what they will have found: whether they have ended, or an error."""
+        self.is_sure: Callable[[HeldQueue], bool] = _sure
+        """Returns whether a queue has what this member has read, by the present connection to its broker, as far as it is known."""
+        self.make_sure: Callable[[HeldQueue, float], Awaitable[None]] = _made_sure
+        """Looks at a queue until it is sure, and moves it if messages are lost; the second argument: seconds in which an end below
+        its offset is looked up, at most. Raises the errors of the requests."""
 
     async def run(self, interval: float, full_interval: float, after_gap: Callable[[], Awaitable[None]]) -> None:
         """Commits until it is cancelled. ``interval``, ``full_interval``: seconds between rounds, and between those that commit
@@ -150,10 +166,36 @@ class Commits:
         """
         if held.committing.locked() and not wait:
             return
+        if not self.is_sure(held) and not await self._look(held, None if wait else LOOK_TIME):
+            return
         async with held.committing:
             if wait and (not self._may(held) or self._is_confirmed(held)):
                 return
             await self._send(held)
+
+    async def _look(self, held: HeldQueue, limit: float | None) -> bool:
+        """Looks at a queue; returns whether that has ended. After ``limit`` seconds, None for no limit, the look goes on, and the
+        next call waits for it."""
+        look = self._looks.get(held)
+        if look is None:
+            look = self._looks[held] = asyncio.get_running_loop().create_future()
+            self.spawn(f"look at {held.shown}", self._end_look(held, look))
+        await asyncio.wait([look], timeout=limit)
+        found = look.result() if look.done() else False
+        if isinstance(found, RocketMQError):
+            raise own_copy(found)
+        return found
+
+    async def _end_look(self, held: HeldQueue, look: asyncio.Future[bool | RocketMQError]) -> None:
+        found: bool | RocketMQError = False
+        try:
+            await self.make_sure(held, inf)
+            found = True
+        except RocketMQError as error:
+            found = error
+        finally:
+            del self._looks[held]
+            look.set_result(found)
 
     async def _send(self, held: HeldQueue) -> None:
         offset, connection = held.progress.watermark, self.connection(held)
@@ -197,8 +239,11 @@ class Commits:
             if left <= 0 or not self._may(held):
                 return False
             try:
-                async with asyncio.timeout(left), held.committing:
-                    await self._send(held)
+                async with asyncio.timeout(left):
+                    if not self.is_sure(held):
+                        await self.make_sure(held, left / 2)
+                    async with held.committing:
+                        await self._send(held)
                     sent = True
             except TimeoutError:
                 return False
@@ -224,3 +269,11 @@ class Commits:
             "none of the group, where start_from says. When the broker has a master, compare rmq group lag, and move the group by "
             "rmq group reset; raise stop_timeout if an election takes longer", offset, shown,
         )  # fmt: skip
+
+
+def _sure(held: HeldQueue) -> bool:
+    return True
+
+
+async def _made_sure(held: HeldQueue, patience: float) -> None:
+    """Looks at nothing."""

@@ -51,7 +51,7 @@ class HeldQueue:
 
     __slots__ = (
         "announced", "answered_at", "begun", "changed", "committed", "committing", "confirmed_by", "connection", "cursor", "end",
-        "ends", "error", "looked_at", "low_end", "mean_size", "paused", "progress", "pulled_at", "queue", "repeated_to",
+        "ends", "error", "looked_at", "looking", "low_end", "mean_size", "paused", "progress", "pulled_at", "queue", "repeated_to",
         "returning", "running", "settled_at", "shown", "squeezed", "state", "subscription", "wakes_below",
     )  # fmt: skip
 
@@ -70,6 +70,8 @@ class HeldQueue:
         """The broker's connection at the last pull, or at the look before the first one."""
         self.looked_at = False
         """Whether the queue has had the messages that were read by this connection, so that it may be pulled."""
+        self.looking = asyncio.Lock()
+        """A lock that is held while a look at the queue is under way, which may move it."""
         self.answered_at = 0.0
         """Monotonic time of the last answer to a pull, or of the look before the first one."""
         self.committed: int | None = None

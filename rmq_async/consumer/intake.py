@@ -17,12 +17,14 @@ from rmq_protocol.message import MessageExt, MessageQueue
 from .. import machine
 from .._text import printable
 from ..client import ClientInstance
+from ..errors import BrokerError, FlowControlError, GoAwayError, ServiceNotAvailableError, SystemBusyError
 from ..results import PullResult, PullStatus
+from ..transport import Connection
 from .commits import Commits
 from .config import ConsumerConfig
 from .dispatch import Dispatcher
 from .fetch import REACH, REPLACED, Asked, Budget, Cause, FirstLook, Looks, Move, ReadMarks, find_move
-from .held_queue import HeldQueue
+from .held_queue import HeldQueue, QueueState
 from .losses import Skips
 from .subscription import Subscription
 
@@ -90,6 +92,7 @@ class Intake:
         """Looks at a queue before a pull: whether it has the messages that were read, or, after a start, where it ends. Raises
         the errors of the requests."""
         marks, queue, offset = self.marks, held.queue, held.cursor
+        self._by_connection(held)
         if queue in marks.doubted or held.low_end is not None:
             await self.move(held)
         if held.cursor != offset or not held.is_read:
@@ -101,6 +104,41 @@ class Intake:
                 self.looked(held, look)
         else:
             held.looked_at = True
+
+    def connection(self, held: HeldQueue) -> Connection | None:
+        """Returns the open connection to a queue's broker."""
+        return self._instance.open_connection(self._instance.routes.broker_of(held.queue))
+
+    def _by_connection(self, held: HeldQueue) -> None:
+        """Notes the connection of a look: the store behind another one than before may be another one."""
+        connection = self.connection(held)
+        if connection is not held.connection:
+            self.doubt(held)
+            held.connection = connection
+
+    def is_sure(self, held: HeldQueue) -> bool:
+        """Returns whether a queue has what was read, by the present connection, as far as that is known; a queue that stops stays
+        where it is."""
+        if held.queue not in self.marks or held.state is QueueState.STOPPED:
+            return True
+        connection = self.connection(held)
+        return connection is not None and connection is held.connection and held.queue not in self.marks.doubted
+
+    async def make_sure(self, held: HeldQueue, longest: float) -> None:
+        """Looks at a queue until it is sure, as before a pull, and moves it if it has lost messages. ``longest``: seconds in
+        which an end below its offset is looked up three times, if ``handover_timeout`` is more. Raises the errors of the
+        requests."""
+        while held.is_owned and not self.is_sure(held):
+            async with held.looking:
+                self._by_connection(held)
+                if held.queue not in self.marks.doubted:
+                    continue
+                try:
+                    await self._move(held, None, min(self._config.handover_timeout, longest))
+                except BrokerError as error:
+                    if isinstance(error, SystemBusyError | FlowControlError | ServiceNotAvailableError | GoAwayError):
+                        raise
+                    return  # the broker does not give the queue to read
 
     def _is_far(self, held: HeldQueue, newest: int) -> bool:
         return held.is_filtered and held.cursor - newest > REACH
@@ -163,6 +201,16 @@ class Intake:
         """Determines why the broker does not hold the offset of the pull, or whether the queue has other messages now; then
         moves, stops or leaves the queue, or accepts the answer. ``result``: the answer to the pull; None before it. Raises the
         errors of the requests."""
+        offset, moved = held.cursor, False
+        async with held.looking:
+            if held.cursor == offset:  # else a look before a commit has moved it meanwhile
+                moved = await self._move(held, result, self._config.handover_timeout)
+        if moved:
+            end = machine.monotonic() + CONFIRM_WITHIN
+            await self._commits.commit_last(held, lambda: end)
+
+    async def _move(self, held: HeldQueue, result: PullResult | None, patience: float) -> bool:
+        """Does that, with ``patience`` for ``find_move``; returns whether the queue was moved, and is to be committed."""
         marks, queue, offset = self.marks, held.queue, held.cursor
         illegal, proposed = False, offset
         if result is not None:
@@ -170,9 +218,9 @@ class Intake:
             proposed = result.next_offset if illegal else offset
             held.note_end(result.max_offset)
         asked = Asked(queue, offset, proposed, held.low_end)
-        move = await find_move(self._looks, marks, asked, self._config.handover_timeout)
+        move = await find_move(self._looks, marks, asked, patience)
         if held.cursor != offset or not held.is_owned:
-            return
+            return False
         marks.doubted.discard(queue)
         held.low_end = None
         if move.cause is Cause.OVER:
@@ -185,9 +233,9 @@ class Intake:
             if after is not None:
                 held.progress.pass_to(after)
                 held.cursor = after
-        elif self._go_on(held, move):
-            end = machine.monotonic() + CONFIRM_WITHIN
-            await self._commits.commit_last(held, lambda: end)
+        else:
+            return self._go_on(held, move)
+        return False
 
     def _go_on(self, held: HeldQueue, move: Move) -> bool:
         """Moves a queue whose offset was reset, or whose messages are other ones now; returns whether it has moved."""
@@ -208,6 +256,7 @@ class Intake:
         if not held.is_filtered or offset >= held.cursor:
             return False
         held.go_back(offset)
+        held.changed.set()
         return True
 
     def _after_loss(self, held: HeldQueue, move: Move) -> bool:

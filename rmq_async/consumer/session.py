@@ -161,7 +161,8 @@ class Session:
         self.intake.dispatcher = self.assignment.dispatcher = self.dispatcher
         self.give_backs.freed, self.give_backs.ended = self._freed, self._given_back
         self.give_backs.again, self.give_backs.has_room = self._here_again, self._has_room
-        self.intake.spawn = self.supervisor.once
+        self.commits.is_sure, self.commits.make_sure = self.intake.is_sure, self.intake.make_sure
+        self.commits.spawn = self.intake.spawn = self.supervisor.once
         self.intake.pull_again = self.assignment.pull_again
         self.intake.held = lambda: self.assignment.held
         self.assignment.takeover = self.takeover

@@ -93,9 +93,15 @@ class SavedPositions(Commits):
 
     async def commit_last(self, held: HeldQueue, deadline: Callable[[], float]) -> bool:
         """Saves all positions, with that of a queue that is given up or moved; returns whether that succeeded within LAST_TIME
-        seconds and by ``deadline()``, a monotonic time."""
-        self._note(held)
+        seconds and by ``deadline()``, a monotonic time. A look before that shows whether the broker has what was read; where it
+        does not answer, the position stays."""
         end = machine.monotonic() + LAST_TIME
+        if not self.is_sure(held):
+            look = (min(end, deadline()) - machine.monotonic()) / 2
+            with suppress(RocketMQError, TimeoutError):
+                async with asyncio.timeout(max(look, 0.0)):
+                    await self.make_sure(held, look / 2)
+        self._note(held)
         while True:
             try:
                 async with asyncio.timeout(max(min(end, deadline()) - machine.monotonic(), 0.0)):

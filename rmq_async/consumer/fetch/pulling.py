@@ -29,7 +29,6 @@ from ...errors import (
     TopicNotFoundError,
 )
 from ...results import PullResult, PullStatus
-from ...transport import Connection
 from ..held_queue import HeldQueue, QueueState
 from ..pulling import Calls, PendingPull, PullRequest, pull_once, start_pull
 from .budget import LARGE_PULL, Budget
@@ -95,9 +94,10 @@ class Answers(Protocol):
     ``look``: awaited before a pull of a queue that is not ``looked_at``, or was not watched. ``doubt``: called if an answer may
     have come from another store. ``accept``: takes an answer, with or without messages; it returns False, and takes nothing, if
     the queue may hold other messages than before. ``move``: awaited after such an answer and after OFFSET_ILLEGAL, to find the
-    next offset.
+    next offset. ``connection``: returns the open connection to a queue's broker.
     """
 
+    def connection(self, held: HeldQueue) -> object: ...
     async def look(self, held: HeldQueue) -> None: ...
     def doubt(self, held: HeldQueue) -> None: ...
     def accept(self, held: HeldQueue, result: PullResult) -> bool: ...
@@ -184,12 +184,12 @@ class Pulling:
         if held.pulled_at - held.answered_at > UNWATCHED:
             self._intake.doubt(held)
         if not held.looked_at:
-            await self._look(held)
+            await self._intake.look(held)
             if held.cursor != offset or not held.looked_at:
                 return
         request = self._request(held, messages)
         pending = start_pull(self._instance, request)
-        if (self._connection(held) if pending is None else pending.connection) is not held.connection:
+        if (self._intake.connection(held) if pending is None else pending.connection) is not held.connection:
             self._intake.doubt(held)  # the store behind another connection may be another one
             if pending is not None:
                 pending.forget()
@@ -197,21 +197,13 @@ class Pulling:
         # The answer has no name here: a variable would keep its bodies in memory until the next answer.
         await self._take(held, offset, await pull_once(self._instance, request, self._calls, pending), pending)
 
-    async def _look(self, held: HeldQueue) -> None:
-        """Looks at a queue before a pull, and notes the connection."""
-        connection = self._connection(held)
-        if connection is not held.connection:
-            self._intake.doubt(held)
-            held.connection = connection
-        await self._intake.look(held)
-
     async def _take(self, held: HeldQueue, offset: int, result: PullResult, pending: PendingPull | None) -> None:
         """Takes the result of a pull, unless the queue was moved during the pull. ``offset``: the offset of the pull;
         ``pending``: None if it was not sent by the queue's connection itself."""
         if held.cursor != offset:  # its next pull begins elsewhere
             return
         sure = pending is not None and pending.connection.requests.is_open
-        if not sure and self._connection(held) is not held.connection:
+        if not sure and self._intake.connection(held) is not held.connection:
             self._intake.doubt(held)
         held.answered_at = machine.monotonic()
         if result.corrupt:
@@ -219,10 +211,6 @@ class Pulling:
             result = _readable(result, held)
         if result.status is PullStatus.OFFSET_ILLEGAL or not self._intake.accept(held, result):
             await self._intake.move(held, result)
-
-    def _connection(self, held: HeldQueue) -> Connection | None:
-        instance = self._instance
-        return instance.open_connection(instance.routes.broker_of(held.queue))
 
     async def _room(self, held: HeldQueue) -> int:
         """Waits until the span allows another message, fewer than ``ahead`` messages are ready, the queue is not

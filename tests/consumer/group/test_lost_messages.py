@@ -173,6 +173,41 @@ async def test_broadcast_member_that_starts_above_the_end() -> None:
         assert store.positions == {Q0: 7}
 
 
+@pytest.mark.parametrize("how", ["at once", "paused", "broadcast", "round"])
+@pytest.mark.parametrize("new", [5, 40])
+def test_member_that_stops_right_after_a_loss_hands_on_what_is_there(how: str, new: int) -> None:
+    """It has not pulled since, because it is paused or stops at once. The next member handles all that is stored since."""
+
+    async def main(s: Simulation) -> None:
+        await create(s.namesrv, queues=1)
+        await send(s.namesrv, *bodies("old", 20))
+        store = Store({})
+        options: dict[str, Any] = {"start_from": "earliest", **({"broadcast": store} if how == "broadcast" else {})}
+        consumer = member("g", s.namesrv, "one", seen := Seen(), **options)
+        async with consumer:
+            for number in range(10):
+                await send(s.namesrv, b"older %d" % number)
+            await until(lambda: len(seen.bodies) == 30)
+            await consumer.commit()
+            if how != "at once":
+                consumer.pause()
+                await asyncio.sleep(3)
+            lose(s, 10)
+            if how != "at once":
+                await send(s.namesrv, *bodies("new", new))
+            if how == "round":
+                await asyncio.sleep(45)
+                assert s.brokers[0].committed("g", Q0) <= 20
+        if how == "at once":
+            await send(s.namesrv, *bodies("new", new))
+        if how != "broadcast":
+            assert s.brokers[0].committed("g", Q0) <= 20
+        async with member("g", s.namesrv, "two", later := Seen(), **options):
+            await until(lambda: len(handled(seen, "new") | handled(later, "new")) == new, 60.0)
+
+    Simulation(1, brokers=1, faults=None).run(main)
+
+
 def test_message_in_a_call_is_not_handed_out_again() -> None:
     """The member goes back behind its last message that is surely there, and below one that it still handles."""
 

@@ -43,7 +43,7 @@ async def test_settle_of_a_call_from_before_the_queue_was_moved() -> None:
     outcomes, reported = Outcomes(NO_INSTANCE, "g"), list[Outcome]()
     outcomes.give_backs = GiveBacks(outcomes, NO_INSTANCE)
     outcomes.give_backs.end_now(
-        GivenBack(held, "T", item.message, Decision(Outcome.RETRIED), reported.append, item), Outcome.RETRIED
+        GivenBack(held, "T", item.message, Decision(Outcome.RETRIED), "", reported.append, item), Outcome.RETRIED
     )
     assert held.progress.watermark == 3
     assert reported == [Outcome.RETRIED]
