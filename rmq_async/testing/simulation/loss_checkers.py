@@ -17,7 +17,7 @@ from .checkers import Stored
 from .group_log import GroupLog, Sample
 from .servers import Loss
 
-__all__ = ["left_out"]
+__all__ = ["is_bound", "left_out"]
 
 APART: Final = 5.0
 """Seconds between two looks at a member, at most, between which it has not given a queue up and taken it again."""
@@ -46,15 +46,18 @@ def left_out(log: GroupLog, stored: Iterable[Stored], losses: Sequence[Loss]) ->
             continue
         loss = before[-1]
         if loss not in bound:
-            bound[loss] = any(_is_bound(samples, loss, commits[queue], log.now()) for samples in by_life.values())
+            bound[loss] = any(is_bound(samples, loss, commits[queue], log.now()) for samples in by_life.values())
         if not bound[loss]:
             found.add(each.unique_id)
     return found
 
 
-def _is_bound(samples: Sequence[Sample], loss: Loss, commits: Sequence[float], end: float) -> bool:
+def is_bound(samples: Sequence[Sample], loss: Loss, commits: Sequence[float], end: float) -> bool:
     """Returns whether a member held a queue when that lost messages, and on, until it has gone back in the queue and has
-    committed that, or until the end of the run: then its successors go on from there."""
+    committed that, or until the end of the run: then its successors go on from there.
+
+    ``samples``: those of one life. ``commits``: the times at which the offset of the queue was stored.
+    """
     before = [sample for sample in samples if sample.time <= loss.time]
     if not before or loss.queue not in before[-1].held:
         return False

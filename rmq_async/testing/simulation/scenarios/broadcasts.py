@@ -16,6 +16,9 @@ from rmq_protocol.message import MessageExt, MessageQueue
 from ....consumer import Consumer, Retry
 from ....errors import RocketMQError
 from ..chance import exponential
+from ..group_log import Sample
+from ..loss_checkers import is_bound
+from ..servers import Loss
 from .groups import FAILURE, Staffed
 from .readings import Stocked
 from .services import AGAIN, CALM, Workload
@@ -38,7 +41,8 @@ class _Listener:
     """One member over all of its lives, and its store of positions.
 
     ``_handled``: how often this life has handled a message with success, by place and unique id. ``_attempts``: how often this life
-    has tried it. ``_over``: the messages that any life has settled.
+    has tried it. ``_over``: the messages that any life has settled. ``_samples``: what was seen of each life; ``_saved``: the times
+    of saves.
     """
 
     def __init__(self, cluster: Listening, name: str, until: float) -> None:
@@ -50,6 +54,8 @@ class _Listener:
         self._handled: Counter[tuple[MessageQueue, int, str]] = Counter()
         self._attempts: Counter[tuple[MessageQueue, int, str]] = Counter()
         self._over: set[tuple[MessageQueue, int, str]] = set()
+        self._samples: list[list[Sample]] = []
+        self._saved: list[float] = []
 
     async def load(self, topic: str) -> Mapping[MessageQueue, int]:
         return self._positions
@@ -57,6 +63,7 @@ class _Listener:
     async def save(self, positions: Mapping[MessageQueue, int], /) -> None:
         await asyncio.sleep(self._chance.random() * 0.05)
         self._positions = dict(positions)
+        self._saved.append(self._cluster.now)
 
     async def run(self) -> None:
         """Runs one consumer after the other, each a life of the member; the last one handles all that is left."""
@@ -78,16 +85,30 @@ class _Listener:
             last = False
             try:
                 async with consumer:
-                    end = cluster.now + exponential(chance, 60.0)
-                    await asyncio.sleep(max(min(end, self._until) - cluster.now, 1.0))
-                    if last := cluster.now >= self._until:
-                        await cluster.calm(CALM)
-                        await self._catch_up()
+                    watching = asyncio.create_task(self._watch(consumer))
+                    try:
+                        end = cluster.now + exponential(chance, 60.0)
+                        await asyncio.sleep(max(min(end, self._until) - cluster.now, 1.0))
+                        if last := cluster.now >= self._until:
+                            await cluster.calm(CALM)
+                            await self._catch_up()
+                    finally:
+                        watching.cancel()
             except (RocketMQError, TimeoutError):
                 await asyncio.sleep(AGAIN)
             if last:
                 return
             await asyncio.sleep(exponential(chance, 5.0))
+
+    async def _watch(self, consumer: Consumer) -> None:
+        """Notes what the consumer reads, and its problems, each second."""
+        samples: list[Sample] = []
+        self._samples.append(samples)
+        while True:
+            health = consumer.health()
+            problems = tuple((each.code, each.text) for each in health.problems)
+            samples.append(Sample(self._cluster.now, len(self._samples), health.ready, problems, consumer.assignment))
+            await asyncio.sleep(1)
 
     async def _handle(self, chance: Random, message: MessageExt) -> None:
         place = message.queue, message.queue_offset, message.msg_id
@@ -99,7 +120,7 @@ class _Listener:
             raise ValueError(FAILURE)
         self._over.add(place)
         self._handled[place] += 1
-        if self._handled[place] > 1:
+        if self._handled[place] > 1 and not self._losses(message.queue):
             self._cluster.violation(f"repeated: {self._name} has handled {message.msg_id} of {message.queue} twice in one life")
 
     async def _catch_up(self) -> None:
@@ -112,12 +133,25 @@ class _Listener:
                 f"unheard: {self._name} has not handled {msg_id}, offset {offset} of {queue}; {len(left)} are left"
             )
 
+    def _losses(self, queue: MessageQueue) -> list[Loss]:
+        return [loss for broker in self._cluster.group.brokers() for loss in broker.losses if loss.queue == queue]
+
+    def _may_leave_out(self, queue: MessageQueue, offset: int) -> bool:
+        """Returns whether the offset was given out again after a loss that no life of this member could notice."""
+        losses = self._losses(queue)
+        before = [loss for loss in losses if loss.first <= offset]
+        if not before or offset > max(loss.last for loss in losses):
+            return False
+        return not any(is_bound(samples, before[-1], self._saved, self._cluster.now) for samples in self._samples)
+
     def _left(self) -> list[tuple[MessageQueue, int, str]]:
         cluster, left = self._cluster, []
         for queue, end in cluster.held_to(TOPIC).items():
-            for offset in range(max(cluster.oldest(queue), cluster.taken(queue) + 1), end):
+            for offset in range(cluster.oldest(queue), end):
                 message = cluster.held(queue, offset)
-                if message is not None and (queue, offset, message.msg_id) not in self._over:
+                if message is None or (queue, offset, message.msg_id) in self._over:
+                    continue
+                if not self._may_leave_out(queue, offset):
                     left.append((queue, offset, message.msg_id))
         return left
 
