@@ -43,7 +43,6 @@ TRIALS: Final = {
     "otel": "from rmq_async.otel import OpenTelemetryHook; OpenTelemetryHook()",
     "outbox": "import rmq_async.outbox, rmq_async.inbox; rmq_async.outbox.outbox_table; rmq_async.inbox.Inbox(group='g')",
     "spark": "from rmq_async.spark import RocketMQDataSource as S; import pyspark_rocketmq; assert S.name() == 'rocketmq'",
-    "bench": "import matplotlib, rmq_async",
 }
 """A program for each extra; "": without one. Few messages: other environments run beside it, and a demo has a time limit."""
 
