@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .condition import brokers_of, last_success_age, loop_problem, name_server_problem
+from .condition import brokers_of, is_silent, last_success_age, loop_problem, name_server_problem
 from .group_requests import GroupListener, GroupRequests
 from .instance import ClientInstance
 from .lifecycle import LifeCycle, LifeState
@@ -63,6 +63,7 @@ __all__ = [
     "group_members",
     "has_master",
     "has_no_members",
+    "is_silent",
     "known_master",
     "known_queue",
     "last_success_age",

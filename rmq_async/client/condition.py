@@ -13,7 +13,7 @@ from .instance import ClientInstance
 from .loop_monitor import LATE_AFTER
 from .vip import vip_address
 
-__all__ = ["brokers_of", "last_success_age", "loop_problem", "name_server_problem"]
+__all__ = ["brokers_of", "is_silent", "last_success_age", "loop_problem", "name_server_problem"]
 
 _TEXT_LIMIT = 500
 """Maximum characters of a reason in a problem's text."""
@@ -61,6 +61,13 @@ def brokers_of(instance: ClientInstance) -> tuple[dict[str, BrokerHealth], list[
         unanswered = connection.pending if connection is not None else 0
         found[name] = BrokerHealth(address, connection is not None, trouble is None, unanswered)
     return found, problems
+
+
+def is_silent(instance: ClientInstance, broker_name: str) -> bool:
+    """Returns whether requests to a broker's master are unanswered and no byte has come for ``request_timeout`` seconds, as from
+    a frozen process."""
+    connection = instance.open_connection(broker_name)
+    return connection is not None and connection.silent_for(machine.monotonic()) >= instance.config.request_timeout
 
 
 def last_success_age(instance: ClientInstance) -> float | None:

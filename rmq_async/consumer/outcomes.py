@@ -11,7 +11,7 @@ from rmq_protocol.message import MessageExt
 from .. import machine
 from .._functions import error_text
 from .._text import printable
-from ..client import ClientInstance, broker_of_message, brokers_of, retry_brokers, send_back, send_copy
+from ..client import ClientInstance, broker_of_message, brokers_of, is_silent, retry_brokers, send_back, send_copy
 from ..errors import ConnectionLostError, RocketMQError
 from .decision import DEAD, IN_PLACE_LIMIT, Decision
 from .give_backs import Door, GiveBacks, GivenBack, Report
@@ -178,8 +178,10 @@ class Outcomes:
         self.log_given_up(topic, message, attempt, by, cause if isinstance(cause, str) else error_text(cause))
 
     def _is_open(self, broker: str) -> bool:
+        """Returns whether a broker is to be asked: it has not refused lately, and is not silent, which other requests than these
+        find out."""
         door = self.doors.get(broker)
-        return door is None or door.closed_until <= machine.monotonic()
+        return (door is None or door.closed_until <= machine.monotonic()) and not is_silent(self._instance, broker)
 
     def _note(self, broker: str, back: GivenBack, refusal: Refusal, error: RocketMQError) -> None:
         """Notes and logs that a broker has not taken a message."""

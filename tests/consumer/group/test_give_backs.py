@@ -173,6 +173,32 @@ def test_refused_messages_hold_no_slots(shape: str) -> None:
     Simulation(1, brokers=2, faults=None).run(main)
 
 
+def test_broker_that_is_known_to_be_silent_is_not_asked() -> None:
+    """A copy goes to the other broker at once, and no request times out before."""
+
+    async def main(s: Simulation) -> None:
+        await create(s.namesrv, queues=1)
+        goes_on = asyncio.Event()
+
+        async def handler(message: MessageExt) -> None:
+            await goes_on.wait()
+            raise ValueError("fails")
+
+        consumer = member("g", s.namesrv, "one", handler, start_from="earliest", retry=Retry(delays=(600,)))
+        async with consumer:
+            await send_to(s.namesrv, A, b"bad")
+            await until(lambda: consumer.stats().running)
+            s.brokers[0].pause()
+            await asyncio.sleep(40)  # heartbeats and commits have no answer
+            goes_on.set()
+            await until(lambda: consumer.stats().retried, 0.5)
+            assert consumer.stats().unsure == 0
+            s.brokers[0].resume()
+            await consumer.wait_idle()
+
+    Simulation(1, brokers=2, faults=None).run(main)
+
+
 def test_message_that_no_broker_takes_is_handled_here_again_with_the_same_delays() -> None:
     async def main(s: Simulation) -> None:
         await create(s.namesrv, queues=1)
