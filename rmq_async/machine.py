@@ -24,7 +24,8 @@ T = TypeVar("T")
 class Jobs(Protocol):
     """Runs jobs instead of threads. ``refused``: the error with which the machine refuses threads; None while it grants them."""
 
-    refused: str | None
+    @property
+    def refused(self) -> str | None: ...
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **options: P.kwargs) -> Future[T]: ...
 

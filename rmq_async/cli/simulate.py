@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import click
 
-from rmq_async.testing.simulation import KINDS, POP_KINDS, SCENARIOS, Outcome, minimised, run_seed
+from rmq_async.testing.simulation import GROUP_KINDS, KINDS, POP_KINDS, SCENARIOS, Outcome, minimised, run_seed
 
 from .options import FAILED, json_option, pass_options
 from .output import Output
@@ -77,7 +77,10 @@ class _SimulateOptions:
 @click.option("--first", type=click.IntRange(0), help="First seed of --seeds and --for.  [default: drawn]")
 @click.option("--jobs", type=click.IntRange(1, MAX_JOBS), default=1, show_default=True, help="Processes that run seeds.")
 @click.option(
-    "--without", multiple=True, type=click.Choice((*KINDS, *POP_KINDS)), help="Leave out a kind of fault. May be repeated."
+    "--without",
+    multiple=True,
+    type=click.Choice((*KINDS, *POP_KINDS, *GROUP_KINDS)),
+    help="Leave out a kind of fault. May be repeated.",
 )
 @click.option("--trace", is_flag=True, help="Print each frame that the network delivers; needs --seed.")
 @pass_options(_SimulateOptions)

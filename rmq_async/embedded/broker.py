@@ -240,6 +240,15 @@ class Broker(BaseService):
         """Number of messages that were refused because of ``refuse_give_backs``."""
         return self._send_back.refused
 
+    def store_give_backs_silently(self, silently: bool) -> None:
+        """Determines whether what consumers give back, in both ways, is stored and not answered."""
+        self._send_back.is_silent = silently
+
+    @property
+    def unanswered_give_backs(self) -> int:
+        """Number of messages that were not answered because of ``store_give_backs_silently``."""
+        return self._send_back.unanswered
+
     def resize(self, topic: str, queues: int) -> None:
         """Implements ``EmbeddedRocketMQ.resize``."""
         check_within("queues", queues, 0, MAX_QUEUES)
@@ -330,7 +339,8 @@ class Broker(BaseService):
         self.state.offsets.clear_resets()
 
     def serve(self, connection: Connection, frame: Frame) -> Parts | None:
-        if frame.body and frame.serialize_type == _JSON and not self.failures.pending and self._queue is None:
+        is_plain = not self.failures.pending and self._queue is None and not self._send_back.is_silent
+        if is_plain and frame.body and frame.serialize_type == _JSON:
             served = self._fast_send(connection, frame)
             if served is not None:
                 code, answer = served
@@ -344,7 +354,8 @@ class Broker(BaseService):
         if self._queue is not None and command.code in THROTTLED:
             self._respond_in_turn(connection, command, self._queue)
             return None
-        return super().respond(connection, command)
+        response = super().respond(connection, command)
+        return None if self._send_back.is_unanswered(command) else response
 
     def _respond_in_turn(self, connection: Connection, command: RemotingCommand, queue: SendQueue) -> None:
         now = self.listener.now()

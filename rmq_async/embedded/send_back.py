@@ -18,7 +18,7 @@ from .. import machine
 from .records import Draft, read_record
 from .schedule import Schedule
 from .server import Connection
-from .service import Handler, Refused, header_of
+from .service import SENDS, Handler, Refused, header_of
 from .state import BrokerState
 from .topics import FAQ, UNIT_SUBSCRIBED
 
@@ -37,6 +37,9 @@ class SendBackProcessor:
         self.refusal: int | None = None
         """The code with which all is refused; None where it is not."""
         self.refused = 0
+        self.is_silent = False
+        """Whether all is stored and not answered."""
+        self.unanswered = 0
 
     def handlers(self) -> dict[int, Handler]:
         return {RequestCode.CONSUMER_SEND_MSG_BACK: self.send_back}
@@ -91,6 +94,13 @@ class SendBackProcessor:
             self.refused += 1
             raise Refused(self.refusal, f"the broker[{self._state.ip}] sending message is forbidden")
 
+    def is_unanswered(self, command: RemotingCommand) -> bool:
+        """Returns whether a request that was served gets no answer, because of ``is_silent``."""
+        if not self.is_silent or not _gives_back(command):
+            return False
+        self.unanswered += 1
+        return True
+
     def _bury(self, draft: Draft, group: str, level: str) -> None:
         draft.properties["DELAY"] = level
         draft.topic, draft.queue_id = self._state.topics.ensure(DLQ_TOPIC_PREFIX + group).config.topic_name, 0
@@ -102,3 +112,11 @@ class SendBackProcessor:
         if config is None:
             raise Refused(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group not exist, {group[:160]} \n{FAQ}")
         return config.retry_max_times, config.retry_queue_nums
+
+
+def _gives_back(command: RemotingCommand) -> bool:
+    """Returns whether a request is a CONSUMER_SEND_MSG_BACK, or a send to a retry topic."""
+    fields = command.ext_fields or {}
+    topic = fields.get("b") or fields.get("topic") or ""
+    is_copy = command.code in SENDS and topic.startswith(RETRY_TOPIC_PREFIX)
+    return is_copy or command.code == RequestCode.CONSUMER_SEND_MSG_BACK

@@ -6,6 +6,7 @@ from .campaign import Outcome as Outcome
 from .campaign import minimised as minimised
 from .campaign import run_seed as run_seed
 from .errors import SimulationError as SimulationError
+from .faults import GROUP_KINDS as GROUP_KINDS
 from .faults import KINDS as KINDS
 from .faults import POP_KINDS as POP_KINDS
 from .faults import Faults as Faults
@@ -18,4 +19,15 @@ from .scenarios import SCENARIOS as SCENARIOS
 from .scheduler import Scheduler as Scheduler
 from .simulation import Simulation as Simulation
 
-__all__ = ["KINDS", "POP_KINDS", "SCENARIOS", "Event", "Faults", "Link", "Machine", "Simulation", "SimulationError"]
+__all__ = [
+    "GROUP_KINDS",
+    "KINDS",
+    "POP_KINDS",
+    "SCENARIOS",
+    "Event",
+    "Faults",
+    "Link",
+    "Machine",
+    "Simulation",
+    "SimulationError",
+]

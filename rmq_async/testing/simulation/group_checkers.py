@@ -29,8 +29,8 @@ from .servers import Commit, Loss
 from .troubles import Troubles
 
 __all__ = [
-    "Troubles", "backwards", "group_violations", "repeated", "restarted", "sick", "stalled", "together", "uncommitted",
-    "undelivered", "unnamed",
+    "Troubles", "backwards", "group_violations", "repeated", "restarted", "sick", "stalled", "together", "uncalled",
+    "uncommitted", "undelivered", "unnamed",
 ]  # fmt: skip
 
 RESUMED: Final = 30.0
@@ -89,6 +89,7 @@ def group_violations(
     lossy = {loss.queue for loss in losses}
     return [
         *undelivered(calls, log, stored, {*excused, *unread, *left_out(log, stored, losses)}),
+        *uncalled(log, stored, excused),
         *repeated(log, troubles, losses),
         *together(log, troubles),
         *backwards(log.commits, troubles, lossy, log.starts),
@@ -113,6 +114,16 @@ def undelivered(calls: Iterable[Call], log: GroupLog, stored: Iterable[Stored], 
         if call.topic in log.topics
         for result in call.results
         if result.msg_id not in handled and result.msg_id not in excused
+    ]
+
+
+def uncalled(log: GroupLog, stored: Iterable[Stored], excused: Collection[str]) -> list[str]:
+    """Returns dead letters with which no handler was ever called."""
+    called = {each.unique_id for each in log.deliveries}
+    dead = {each.unique_id for each in stored if each.topic == DLQ_TOPIC_PREFIX + GROUP}
+    return [
+        f"uncalled: {unique_id} is a dead letter, and no handler was called with it"
+        for unique_id in sorted(dead.difference(called, excused))
     ]
 
 

@@ -83,7 +83,14 @@ class LoopExecutor(Executor):
 
     def __init__(self, loop: SimulatedLoop) -> None:
         self._loop = loop
-        self.refused: str | None = None
+        self.reason: str | None = None
+        """The error with which threads are refused; None while they are granted."""
+        self.refusals = 0
+
+    @property
+    def refused(self) -> str | None:
+        self.refusals += self.reason is not None
+        return self.reason
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **options: Any) -> Future[Any]:
         job: Future[Any] = Future()
@@ -270,7 +277,12 @@ class Machine:
         self._world.record(self.name, "refuse_threads", refused=refused)
         self.loop  # noqa: B018 - raises while no process runs
         assert self._executor is not None
-        self._executor.refused = "can't start new thread" if refused else None
+        self._executor.reason = "can't start new thread" if refused else None
+
+    @property
+    def refused_threads(self) -> int:
+        """Number of threads that this process was refused; 0 while no process runs."""
+        return 0 if self._executor is None else self._executor.refusals
 
     def move(self, address: str) -> None:
         """Gives the machine another IPv4 address, to which its name resolves then; connections of the old one fall silent.

@@ -11,10 +11,20 @@ from random import Random
 
 import pytest
 
-from rmq_async import Admin, Message, MessageQueue, Producer, PullConsumer, TransactionProducer, TransactionStatus
+from rmq_async import (
+    Admin,
+    Consumer,
+    Message,
+    MessageExt,
+    MessageQueue,
+    Producer,
+    PullConsumer,
+    TransactionProducer,
+    TransactionStatus,
+)
 from rmq_async.errors import RequestTimeoutError, RocketMQError
-from rmq_async.testing.simulation import KINDS, POP_KINDS, Faults, Simulation, SimulationError
-from rmq_async.testing.simulation.effects import beginnings, machines, storage
+from rmq_async.testing.simulation import GROUP_KINDS, KINDS, POP_KINDS, Faults, Simulation, SimulationError
+from rmq_async.testing.simulation.effects import answers, beginnings, machines, storage
 
 Main = Callable[[Simulation], Awaitable[None]]
 
@@ -371,6 +381,54 @@ def test_slow_client_is_met_and_fast_again() -> None:
     quiet().run(main)
 
 
+def test_machine_without_threads_is_met_when_a_thread_is_refused() -> None:
+    async def main(simulation: Simulation) -> None:
+        called: list[MessageExt] = []
+
+        async def service() -> None:
+            consumer = Consumer("g", namesrv=simulation.namesrv, start_from="earliest")
+            consumer.subscribe("T", called.append)
+            async with consumer:
+                await asyncio.sleep(30.0)
+
+        machine = simulation.machine("shop")
+        ended = machine.run(service)
+        await asyncio.sleep(1.0)
+        effect = machines.no_threads(Random(1), machine)
+        effect.end()
+        assert not effect.met()
+        effect = machines.no_threads(Random(1), machine)
+        await send(simulation, 3)
+        await asyncio.sleep(5.0)
+        effect.end()
+        assert effect.met()
+        assert not called
+        await ended
+        assert len(called) == 3
+
+    quiet().run(main)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_give_backs_are_refused_or_stored_silently(seed: int) -> None:
+    """Both ways in which consumers give messages back, and nothing else."""
+
+    async def main(simulation: Simulation) -> None:
+        await send(simulation, 2)
+        machine = simulation.brokers[0]
+        effect = answers.not_taken_back(Random(seed), machine)
+        async with Producer("p", namesrv=simulation.namesrv, request_timeout=1.0, retries=0) as producer:
+            await producer.send(Message("T", b"x"))
+            with pytest.raises(RocketMQError) as caught:
+                await producer.send(Message("%RETRY%g", b"copy"), timeout=1.0)
+        effect.end()
+        assert effect.met()
+        kept = [each for each in machine.stored() if each.topic == "%RETRY%g"]
+        assert len(kept) == isinstance(caught.value, RequestTimeoutError)
+
+    quiet(brokers=1).run(main)
+
+
 def test_fault_strikes_one_broker_or_all_of_them_alike() -> None:
     async def main(simulation: Simulation) -> None:
         struck = []
@@ -401,4 +459,4 @@ def test_fault_without_a_target_is_named() -> None:
 
 def test_page_has_every_kind_of_fault() -> None:
     page = (Path(__file__).parents[3] / "docs" / "simulation.md").read_text()
-    assert [kind for kind in (*KINDS, *POP_KINDS) if f"`{kind}`" not in page] == []
+    assert [kind for kind in (*KINDS, *POP_KINDS, *GROUP_KINDS) if f"`{kind}`" not in page] == []

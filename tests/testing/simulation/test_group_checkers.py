@@ -19,6 +19,7 @@ from rmq_async.testing.simulation.group_checkers import (
     sick,
     stalled,
     together,
+    uncalled,
     uncommitted,
     undelivered,
     unnamed,
@@ -245,6 +246,13 @@ def test_undelivered_message_is_found_unless_it_is_a_dead_letter_or_was_lost() -
     assert undelivered([call], log(delivery()), [], ()) == []
     assert undelivered([call], log(), [dead], ()) == []
     assert undelivered([call], log(), [], {"id-0"}) == []
+
+
+def test_dead_letter_without_a_call_is_found_unless_its_message_was_lost() -> None:
+    dead = Stored("broker-a", "%DLQ%" + GROUP, 0, 0, "id-0", b"")
+    assert len(uncalled(log(delivery(1)), [dead], ())) == 1
+    assert uncalled(log(delivery(how="failed")), [dead], ()) == []
+    assert uncalled(log(), [dead], {"id-0"}) == []
 
 
 def test_message_in_hand_that_its_queue_did_not_wait_for_may_come_again_to_another_member() -> None:

@@ -20,6 +20,7 @@ _ANSWERS: Final = {
     "broker-overload": answers.overload,
     "broker-slices": answers.slices,
     "broker-slow-disk": storage.slow_disk,
+    "group-refused": answers.not_taken_back,
 }
 _POPS: Final = {
     "pop-empty": pops.empty,
@@ -66,6 +67,7 @@ def _of_processes(cluster: Cluster) -> dict[str, Begin]:
         "client-move": on(lambda: cluster.clients, lambda _, machine: machines.move_client(cluster, machine)),
         "client-pause": on(lambda: cluster.clients, machines.pause, paused=False),
         "client-slow": on(lambda: cluster.clients, machines.slow),
+        "group-no-threads": on_some(lambda: cluster.clients, machines.no_threads),
         "name-server-crash": on(lambda: cluster.name_servers, machines.crash, paused=False),
         "name-server-move": on(
             lambda: cluster.name_servers, lambda _, machine: machines.move_server(cluster, machine), paused=False

@@ -11,11 +11,15 @@ from ..faults import Effect
 from ..servers import BrokerMachine
 from .effect import Done
 
-__all__ = ["busy", "delay", "disorder", "error", "jitter", "overload", "slices"]
+__all__ = ["busy", "delay", "disorder", "error", "jitter", "not_taken_back", "overload", "slices"]
 
 REQUESTS: Final = (RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE, RequestCode.PULL_MESSAGE)
 ERRORS: Final = (ResponseCode.SYSTEM_ERROR, ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE)
 MOST_REFUSED: Final = 20
+NOT_TAKEN_BACK: Final = (
+    ResponseCode.NO_PERMISSION, ResponseCode.SERVICE_NOT_AVAILABLE, ResponseCode.SYSTEM_ERROR, ResponseCode.SYSTEM_BUSY, None,
+)  # fmt: skip
+"""How give-backs are refused; None for no answer."""
 
 
 def busy(chance: Random, machine: BrokerMachine) -> Effect:
@@ -70,6 +74,20 @@ def overload(chance: Random, machine: BrokerMachine) -> Effect:
         broker.throttle(None)
 
     return Done(end, lambda: refused > 0)
+
+
+def not_taken_back(chance: Random, machine: BrokerMachine) -> Effect:
+    """Makes a broker refuse what consumers give back, or store it without an answer."""
+    broker, code = machine.broker, chance.choice(NOT_TAKEN_BACK)
+    before = broker.refused_give_backs + broker.unanswered_give_backs
+    broker.refuse_give_backs(code)
+    broker.store_give_backs_silently(code is None)
+
+    def end() -> None:
+        broker.refuse_give_backs(None)
+        broker.store_give_backs_silently(False)
+
+    return Done(end, lambda: broker.refused_give_backs + broker.unanswered_give_backs > before)
 
 
 def _refused(chance: Random, machine: BrokerMachine, code: int) -> Effect:

@@ -14,7 +14,7 @@ from ..servers import BrokerMachine, NameServerMachine
 __all__ = ["Cluster", "Done", "drawn", "on", "on_some", "once"]
 
 ALL_SHARE: Final = 0.2
-"""Share of the faults that strike all brokers at once, in the same way."""
+"""Share of the faults of ``on_some`` that strike all machines at once, in the same way."""
 
 M = TypeVar("M", bound=Machine)
 T = TypeVar("T")

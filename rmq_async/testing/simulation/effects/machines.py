@@ -12,8 +12,8 @@ from ..servers import BrokerMachine, NameServerMachine, ServerMachine
 from .effect import Cluster, Done, drawn, once
 
 __all__ = [
-    "clock_drift", "clock_jump", "clock_rate", "crash", "move_client", "move_server", "pause", "power_loss", "redirect", "silent",
-    "slow",
+    "clock_drift", "clock_jump", "clock_rate", "crash", "move_client", "move_server", "no_threads", "pause", "power_loss",
+    "redirect", "silent", "slow",
 ]  # fmt: skip
 
 LARGEST_JUMP: Final = 60.0
@@ -61,6 +61,18 @@ def slow(chance: Random, machine: Machine) -> Effect:
             machine.slow(0.0)
 
     return Done(end, lambda: loop.turns > before)
+
+
+def no_threads(chance: Random, machine: Machine) -> Effect:
+    """Makes a machine refuse threads."""
+    loop, before = machine.loop, machine.refused_threads
+    machine.refuse_threads()
+
+    def end() -> None:
+        if machine.running and machine.loop is loop:  # a process that started later has threads
+            machine.refuse_threads(False)
+
+    return Done(end, lambda: machine.refused_threads > before)
 
 
 def clock_jump(chance: Random, machine: Machine) -> Effect:

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, NamedTuple, Protocol
 
-from ..faults import KINDS, POP_KINDS
+from ..faults import GROUP_KINDS, KINDS, POP_KINDS
 from .arranged_groups import ARRANGED_GROUPS
 from .broadcasts import BROADCASTS
 from .groups import GROUPS
@@ -96,7 +96,11 @@ SCENARIOS: Final[Mapping[str, Scenario]] = MappingProxyType(
     {
         "mixed": Scenario("all services at once, two name servers", MIXED, name_servers=2),
         **{
-            name: Scenario((workload.__doc__ or "").partition("\n")[0], (name,))
+            name: Scenario(
+                (workload.__doc__ or "").partition("\n")[0],
+                (name,),
+                kinds=frozenset((*KINDS, *GROUP_KINDS) if name in ("arranged", "groups") else KINDS),
+            )
             for name, workload in SERVICES.items()
             if name not in ("requests", "replies", "reading", "returning", "beside", "broadcast", "pop")
         },
@@ -105,7 +109,7 @@ SCENARIOS: Final[Mapping[str, Scenario]] = MappingProxyType(
         "broadcast": Scenario("members that each handle all messages of a topic", ("plain", "broadcast")),
         "reading": Scenario("reads a topic while it is written", ("plain", "reading")),
         "beside": Scenario("sends beside a broker that fails, to one that does not", ("beside",), kinds=HARMLESS),
-        "pop": Scenario((SERVICES["pop"].__doc__ or ""), ("pop",), kinds=frozenset((*KINDS, *POP_KINDS))),
+        "pop": Scenario((SERVICES["pop"].__doc__ or ""), ("pop",), kinds=frozenset((*KINDS, *POP_KINDS, *GROUP_KINDS))),
         "returning": Scenario("reads a topic whose queues come and go", ("resized", "returning")),
     }
 )

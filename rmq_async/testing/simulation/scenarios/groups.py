@@ -84,7 +84,7 @@ class Crew:
         self.without_faults = chance.random() < 0.15
         self.without_kills = chance.random() < 0.4
         self.mean_life = chance.choice((60.0, 200.0, 1000.0))
-        self.plain = chance.random() < 0.3
+        self.plain = chance.random() < 0.5
         self.options: dict[str, Any] = {
             "route_poll_interval": 10.0,  # a member with an old route takes part in no handover until its next poll
             "start_from": "earliest",
@@ -242,7 +242,7 @@ class Crew:
         consumer = Consumer(GROUP, namesrv=self.cluster.namesrv, **self.options)
         for topic in self.topics:
             timeout = chance.choice((6.0, None))
-            if self.plain and topic == TOPICS[1]:
+            if self.plain and topic == self.topics[-1]:
                 consumer.subscribe(topic, partial(_handle_at_once, self.log, chance, life))
             else:
                 consumer.subscribe(topic, partial(_handle, self.log, chance, life), timeout=timeout)
