@@ -2,10 +2,13 @@
 
 ``burst``: to an official broker with stock settings, started here (with a store that is deleted afterwards) or ``--namesrv``; all
 of them must be stored. Bursts of other clients come before, until one is stored without a retry, since a JVM that has just started
-is slow; ``--fresh`` leaves them out. ``hole``: to a broker that drops SYNs; all of them fail, and what counts is when the last one
-ends, and what a waiting call costs.
+is slow; ``--fresh`` leaves them out. ``start``: to such a broker that was started for this burst alone, with default settings; all
+of them must be stored. ``oneway``: one-way messages to such a broker; none may be dropped, though some are where the machine stops
+the broker for longer than it lets messages wait. ``hole``: to a broker that drops SYNs; all of them fail, and what counts is when
+the last one ends, and what a waiting call costs.
 
-Each line is a process of its own. Exit code 1: a send failed, or a target was missed.
+Each line is a process of its own, and names the machine's load before it. Exit code 1: a send failed, or a target was missed.
+``--check`` is ``--parts start --runs 5``.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ import uvloop
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # PYTHONSAFEPATH leaves out a script's own directory
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from send import BenchmarkError, target
+from send import BenchmarkError, create_topic, stored_messages, target
 
 from rmq_async import Message, Producer, RocketMQError
 from rmq_async.testing import ScriptedPeer, routes_to
@@ -35,6 +38,8 @@ from tests.holes import black_hole
 
 BURSTS: Final = ((20_000, None), (65_535, 15.0))
 """Sends, and the ``timeout`` of each; None: the default."""
+STARTS: Final = {"start": 20_000, "oneway": 60_000}
+"""Sends to a broker that was just started."""
 WAITS: Final = (1_000, 20_000, 65_535)
 WAIT: Final = 4.0
 WARMING: Final = 20_000
@@ -47,8 +52,9 @@ MOST_DEARER: Final = 2.0
 
 
 class ColdSpec(msgspec.Struct, kw_only=True, frozen=True):
-    """``namesrv``: None for a broker that drops SYNs. ``timeout``: None for the default."""
+    """``part``: burst, start, oneway or hole. ``namesrv``: None for a broker that drops SYNs. ``timeout``: None for the default."""
 
+    part: str
     sends: int
     namesrv: str | None = None
     topic: str = "Cold"
@@ -86,12 +92,24 @@ async def burst(spec: ColdSpec, namesrv: str) -> ColdResult:
             failures[f"{type(error).__name__}: {error}"[:100]] += 1
         ended.append(time.monotonic())
 
+    async def send_oneway() -> None:
+        for _ in range(spec.sends):
+            await producer.send_oneway(Message(spec.topic, body))
+            ended.append(time.monotonic())
+        await producer.flush()
+
     async with Producer("cold", namesrv=namesrv, stop_timeout=0.0, **given) as producer:
         began, cpu = time.monotonic(), time.process_time()
-        await asyncio.gather(*[send() for _ in range(spec.sends)])
+        if spec.part == "oneway":
+            await send_oneway()
+        else:
+            await asyncio.gather(*[send() for _ in range(spec.sends)])
         cpu = time.process_time() - cpu
+    stored = spec.sends - failures.total()
+    if spec.part == "oneway" and (stored := await stored_messages(namesrv, spec.topic, spec.sends)) < spec.sends:
+        failures["dropped by the broker"] = spec.sends - stored
     return ColdResult(
-        stored=spec.sends - failures.total(), first=ended[0] - began, last=ended[-1] - began, cpu_us=cpu * 1e6 / spec.sends,
+        stored=stored, first=ended[0] - began, last=ended[-1] - began, cpu_us=cpu * 1e6 / spec.sends,
         retried=retried, failures=dict(failures.most_common(5)),
     )  # fmt: skip
 
@@ -121,8 +139,10 @@ def run_client(spec: ColdSpec) -> ColdResult:
 def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
     specs: list[ColdSpec] = []
     if "hole" in options.parts:
-        specs += [ColdSpec(sends=number, timeout=WAIT, loop=options.loop) for number in WAITS]
-    rows = [row(spec, run_client(spec)) for spec in specs if not options.most or spec.sends <= options.most]
+        specs += [ColdSpec(part="hole", sends=number, timeout=WAIT, loop=options.loop) for number in WAITS]
+    rows = [row(spec) for spec in specs if not options.most or spec.sends <= options.most]
+    for _ in range(options.runs):
+        rows += [started(part, options) for part in STARTS if part in options.parts]
     if "burst" not in options.parts:
         return rows
     with target(options) as place:
@@ -132,33 +152,47 @@ def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
             for number, timeout in BURSTS:
                 sends = min(number, options.most or number)
                 topic = f"Cold-{os.getpid()}-{run}-{number}"
-                spec = ColdSpec(sends=sends, namesrv=place.namesrv, topic=topic, timeout=timeout, loop=options.loop)
-                rows.append(row(spec, run_client(spec)))
+                spec = ColdSpec(
+                    part="burst", sends=sends, namesrv=place.namesrv, topic=topic, timeout=timeout, loop=options.loop
+                )
+                rows.append(row(spec))
     return rows
+
+
+def started(part: str, options: argparse.Namespace) -> dict[str, Any]:
+    """Sends to a broker that is started for this."""
+    with target(options) as place:
+        topic = f"Cold-{os.getpid()}-{part}"
+        asyncio.run(create_topic(place.namesrv, topic))
+        sends = min(STARTS[part], options.most or STARTS[part])
+        return row(ColdSpec(part=part, sends=sends, namesrv=place.namesrv, topic=topic, loop=options.loop))
 
 
 def warm(namesrv: str, options: argparse.Namespace) -> None:
     """Has the broker's code compiled."""
     for number in range(MOST_WARMING):
         sends, topic = min(WARMING, options.most or WARMING), f"Warm-{os.getpid()}-{number}"
-        result = run_client(ColdSpec(sends=sends, namesrv=namesrv, topic=topic, timeout=60.0, loop=options.loop))
+        spec = ColdSpec(part="burst", sends=sends, namesrv=namesrv, topic=topic, timeout=60.0, loop=options.loop)
+        result = run_client(spec)
         if result.stored == sends and not result.retried:
             return
 
 
-def row(spec: ColdSpec, result: ColdResult) -> dict[str, Any]:
-    part = "hole" if spec.namesrv is None else "burst"
-    found = {"part": part, "topic": spec.topic, "sends": spec.sends, "timeout": spec.timeout, **msgspec.structs.asdict(result)}
-    print(f"{part} {spec.sends:,}: {result.last:.2f} s, {result.cpu_us:.0f} us", file=sys.stderr, flush=True)
-    return found
+def row(spec: ColdSpec) -> dict[str, Any]:
+    load = os.getloadavg()[0]
+    result = run_client(spec)
+    found = {"part": spec.part, "topic": spec.topic, "sends": spec.sends, "timeout": spec.timeout, "load": load}
+    text = f"{spec.part} {spec.sends:,}: {result.stored:,} stored, {result.retried:,} retried, {result.last:.2f} s"
+    print(f"{text}, {result.cpu_us:.0f} us, load {load:.1f}", file=sys.stderr, flush=True)
+    return {**found, **msgspec.structs.asdict(result)}
 
 
 def problems(rows: Sequence[dict[str, Any]]) -> list[str]:
     """Failures and missed targets, a line each."""
     found = []
     for each in rows:
-        if each["part"] == "burst":
-            found += [f"burst {each['sends']:,}: {count:,} x {text}" for text, count in each["failures"].items()]
+        if each["part"] != "hole":
+            found += [f"{each['part']} {each['sends']:,}: {count:,} x {text}" for text, count in each["failures"].items()]
         elif each["stored"]:
             found.append(f"hole {each['sends']:,}: {each['stored']:,} were stored")
         elif each["sends"] == 20_000 and each["last"] > LAST_WITHIN:
@@ -171,9 +205,13 @@ def problems(rows: Sequence[dict[str, Any]]) -> list[str]:
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """Markdown."""
+    names = {
+        "burst": "a stock broker", "start": "a stock broker just started", "oneway": "a stock broker just started, one-way",
+        "hole": "a broker that drops SYNs",
+    }  # fmt: skip
     lines = ["| to | sends | timeout | stored | retried | first s | last s | client us |", "|---|---|---|---|---|---|---|---|"]
     for each in rows:
-        to = "a stock broker" if each["part"] == "burst" else "a broker that drops SYNs"
+        to = names[each["part"]]
         timeout = "default" if each["timeout"] is None else f"{each['timeout']:g}"
         lines.append(
             f"| {to} | {each['sends']:,} | {timeout} | {each['stored']:,} | {each['retried']:,} | {each['first']:.2f} "
@@ -184,8 +222,9 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 
 def parse(given: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="cold.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--parts", default="burst,hole", help="of burst, hole (default: both)")
-    parser.add_argument("--runs", type=int, default=3, help="how often both bursts are sent to the broker (default: 3)")
+    parser.add_argument("--check", action="store_true", help="only the bursts to brokers just started; five runs")
+    parser.add_argument("--parts", help="of burst, start, oneway, hole (default: burst and hole)")
+    parser.add_argument("--runs", type=int, help="how often the bursts to a broker are sent (default: 3, 5 with --check)")
     parser.add_argument("--fresh", action="store_true", help="do not warm the broker before")
     parser.add_argument("--most", type=int, help="sends at once, at most")
     parser.add_argument("--loop", choices=("asyncio", "uvloop"), default="uvloop")
@@ -193,10 +232,12 @@ def parse(given: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--json", metavar="FILE", help="write everything measured to FILE (- for the standard output)")
     parser.add_argument("--client", help=argparse.SUPPRESS)
     options = parser.parse_args(given)
-    options.parts = [part.strip() for part in options.parts.split(",") if part.strip()]
+    parts = ("start" if options.check else "burst,hole") if options.parts is None else options.parts
+    options.parts = [part.strip() for part in parts.split(",") if part.strip()]
+    options.runs = (5 if options.check else 3) if options.runs is None else options.runs
     options.broker_pid = None
-    if not options.parts or not {*options.parts} <= {"burst", "hole"}:
-        parser.error("--parts: there are burst, hole")
+    if not options.parts or not {*options.parts} <= {"burst", "hole", *STARTS}:
+        parser.error("--parts: there are burst, start, oneway, hole")
     if options.runs < 1 or (options.most is not None and options.most < 1):
         parser.error("--runs and --most must be above 0")
     return options

@@ -6,7 +6,7 @@ from rmq_protocol.constants import ResponseCode
 
 from .errors import AuthenticationError, BrokerError, PermissionDeniedError, QueueNotExistError
 
-__all__ = ["broker_error", "is_unreplicated"]
+__all__ = ["broker_error", "is_busy", "is_unreplicated"]
 
 
 def _subclasses(cls: type[BrokerError]) -> list[type[BrokerError]]:
@@ -27,6 +27,8 @@ _ACL_EXCEPTION = "AclException"
 _UNREPLICATED_REMARKS = ("in-sync replicas not enough", "[PC_SYNCHRONIZED]", "OS page cache busy")
 """Beginnings of the remarks for WAIT_QUORUM_ACK_TIMEOUT of brokers that replicate by DLedger (``DLedgerCommitLog``): of 5.x; of 4.9
 to a send; of 4.9 to a commit. Brokers without DLedger respond so before they store."""
+_BUSY_CODES = (ResponseCode.SYSTEM_BUSY, ResponseCode.FLOW_CONTROL)
+_PAGE_CACHE_BUSY = "[PC_SYNCHRONIZED]"
 _ACL_RIGHTS = ("No default permission", "Need admin permission")
 
 
@@ -51,3 +53,8 @@ def broker_error(
 def is_unreplicated(code: int | None, remark: str | None) -> bool:
     """Returns whether the broker refused a message that it may have stored: its replicas did not confirm it in time."""
     return code == ResponseCode.SYSTEM_ERROR and (remark or "").startswith(_UNREPLICATED_REMARKS)
+
+
+def is_busy(code: int, remark: str | None) -> bool:
+    """Returns whether a broker has too much to do to take a request. Where its page cache is busy, the remark of code 1 says so."""
+    return code in _BUSY_CODES or (code == ResponseCode.SYSTEM_ERROR and (remark or "").startswith(_PAGE_CACHE_BUSY))

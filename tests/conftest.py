@@ -211,3 +211,9 @@ def refusing(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
     monkeypatch.setattr(threading.Thread, "start", start_or_not)
     return refused
+
+
+@pytest.fixture
+def wide_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    """New connections take any number of sends at once: their windows do not begin small."""
+    monkeypatch.setattr("rmq_async.transport.send_window.FIRST_SIZE", 1 << 20)

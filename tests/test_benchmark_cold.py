@@ -23,6 +23,23 @@ async def test_small_burst_is_stored() -> None:
         assert [len(server.messages(row["topic"])) for row in rows] == [300, 300]
 
 
+async def test_sends_to_a_broker_just_started() -> None:
+    async with EmbeddedRocketMQ() as server:
+        code, out, error = await run(
+            "cold.py", "--parts", "start,oneway", "--runs", "1", "--most", "300", "--namesrv", server.namesrv, "--json", "-"
+        )
+        assert code == 0, error
+        rows = json.loads(out)["rows"]
+        assert [(row["part"], row["stored"], row["failures"]) for row in rows] == [("start", 300, {}), ("oneway", 300, {})]
+        assert all(row["load"] >= 0 for row in rows)
+
+
+def test_check_is_five_brokers(cold: ModuleType) -> None:
+    options = cold.parse(["--check"])
+    assert (options.parts, options.runs) == (["start"], 5)
+    assert (cold.parse([]).parts, cold.parse([]).runs) == (["burst", "hole"], 3)
+
+
 @pytest.fixture
 def cold(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.syspath_prepend(str(BENCHMARKS))
@@ -37,9 +54,11 @@ def test_missed_targets_are_reported(cold: ModuleType) -> None:
         for sends, last, cpu in ((1_000, 4.0, 50.0), (20_000, 5.1, 60.0), (65_535, 9.0, 101.0))
     ]
     burst = {"part": "burst", "sends": 20_000, "failures": {"late": 3}}
-    assert cold.problems([*hole, burst]) == [
+    oneway = {"part": "oneway", "sends": 60_000, "failures": {"dropped by the broker": 215}}
+    assert cold.problems([*hole, burst, oneway]) == [
         "hole 20,000: the last one ended after 5.10 s, the target is 5.0",
         "burst 20,000: 3 x late",
+        "oneway 60,000: 215 x dropped by the broker",
         "hole: 101 us a call among 65,535, 50 among 1,000",
     ]
 
@@ -47,4 +66,4 @@ def test_missed_targets_are_reported(cold: ModuleType) -> None:
 async def test_unknown_part_is_refused() -> None:
     code, out, error = await run("cold.py", "--parts", "warm")
     assert (code, out) == (2, "")
-    assert "burst, hole" in error
+    assert "burst, start, oneway, hole" in error

@@ -329,15 +329,18 @@ class EmbeddedRocketMQ(PopSwitches):
         for each in having:
             each.resize(topic, queues)
 
-    def throttle(self, rate: float | None, *, broker: str | None = None) -> None:
+    def throttle(self, rate: float | None, *, warm: float | None = None, broker: str | None = None) -> None:
         """Makes the broker (None: each broker) serve ``rate`` sends per second, one after the other; None as ``rate`` ends it.
         Messages that consumers send back (36) count as sends.
 
+        ``warm``: the broker has just started: its rate rises by two with each send that it serves, up to ``warm``.
+
         A send that would wait for more than 0.2 s is refused after that time with SYSTEM_BUSY, with the remark of a stock
-        broker, and not stored; such a one-way send is dropped. Raises ValueError for a rate that is not positive and finite.
+        broker, and not stored; such a one-way send is dropped. Raises ValueError for a rate that is not positive and finite, and
+        for ``warm`` below ``rate``.
         """
         for each in self._chosen(broker):
-            each.throttle(rate)
+            each.throttle(rate, warm)
 
     def refuse_give_backs(self, code: int | None, *, broker: str | None = None) -> None:
         """Makes the broker (None: each broker) refuse with response ``code`` what consumers give back: CONSUMER_SEND_MSG_BACK (36),

@@ -227,9 +227,9 @@ class Broker(BaseService):
         """Number of sends that ``throttle`` has refused since it was called last."""
         return 0 if self._throttled is None else self._throttled.refused
 
-    def throttle(self, rate: float | None) -> None:
+    def throttle(self, rate: float | None, warm: float | None = None) -> None:
         """Implements ``EmbeddedRocketMQ.throttle``."""
-        self._queue = self._throttled = None if rate is None else SendQueue(rate)
+        self._queue = self._throttled = None if rate is None else SendQueue(rate, warm)
 
     def refuse_give_backs(self, code: int | None) -> None:
         """Implements ``EmbeddedRocketMQ.refuse_give_backs``."""

@@ -24,18 +24,27 @@ THROTTLED: Final = frozenset(
 """Requests that wait in the queue of sends."""
 
 
+WARMING: Final = 2.0
+"""Sends per second by which each send that is served raises the rate of a cold broker. At this figure, one that begins with 1,000 a
+second and ends with 20,000 serves 20,000 sends within some 2 s, as a broker of 5.5.0 on two cores does after its start."""
+
+
 class SendQueue:
     """A queue of sends that are served at a rate.
 
-    ``rate``: sends that the broker serves in a second, one after the other. ``refused`` counts those that would have waited too
-    long.
+    ``rate``: sends that the broker serves in a second, one after the other. ``warm``: the rate that it comes to, if it begins cold.
+    ``refused`` counts those that would have waited too long.
     """
 
-    def __init__(self, rate: float) -> None:
-        check_number("rate", rate)
-        if not 0 < rate < float("inf"):
-            raise ValueError(f"rate must be a positive, finite number of sends per second, not {rate}")
-        self._seconds = 1 / rate
+    def __init__(self, rate: float, warm: float | None = None) -> None:
+        for name, value in (("rate", rate), ("warm", rate if warm is None else warm)):
+            check_number(name, value)
+            if not 0 < value < float("inf"):
+                raise ValueError(f"{name} must be a positive, finite number of sends per second, not {value}")
+        if warm is not None and warm < rate:
+            raise ValueError(f"warm must not be below rate, {rate}, it is {warm}")
+        self._rate = rate
+        self._warm = rate if warm is None else warm
         self._free = 0.0
         self.refused = 0
 
@@ -45,12 +54,13 @@ class SendQueue:
         if begins - now > LONGEST_WAIT:
             self.refused += 1
             return None
-        self._free = begins + self._seconds
+        self._free = begins + 1 / self._rate
+        self._rate = min(self._rate + WARMING, self._warm)
         return self._free - now
 
     def refusal(self, now: float) -> str:
         """Returns the remark to a send that is refused, in the words of a real broker."""
-        waiting = int((self._free - now) / self._seconds)
+        waiting = int((self._free - now) * self._rate)
         return (
             "[TIMEOUT_CLEAN_QUEUE]broker busy, start flow control for a while, "
             f"period in queue: {int(LONGEST_WAIT * 1000)}ms, size of queue: {waiting}"

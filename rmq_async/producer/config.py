@@ -111,7 +111,8 @@ class ProducerConfig:
 
     ``oneway_limit``: maximum number of one-way messages accepted and not finished; ``async_limit``: the same for all other
     messages; ``pending_bytes_limit``: maximum size of their bodies, for each of the two kinds; a single call above it is
-    accepted while there are no others. ``broker_window``: maximum number of sends in flight per broker, further ones wait.
+    accepted while there are no others. ``broker_window``: maximum number of sends in flight per broker, further ones wait;
+    a new connection begins with 64, and the broker's answers raise and lower that number.
     ``oneway_window``: at least one of this many one-way messages is sent as an ordinary request, which paces the flow; 0 turns
     pacing off, and a stock broker may then drop messages without notice. ``stop_timeout``: time that ``stop()`` waits for
     unanswered sends.

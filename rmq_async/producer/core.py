@@ -136,7 +136,7 @@ class ProducerCore:
             max_size=config.max_message_size,
         )
         # Calls wait here for unreachable brokers.
-        self.recovery = Recovery(instance.pool, instance.routes.refresh_soon, config.broker_window)
+        self.recovery = Recovery(instance.pool, instance.routes.refresh_soon)
         wire = Frames(self._settings, self.encoder.born_ms, self, self.window)
         self.dispatch = Dispatch(config, instance.pool, self.router, self.recovery, wire, self._waits.wait)
         self.first_deadline = self.dispatch.first_deadline

@@ -22,7 +22,9 @@ def lost_error(address: str, code: int | None, why: str, *, written: bool) -> Co
     return ConnectionLostError(f"{what}: connection lost, {why}", maybe_stored=written, address=address)
 
 
-def late_error(address: str, code: int, *, written: bool) -> RequestTimeoutError:
-    state = "no answer came" if written else "it was not written"
-    text = f"{request_name(code)} to {address}: {state} by its deadline"
-    return RequestTimeoutError(text, maybe_stored=written, address=address)
+def late_error(address: str, code: int, why_held: str | None) -> RequestTimeoutError:
+    """Returns the error of a request whose deadline has passed. ``why_held``: why its frame was not written; None if it was."""
+    text = f"{request_name(code)} to {address}: no answer came by its deadline"
+    if why_held is not None:
+        text = f"{request_name(code)} to {address}: {why_held} by its deadline"
+    return RequestTimeoutError(text, maybe_stored=why_held is None, address=address)

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple, cast
 import msgspec
 
 from rmq_protocol.command import RemotingCommand, decode_command, encode_command, make_response
-from rmq_protocol.constants import RESPONSE_FLAG, ResponseCode, SerializeType
+from rmq_protocol.constants import RESPONSE_FLAG, RequestCode, ResponseCode, SerializeType
 from rmq_protocol.errors import FrameTooLargeError, ProtocolError, RemoteProtocolError
 from rmq_protocol.frame import CutFrame, Frame, FrameDecoder
 from rmq_protocol.pull_codec import decode_pull_reply
@@ -23,6 +23,7 @@ from rmq_protocol.send_codec import SendReply, decode_send_reply, send_reply_of
 from .. import machine
 from .._ordered import OrderedSet
 from .._text import is_power_of_two
+from ..broker_answers import is_busy
 from ..errors import ConnectionLostError
 from .close_errors import close_text, lost_error
 from .coalescer import GATHER_FROM
@@ -53,6 +54,7 @@ _STORED: Final = frozenset(
         ),
     )
 )
+_SEND_BACK: Final = int(RequestCode.CONSUMER_SEND_MSG_BACK)
 _NO_REPLY: Final = SendReply(code=-1)
 SOON: Final = 2.0
 """Seconds within which a peer that closes a connection does so at once."""
@@ -255,8 +257,8 @@ class Connection(asyncio.Protocol):
                         continue
                     if reply.flag & RESPONSE_FLAG and (pending := entries.pop(reply.opaque, None)) is not None:
                         if pending.typed:
-                            if reply.code == _GO_AWAY:
-                                self.retire()  # first: a sender that retries immediately must not get this connection
+                            if reply.code:
+                                self._refused(pending, reply.code, reply.remark)
                             if not pending.receiver.done():
                                 pending.receiver.set_result(reply)
                             continue
@@ -270,7 +272,7 @@ class Connection(asyncio.Protocol):
         if reply.code in _STORED:  # once for each read, not for each message
             self.stored_at = requests.last_used
         if requests.held:
-            requests.release_held()
+            requests.answers_came()
         if requests.writer.frames and len(entries) - requests.untyped < GATHER_FROM:
             requests.writer.look_again()
 
@@ -298,8 +300,8 @@ class Connection(asyncio.Protocol):
         if pending is None:
             self._count_stray()
             return
-        if command.code == _GO_AWAY:
-            self.retire()
+        if command.code:
+            self._refused(pending, command.code, command.remark)
         if pending.receiver.done():
             return
         if pending.typed:
@@ -331,6 +333,14 @@ class Connection(asyncio.Protocol):
         error.maybe_stored = pending.typed
         if not pending.receiver.done():
             pending.receiver.set_exception(error)
+
+    def _refused(self, pending: Pending, code: int, remark: str | None) -> None:
+        """Learns from an answer that is not "success", before its receiver gets it: a sender that retries immediately must not get
+        a connection that is sent away."""
+        if code == _GO_AWAY:
+            self.retire()
+        elif (pending.typed or pending.code == _SEND_BACK) and is_busy(code, remark):
+            self.requests.busy(pending)
 
     def _finish_send(self, pending: Pending, command: RemotingCommand) -> None:
         if command.code in _STORED:

@@ -3,15 +3,16 @@
 To be cheap, a request has one future and one table entry; no Task, no timer, no ``wait_for``. One timer per connection is set for
 the earliest deadline. This module has no socket: frames go to the write coalescer.
 
-Bounds: at most ``window`` sends are on the wire, further ones are held in their order; while the transport has paused writing,
-because the peer does not read, every request is held. The frame of a held request that times out or is cancelled is dropped.
+Bounds: at most as many sends are on the wire as the connection's ``SendWindow`` and the producer's ``broker_window`` allow, further
+ones are held in their order; while the transport has paused writing, because the peer does not read, every request is held. The
+frame of a held request that times out or is cancelled is dropped.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
-from itertools import chain
+from itertools import chain, islice
 from math import inf
 from operator import length_hint
 from typing import Final, NamedTuple
@@ -26,12 +27,17 @@ from .coalescer import WriteCoalescer
 from .deadlines import BLOCKED_AFTER, GRACE_AFTER_WRITE, Deadlines
 from .pending import HeldFrame, OnewayCallback, Pending, Receiver, Sendable, overdue
 from .request_hooks import cancel_hooked
+from .send_window import SendWindow
 
 __all__ = ["Remainder", "RequestTable"]
 
 _OPAQUES: Final = range(FIRST_OPAQUE, LAST_OPAQUE + 1)
 _PULL: Final = int(RequestCode.PULL_MESSAGE)
 _SEND: Final = int(RequestCode.SEND_MESSAGE_V2)
+LEAST_WRITTEN: Final = 0.2
+"""Seconds that a send which was held has for its answer, if its call has as many."""
+FEW: Final = 16
+"""Oldest entries among which a send is looked for: there may be thousands of long polls."""
 
 
 class Remainder(NamedTuple):
@@ -67,8 +73,9 @@ class RequestTable:
     """
 
     __slots__ = (
-        "_expects_answer", "_flushed", "_held_control", "_held_oneway_bytes", "_held_oneways", "_lost", "_sequence", "_window",
-        "address", "deadlines", "entries", "held", "is_open", "last_used", "opaques", "untyped", "writer",
+        "_expects_answer", "_flushed", "_held_control", "_held_oneway_bytes", "_held_oneways", "_lost", "_others", "_sequence",
+        "_unanswered", "_window", "address", "deadlines", "entries", "held", "is_open", "last_used", "limit", "opaques",
+        "untyped", "window", "writer",
     )  # fmt: skip
 
     def __init__(
@@ -93,12 +100,17 @@ class RequestTable:
         """Number of ``entries`` that are not sends."""
         self.held: OrderedDict[int, HeldFrame] = OrderedDict()
         """Sends and one-way frames that are held back, in their order."""
+        self.window = SendWindow()
+        self.limit = self.window.size
+        """The size of ``window``. A plain attribute: it is read for every message."""
         self.writer = WriteCoalescer(self._before_write, self._count_sends)
         self.deadlines = Deadlines(dead_after, self.writer.push, self._end_late, die, unread)
         self._lost = lost
         self._expects_answer = False
         self._sequence = 0
         self._flushed = 0
+        self._others = 0  # requests so far that are not sends
+        self._unanswered = 0  # sends that left ``entries`` without an answer
         self._held_control: OrderedDict[int, HeldFrame] = OrderedDict()
         """Control requests that are held back; they leave before ``held``."""
         self._held_oneways = 0
@@ -211,7 +223,10 @@ class RequestTable:
         if deadline < self.deadlines.at:
             self.deadlines.arm(deadline)
         entries, writer = self.entries, self.writer
-        if writer.paused or self.held or (len(entries) >= window and len(entries) - self.untyped >= window):
+        limit = self.limit
+        if window < limit:
+            limit = window
+        if writer.paused or self.held or (len(entries) >= limit and len(entries) - self.untyped >= limit):
             pending = Pending(receiver, deadline, call_deadline, _SEND, owner, 0, opaque)
             self._hold(opaque, parts, pending, window)
             return pending
@@ -236,7 +251,7 @@ class RequestTable:
             self.deadlines.arm(pending.deadline)
         pending.opaque = opaque
         entries, writer = self.entries, self.writer
-        if writer.paused or self.held or len(entries) - self.untyped >= window:
+        if writer.paused or self.held or len(entries) - self.untyped >= min(window, self.limit):
             self._hold(opaque, parts, pending, window)
             return
         entries[opaque] = pending
@@ -291,19 +306,26 @@ class RequestTable:
         self.entries[opaque] = pending
         if not pending.typed:
             self.untyped += 1
+            self._others += 1
         self._sequence = pending.sequence = self._sequence + 1
         if not pending.long_poll:
             self._expects_answer = True
 
     def _hold(self, opaque: int, parts: bytes | list[bytes], pending: Pending, window: int) -> None:
         """Holds a send's frame until the peer reads and has answered enough sends for the window."""
+        if not self.held:
+            entries = self.entries
+            if self.window.timed not in entries:
+                self.window.timed = 0  # it was answered while none were held
+            oldest = (each for each, pending in islice(entries.items(), FEW) if pending.typed)
+            self.window.holds(self._count_answers(), machine.monotonic(), oldest)
         self._window = window
         self.held[opaque] = HeldFrame(parts, pending)
 
     # -- requests leave
 
     def take(self, opaque: int) -> Pending | None:
-        """Removes and returns an entry; returns None if there is none."""
+        """Removes and returns the entry of an answer; returns None if there is none."""
         pending = self.entries.pop(opaque, None)
         if pending is not None and not pending.typed:
             self.untyped -= 1
@@ -311,7 +333,7 @@ class RequestTable:
 
     def forget(self, opaque: int) -> None:
         """Removes a request whose caller does not wait for the answer any more; a held frame is dropped."""
-        pending = self.take(opaque) or self._drop_held(opaque)
+        pending = self._remove(opaque)
         self.release_held()
         if pending is not None:
             cancel_hooked(pending.receiver)
@@ -327,8 +349,7 @@ class RequestTable:
         for held in (self.held, self._held_control):
             ended += [(opaque, each.pending) for opaque, each in held.items() if each.pending and each.pending.owner is owner]
         for opaque, _ in ended:
-            if self.take(opaque) is None:
-                self._drop_held(opaque)
+            self._remove(opaque)
         for _, pending in ended:
             if not pending.receiver.done():
                 pending.receiver.set_exception(error(self.was_written(pending)))
@@ -361,12 +382,30 @@ class RequestTable:
 
     # -- held frames
 
+    def answers_came(self) -> None:
+        """Adjusts the window to the answers of one read and queues held frames; called while sends are held."""
+        self.window.came(self._count_answers(), self.last_used, self.entries)
+        self.limit = self.window.size
+        self.release_held()
+
+    def adjust(self, answers: int, seconds: float) -> None:
+        """Adjusts the window to one answer after ``seconds``, which stands for ``answers``."""
+        self.window.measured(seconds)
+        self.window.answered(answers)
+        self.limit = self.window.size
+
+    def busy(self, pending: Pending) -> None:
+        """Narrows the window, because the broker answered "busy" to a request that has left the table."""
+        self.window.busy(pending.sequence, self._sequence, self._count_sends() + 1)
+        self.limit = self.window.size
+
     def release_held(self) -> None:
         """Queues held frames, as many as the peer and the window allow."""
         held, control, writer = self.held, self._held_control, self.writer
         while control and not writer.paused:
             self._release(*control.popitem(last=False))
-        while held and not writer.paused and (self._count_sends() < self._window or next(iter(held.values())).oneway):
+        window = min(self._window, self.limit)
+        while held and not writer.paused and (self._count_sends() < window or next(iter(held.values())).oneway):
             self._release(*held.popitem(last=False))
 
     def _release(self, opaque: int, frame: HeldFrame) -> None:
@@ -375,12 +414,35 @@ class RequestTable:
             self._held_oneway_bytes -= frame.size
             self.writer.when_written(*frame.oneway)
         elif frame.pending is not None:
-            self._enter(opaque, frame.pending)
+            pending, now = frame.pending, machine.monotonic()
+            # It may have waited for most of its attempt's time. Sent again to another broker at once, it would be stored twice.
+            pending.deadline = max(pending.deadline, min(now + LEAST_WRITTEN, pending.call_deadline))
+            self._enter(opaque, pending)
+            if not self.window.timed and pending.typed:
+                self.window.time(opaque, now)
         self.writer.queue(frame.parts)
 
-    def _drop_held(self, opaque: int) -> Pending | None:
+    def _remove(self, opaque: int) -> Pending | None:
+        """Removes and returns a request that gets no answer; its frame is dropped if it is held."""
+        pending = self.take(opaque)
+        if pending is not None:
+            self._unanswered += pending.typed
+            if opaque == self.window.timed:
+                self.window.timed = 0
+            return pending
         frame = self.held.pop(opaque, None) or self._held_control.pop(opaque, None)
         return frame.pending if frame is not None else None
+
+    def _count_answers(self) -> int:
+        """Returns the number of sends that were answered."""
+        return self._sequence - self._others - self._count_sends() - self._unanswered
+
+    def _why_held(self) -> str:
+        """Returns why a frame was not written."""
+        unanswered, window = self._count_sends(), min(self._window, self.limit)
+        if self.writer.paused or unanswered < window:
+            return "it was not written, because the server does not read"
+        return f"it was not written, because {unanswered} earlier sends are unanswered and the broker takes {window} at a time"
 
     def _count_sends(self) -> int:
         """Returns the number of sends in ``entries``. Other requests, such as pulls that the peer holds, do not count for a
@@ -427,22 +489,23 @@ class RequestTable:
             if frame.pending is not None
         ]
         past, earliest = overdue(chain(self.entries.items(), held), now)
+        why_held = self._why_held() if past else ""
         for opaque, pending in past:
-            earliest = min(earliest, self._expire(opaque, pending, now))
+            earliest = min(earliest, self._expire(opaque, pending, now, why_held))
         if past and self.held:
             self.release_held()
         return earliest
 
-    def _expire(self, opaque: int, pending: Pending, now: float) -> float:
+    def _expire(self, opaque: int, pending: Pending, now: float, why_held: str) -> float:
         """Gives a receiver that is not done a RequestTimeoutError; returns the entry's next deadline, infinity if the entry has
         left the table."""
         written = self.was_written(pending)
         call_over = pending.call_deadline <= now or not written  # an unwritten frame needs no answer, and must not leave later
         if call_over:
-            if self.take(opaque) is None:
-                self._drop_held(opaque)
+            self._remove(opaque)
         else:
             pending.deadline = pending.call_deadline
         if not pending.receiver.done():
-            pending.receiver.set_exception(late_error(self.address, pending.code, written=written))
+            why = None if written else why_held
+            pending.receiver.set_exception(late_error(self.address, pending.code, why))
         return inf if call_over else pending.call_deadline

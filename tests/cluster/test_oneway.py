@@ -50,9 +50,9 @@ class Frames:
             self.ordinary += 1
             return start_send(table, *arguments)
 
-        def timed(pacing: OnewayPacing, window: int, opened_at: float, *, answered: bool) -> None:
-            self.slowest = max(self.slowest, monotonic() - opened_at)
-            closed(pacing, window, opened_at, answered=answered)
+        def timed(pacing: OnewayPacing, answers: int, seconds: float | None) -> None:
+            self.slowest = max(self.slowest, seconds or 0.0)
+            closed(pacing, answers, seconds)
 
         monkeypatch.setattr(OnewayPacing, "closed", timed)
         monkeypatch.setattr(RequestTable, "submit_oneway", counted_oneway)

@@ -187,6 +187,20 @@ async def test_sends_beyond_the_rate_are_refused_as_busy(server: EmbeddedRocketM
 
 
 @pytest.mark.virtual_time
+async def test_cold_broker_serves_faster_with_each_send(server: EmbeddedRocketMQ, broker: RawClient) -> None:
+    """Of its first 60 some 25 find their turn within 0.2 s; the rate rises to 150 a second with them, and with the next ones."""
+    server.throttle(100, warm=1000)
+    codes = []
+    for _ in range(4):
+        opaques = await burst(server, broker, 60)
+        answers = {(answer := await broker.read()).opaque: answer.code for _ in opaques}
+        codes += [answers[opaque] for opaque in opaques]
+    refused = [codes[first : first + 60].count(2) for first in range(0, 240, 60)]
+    assert refused[0] > 20 > refused[-1] == 0
+    assert len(server.messages("T")) == codes.count(0)
+
+
+@pytest.mark.virtual_time
 async def test_busy_broker_drops_oneway_sends_and_serves_the_rest(server: EmbeddedRocketMQ, broker: RawClient) -> None:
     server.throttle(0.5)
     await burst(server, broker, 5, oneway())
@@ -241,6 +255,10 @@ async def test_lost_answers_with_throttle_are_those_of_sends_that_are_served(
 async def test_rate_that_is_none_is_refused(server: EmbeddedRocketMQ, rate: float) -> None:
     with pytest.raises(ValueError, match="positive, finite number of sends"):
         server.throttle(rate)
+    with pytest.raises(ValueError, match="warm must be a positive, finite number of sends"):
+        server.throttle(1.0, warm=rate)
+    with pytest.raises(ValueError, match=r"warm must not be below rate, 2\.0, it is 1\.0"):
+        server.throttle(2.0, warm=1.0)
     with pytest.raises(ValueError, match="no broker 'namesrv'; there are broker-a"):
         server.throttle(1.0, broker="namesrv")
 

@@ -43,6 +43,7 @@ def broker_elsewhere(delay: float = 0.0) -> Iterator[EmbeddedRocketMQ]:
         thread.join()
 
 
+@pytest.mark.usefixtures("wide_window")
 async def test_seconds_during_sends_are_no_timeout() -> None:
     """Answers of 1,000 sends, of every kind, come while the loop stands still; their budget is over when it goes on."""
     with broker_elsewhere(delay=0.2) as server:

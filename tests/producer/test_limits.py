@@ -143,6 +143,7 @@ async def test_twenty_thousand_at_once_are_all_acknowledged() -> None:
     assert stored_bodies == [item.body for item in messages(20_000)]
 
 
+@pytest.mark.usefixtures("wide_window")
 async def test_no_more_than_the_window_is_on_the_wire(cluster: Cluster) -> None:
     unanswered, most = 0, 0
 

@@ -40,6 +40,7 @@ async def test_65535_in_flight_are_all_answered() -> None:
         assert sender.health().unanswered == 0
 
 
+@pytest.mark.usefixtures("wide_window")
 async def test_a_send_async_in_flight_keeps_little_besides_its_body() -> None:
     """What Python allocates for it: the future, the send, its entry in the table of answers and its id; most frames have left."""
     number = 2000

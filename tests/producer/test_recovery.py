@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 
 from rmq_async import Producer, SendError
-from rmq_async.errors import ConnectError
-from rmq_async.producer.calls.recovery import FIRST_GO
+from rmq_async.errors import ConnectError, RequestTimeoutError
+from rmq_async.producer.calls import recovery
+from rmq_async.producer.calls.recovery import FEWEST
 from rmq_async.transport import Connection, ConnectionPool
+from rmq_async.transport.send_window import FIRST_SIZE
 
 from ..fakes import Cluster, late, silence
 from .support import core_of, message, messages, outcomes, producer, until
@@ -36,8 +38,8 @@ async def calls_behind(sender: Producer, cluster: Cluster, count: int) -> AsyncI
 
 
 async def test_waiting_calls_go_on_beside_others(cluster: Cluster) -> None:
-    """Others keep more requests under way than a broker that is back gets at first: those who wait get a share."""
-    async with producer(cluster, timeout=60.0) as sender, calls_behind(sender, cluster, FIRST_GO + 8) as waiting:
+    """Others keep the window of a broker that is back full: those who wait get a share."""
+    async with producer(cluster, timeout=60.0) as sender, calls_behind(sender, cluster, FEWEST + 8) as waiting:
         over = False
 
         async def other() -> None:
@@ -46,7 +48,7 @@ async def test_waiting_calls_go_on_beside_others(cluster: Cluster) -> None:
 
         cluster.a.answer = late(0.02)
         await cluster.a.start()
-        others = [asyncio.ensure_future(other()) for _ in range(2 * FIRST_GO)]
+        others = [asyncio.ensure_future(other()) for _ in range(3 * FIRST_SIZE)]
         try:
             await until(lambda: all(call.done() for call in waiting), 10.0)
         finally:
@@ -55,15 +57,17 @@ async def test_waiting_calls_go_on_beside_others(cluster: Cluster) -> None:
         await asyncio.gather(*waiting)
 
 
-async def test_waiting_call_without_turn_says_so(cluster: Cluster) -> None:
+async def test_waiting_call_without_turn_says_so(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """The broker is connected to, and silent: the calls that go first are not answered, so that the next one gets no turn."""
-    async with producer(cluster, timeout=60.0, stop_timeout=0.0) as sender, calls_behind(sender, cluster, FIRST_GO):
+    monkeypatch.setattr(recovery, "FEWEST", 0)
+    first = 2 * FIRST_SIZE  # of which half wait in the connection
+    async with producer(cluster, timeout=60.0, stop_timeout=0.0) as sender, calls_behind(sender, cluster, first):
         last = asyncio.ensure_future(sender.send(message(b"last"), timeout=0.8))
-        await until(lambda: len(core_of(sender).recovery) == FIRST_GO + 1)
+        await until(lambda: len(core_of(sender).recovery) == first + 1)
         cluster.a.answer = silence
         cluster.a.sends.clear()
         await cluster.a.start()
-        await until(lambda: len(cluster.a.sends) == FIRST_GO)
+        await until(lambda: len(cluster.a.sends) == FIRST_SIZE)
         with pytest.raises(
             SendError, match=f"{cluster.a.address} was connected to again, but calls that waited for it"
         ) as caught:
@@ -71,6 +75,20 @@ async def test_waiting_call_without_turn_says_so(cluster: Cluster) -> None:
     assert not caught.value.maybe_stored
     assert [type(attempt.error) for attempt in caught.value.attempts] == [ConnectError, ConnectError]
     assert b"last" not in cluster.a.bodies
+
+
+async def test_released_call_that_the_window_holds_until_its_deadline_says_so(cluster: Cluster) -> None:
+    async with producer(cluster, timeout=60.0, stop_timeout=0.0) as sender, calls_behind(sender, cluster, FIRST_SIZE):
+        last = asyncio.ensure_future(sender.send(message(b"last"), timeout=0.8))
+        await until(lambda: len(core_of(sender).recovery) == FIRST_SIZE + 1)
+        cluster.a.answer = silence
+        cluster.a.sends.clear()
+        await cluster.a.start()
+        with pytest.raises(SendError, match="64 earlier sends are unanswered and the broker takes 64 at a time") as caught:
+            await last
+    assert not caught.value.maybe_stored
+    assert [type(attempt.error) for attempt in caught.value.attempts] == [ConnectError, RequestTimeoutError]
+    assert len(cluster.a.sends) == FIRST_SIZE
 
 
 async def test_waiting_calls_survive_unexpected_error(

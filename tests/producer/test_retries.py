@@ -323,6 +323,7 @@ async def test_a_lone_broker_whose_connection_breaks_each_time(cluster: Cluster)
     assert all(isinstance(attempt.error, errors.ConnectionLostError) for attempt in caught.value.attempts)
 
 
+@pytest.mark.usefixtures("wide_window")
 async def test_a_thousand_in_flight_when_the_connection_breaks_are_all_sent_again(pair: Cluster) -> None:
     pair.a.answer = silence
     async with producer(pair, timeout=3.0) as sender:

@@ -289,6 +289,7 @@ async def test_traces_are_no_business_of_hooks_selectors_and_credits() -> None:
     assert set(seen) == {TOPIC}
 
 
+@pytest.mark.usefixtures("wide_window")
 async def test_nothing_of_a_trace_outlives_its_producer(caplog: pytest.LogCaptureFixture) -> None:
     async with Cluster(1) as cluster:
         cluster.name_server.routes[TRACE_TOPIC] = cluster.route()

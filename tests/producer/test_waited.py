@@ -78,6 +78,7 @@ async def test_a_message_that_waited_for_a_route_is_born_when_it_leaves(cluster:
     assert int(cluster.sends[-1].fields["g"]) == int(clock.wall * 1000)
 
 
+@pytest.mark.usefixtures("wide_window")
 async def test_many_that_waited_share_pages_of_ids(cluster: Cluster, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     turns = []
     turn_page = UniqueIds._turn_page

@@ -313,6 +313,7 @@ async def test_sending_into_an_ending_connection_raises_our_errors_only(how: str
             assert all(isinstance(error, ConnectionLostError) for error in errors)
 
 
+@pytest.mark.usefixtures("wide_window")
 async def test_closing_with_10_000_in_flight_ends_all_of_them() -> None:
     async with Peer(silence, keep=False) as peer, connect(peer) as connection:
         sender = Sender(connection, window=5000)

@@ -87,6 +87,7 @@ async def test_large_bodies_are_handed_over_without_a_copy(monkeypatch: pytest.M
             assert parts[-1] is body
 
 
+@pytest.mark.usefixtures("wide_window")
 @pytest.mark.parametrize(("size", "largest"), [(10, 64 * 400), (1000, 64 * 1400), (5000, 64 * 1024 + 6000)])
 async def test_a_long_burst_does_not_wait_for_the_loop_as_a_whole(size: int, largest: int) -> None:
     """64 frames, or 64 KiB of large ones, are enough for a write."""

@@ -2,9 +2,8 @@
 
 65,535 calls may wait for a broker that restarts. They make no connection attempts of their own: one task per address tries to
 connect, as often as the pool allows, and refreshes the routes of the waiting topics after each failure and while an attempt
-takes long, since the broker may come back at another address. Once connected, the calls are released first come, first served:
-few at first, twice as many each time the broker has kept up, because a broker that has just started is slow and rejects
-requests that wait too long in its queue.
+takes long, since the broker may come back at another address. Once connected, the calls are released first come, first served,
+as fast as the window of the new connection (``transport.send_window``) takes them, so that those left may still use another broker.
 """
 
 from __future__ import annotations
@@ -27,10 +26,12 @@ ASK_AFTER: Final = 0.5
 """Seconds after which, again and again, a running attempt to connect has the routes refreshed: the broker may have moved."""
 SPACING: Final = 0.05
 """Minimum seconds from the start of an attempt to connect to the next attempt."""
-FIRST_GO: Final = 16
-"""Limit on the sends that are unanswered on a new connection while calls are released; it is doubled as the broker keeps up."""
 TICK: Final = 0.005
 """Seconds between two steps of the release."""
+FEWEST: Final = 16
+MOST: Final = 256
+"""Calls released in one step: FEWEST also where other sends use up the window, so that they get a share of it; at most MOST, since
+each takes some time of the loop."""
 
 
 class Waiting:
@@ -80,14 +81,12 @@ class _Address:
 class Recovery:
     """The waiting calls of one producer, by address.
 
-    ``ask``: starts a refresh of a topic's route, without waiting for it. ``most``: maximum of the limit on unanswered sends,
-    which begins at ``FIRST_GO`` (``broker_window``).
+    ``ask``: starts a refresh of a topic's route, without waiting for it.
     """
 
-    def __init__(self, pool: ConnectionPool, ask: Callable[[str], None], most: int) -> None:
+    def __init__(self, pool: ConnectionPool, ask: Callable[[str], None]) -> None:
         self._pool = pool
         self._ask = ask
-        self._most = most
         self._addresses: dict[str, _Address] = {}
         self._tasks: OrderedSet[asyncio.Task[None]] = OrderedSet()
         self._closed = False
@@ -202,16 +201,10 @@ class Recovery:
 
     async def _let_go(self, connection: Connection, those: _Address) -> None:
         """Releases the waiting calls, some in each step; returns when none is left or the connection has closed."""
-        most, waiting = FIRST_GO, list(reversed(those.calls))
-        before, stored_at, share = 0, connection.stored_at, 0
+        requests, waiting = connection.requests, list(reversed(those.calls))
         while connection.is_open:
-            under_way = connection.requests.sends_in_flight
-            free = most - under_way
-            # Other calls send as well. If they use up ``most`` and the broker keeps up, the waiting calls get a share on top.
-            if free <= 0:
-                keeps_up = connection.stored_at > stored_at and under_way <= before
-                free = share = min(max(1, 2 * share), FIRST_GO) if keeps_up else 0
-            before, stored_at = under_way, connection.stored_at
+            # Twice the window, since it grows only while sends wait for it.
+            free = max(FEWEST, min(MOST, 2 * requests.limit - requests.unanswered))
             while free > 0 and waiting:
                 each = waiting.pop()
                 if not each.over and each in those.calls:
@@ -220,5 +213,3 @@ class Recovery:
             if not waiting and not (waiting := [each for each in reversed(those.calls) if not each.over]):
                 return
             await asyncio.sleep(TICK)
-            if connection.requests.sends_in_flight <= most // 2:
-                most = min(2 * most, self._most)

@@ -40,7 +40,8 @@ __all__ = [
 ]
 
 MIN_CAP: Final = 0.2
-"""Minimum of ``attempt_cap`` (without ``attempt_timeout``) and ``connect_cap`` in seconds, if that much time remains."""
+"""Minimum of ``attempt_cap`` (without ``attempt_timeout``) and ``connect_cap`` in seconds, if that much time remains; and of what
+must remain for a retry after "busy"."""
 CONNECT_CAP: Final = 1.0
 """Maximum of ``connect_cap`` in seconds; after it the call waits in ``Recovery`` for the connection or for a newer route."""
 SHORTEST: Final = 0.002
@@ -146,6 +147,8 @@ def _repeated_try(usable: frozenset[str], brokers: Brokers, newest: Any) -> Step
 
 def _least(newest: Any) -> float:
     """Returns the minimum remaining seconds for a repeated attempt: it pauses first and needs time for a response."""
+    if newest is not None and _is_busy(newest.error):
+        return MIN_CAP  # the attempt waited in queues, which are shorter now
     answered = newest is not None and isinstance(newest.error, BrokerError)
     return max(SHORTEST_REPEATED, 2 * newest.elapsed) if answered else SHORTEST_REPEATED
 

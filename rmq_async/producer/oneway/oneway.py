@@ -140,9 +140,9 @@ class Oneway:
             if connection is None:
                 target = await self._connect(call, target)
                 continue
-            pacing = pacing_of(connection, window) if window else None
+            pacing = pacing_of(connection) if window else None
             if probes:
-                pacing = pacing or OnewayPacing(1)
+                pacing = pacing or OnewayPacing(connection.requests)
             elif pacing is None or not pacing.due(window):
                 return target, connection, pacing
             if pacing.open < MAX_OPEN:
@@ -178,7 +178,7 @@ class Oneway:
         finished = partial(credits.give_back, epoch, 1, call.size)
         learn = partial(self._learn, call.outgoing.topic, target)
         try:
-            receiver = WindowReceiver(pacing, self._window, connection, finished, learn)
+            receiver = WindowReceiver(pacing, connection, finished, learn)
             until = machine.monotonic() + self._answer_within
             self._dispatch.submit(connection, target, call.outgoing, receiver, until, until)
         except BaseException:

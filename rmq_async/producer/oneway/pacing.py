@@ -3,11 +3,9 @@
 Pacing is per broker connection, and all producers on it share it; each producer ends a window after its own ``oneway_window``
 messages at the latest. The last message of each window is sent as an ordinary request, whose response shows that the broker has
 processed the window; until that response the window is open. At most two windows are open: the last message of a third one
-waits. So up to three windows are in the broker's queue, which drops requests after 200 ms, and a broker that shares its cores
-pauses for 50 to 100 ms at times. The size of the windows, adjusted by the response times, keeps the queue short: it starts at
-two messages, since a cold broker needs 50 to 200 ms for the first one; it doubles up to ``STEADY`` while responses take less
-than ``GOOD`` seconds, and up to the configured size while they take less than ``FAST``; a slower response cuts it to ``STEADY``,
-one slower than ``SLOW`` halves it.
+waits. So up to three windows are in the broker's queue. Together they are at most as large as the connection's ``SendWindow``,
+which the responses adjust as those to other sends do. The first window has two messages and each that is answered doubles the
+next, because what a broker drops before its first response is lost here, and only tried again elsewhere.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ from ... import machine
 from ..._asyncio import wait_until
 from ..._text import is_power_of_two, printable
 from ...errors import BackpressureError
-from ...transport import Connection
+from ...transport import Connection, RequestTable
 
 __all__ = ["MAX_OPEN", "STORED", "OnewayPacing", "WindowReceiver", "pacing_of"]
 
@@ -34,26 +32,25 @@ STORED: Final = frozenset({0, 10, 11, 12})
 FIRST_WINDOW: Final = 2
 MAX_OPEN: Final = 2
 """Maximum number of open windows of a connection."""
-STEADY: Final = 640
-"""Maximum window size, in messages, unless responses are fast."""
-FAST: Final = 0.02
-GOOD: Final = 0.05
-SLOW: Final = 0.1
-"""Seconds from a window's last message to its response; a stock broker drops a message after 0.2 s
-(``waitTimeMillsInSendQueue``)."""
+SHARE: Final = 3
+"""The part of the ``SendWindow`` that one window may be: there are ``MAX_OPEN``, and one that fills."""
 
 
 class OnewayPacing:
-    """The windows of one connection. ``errors``: number of windows whose ordinary request failed or was refused."""
+    """The windows of one connection, whose requests are in ``requests``.
 
-    __slots__ = ("_halved_at", "_progress", "errors", "open", "sent", "size")
+    ``size``: messages of a window. ``sent``: those of the window that fills. ``open``: number of open windows. ``errors``: windows
+    whose ordinary request failed or was refused.
+    """
 
-    def __init__(self, window: int) -> None:
-        self.size = min(FIRST_WINDOW, window)
+    __slots__ = ("_progress", "_requests", "errors", "open", "sent", "size")
+
+    def __init__(self, requests: RequestTable) -> None:
+        self._requests = requests
+        self.size = FIRST_WINDOW
         self.sent = 0
         self.open = 0
         self.errors = 0
-        self._halved_at = 0.0
         self._progress: asyncio.Future[None] | None = None
 
     def due(self, window: int) -> bool:
@@ -65,26 +62,16 @@ class OnewayPacing:
         self.sent = 0
         self.open += 1
 
-    def closed(self, window: int, opened_at: float, *, answered: bool) -> None:
-        """Closes a window that was ``opened_at`` (monotonic). ``window``: the producer's configured size, the maximum."""
+    def closed(self, answers: int, seconds: float | None) -> None:
+        """Closes a window. ``seconds``: until the broker stored its last message; None if it did not. ``answers``: number of its
+        messages if it was as large as it could be, else 0."""
         self.open -= 1
-        if answered:
-            self._resize(window, opened_at, machine.monotonic())
+        if seconds is not None:
+            self._requests.adjust(answers, seconds)
+            self.size *= 2
+        self.size = min(self.size, max(FIRST_WINDOW, self._requests.limit // SHARE))
         if self._progress is not None and not self._progress.done():
             self._progress.set_result(None)
-
-    def _resize(self, window: int, opened_at: float, now: float) -> None:
-        seconds = now - opened_at
-        if seconds > SLOW:
-            if opened_at > self._halved_at:  # once for all windows that one pause of the broker delayed
-                self._halved_at = now
-                self.size = max(self.size // 2, min(FIRST_WINDOW, window))
-        elif seconds < FAST:
-            self.size = max(self.size, min(self.size * 2, window))
-        elif seconds < GOOD:
-            self.size = min(max(self.size, min(self.size * 2, window)), STEADY)
-        else:
-            self.size = min(self.size, STEADY)
 
     async def wait(self, deadline: float, address: str) -> None:
         """Waits until a window closes. Raises BackpressureError at ``deadline`` (monotonic)."""
@@ -107,18 +94,17 @@ class WindowReceiver:
     ``learn``: called with the response or the error, and the seconds that it took, so that later messages can avoid the broker.
     """
 
-    __slots__ = ("_connection", "_done", "_finished", "_learn", "_opened_at", "_pacing", "_window")
+    __slots__ = ("_answers", "_connection", "_done", "_finished", "_learn", "_opened_at", "_pacing")
 
     def __init__(
         self,
         pacing: OnewayPacing,
-        window: int,
         connection: Connection,
         finished: Callable[[], None],
         learn: Callable[[SendReply | BaseException, float], None],
     ) -> None:
         self._pacing = pacing
-        self._window = window
+        self._answers = pacing.sent + 1 if pacing.sent + 1 >= pacing.size else 0
         self._connection = connection
         self._finished = finished
         self._learn = learn
@@ -129,15 +115,16 @@ class WindowReceiver:
         return self._done
 
     def set_result(self, reply: SendReply) -> None:
-        if reply.code not in STORED:
+        seconds, stored = machine.monotonic() - self._opened_at, reply.code in STORED
+        if not stored:
             self._count(f"code {reply.code}: {reply.remark}")
-        self._learn(reply, machine.monotonic() - self._opened_at)
-        self._end(True)
+        self._learn(reply, seconds)
+        self._end(seconds if stored else None)
 
     def set_exception(self, error: BaseException) -> None:
         self._count(str(error))
         self._learn(error, machine.monotonic() - self._opened_at)
-        self._end(False)
+        self._end(None)
 
     def _count(self, why: str) -> None:
         self._pacing.errors += 1
@@ -149,15 +136,15 @@ class WindowReceiver:
                 address, count, printable(why, 300),
             )  # fmt: skip
 
-    def _end(self, answered: bool) -> None:
+    def _end(self, seconds: float | None) -> None:
         self._done = True
-        self._pacing.closed(self._window, self._opened_at, answered=answered)
+        self._pacing.closed(self._answers, seconds)
         self._finished()
 
 
-def pacing_of(connection: Connection, window: int) -> OnewayPacing:
+def pacing_of(connection: Connection) -> OnewayPacing:
     """Returns the connection's pacing; makes it on first use."""
     pacing: OnewayPacing | None = connection.attributes.get(OnewayPacing)
     if pacing is None:
-        connection.attributes[OnewayPacing] = pacing = OnewayPacing(window)
+        connection.attributes[OnewayPacing] = pacing = OnewayPacing(connection.requests)
     return pacing

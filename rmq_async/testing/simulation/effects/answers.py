@@ -13,6 +13,8 @@ from .effect import Done
 
 __all__ = ["busy", "delay", "disorder", "error", "jitter", "not_taken_back", "overload", "slices"]
 
+RATES: Final = ((0.5, None), (4.0, None), (20.0, None), (20.0, 2000.0))
+"""Sends per second of a broker that has too much to do; and of one that has just started, up to the second rate."""
 REQUESTS: Final = (RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE, RequestCode.PULL_MESSAGE)
 ERRORS: Final = (ResponseCode.SYSTEM_ERROR, ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE)
 MOST_REFUSED: Final = 20
@@ -63,9 +65,9 @@ def slices(chance: Random, machine: BrokerMachine) -> Effect:
 
 
 def overload(chance: Random, machine: BrokerMachine) -> Effect:
-    """Refuses sends beyond a rate as busy."""
+    """Refuses sends beyond a rate as busy; the rate may be that of a broker that has just started, and rise."""
     broker = machine.broker
-    broker.throttle(chance.choice((0.5, 4.0, 20.0)))
+    broker.throttle(*chance.choice(RATES))
     refused = 0
 
     def end() -> None:
