@@ -1,6 +1,6 @@
-"""A broker whose store is replaced by an older copy, under members that read, pause, are suspended, or start afterwards.
+"""A broker whose store is replaced by an older copy, under members that read, pause, are suspended, stop, or start afterwards.
 
-By hand: ``python -m tests.cluster.replaced_store --runs 10``. Each run replaces the store once, with members of four groups, and
+By hand: ``python -m tests.cluster.replaced_store --runs 10``. Each run replaces the store once, with members of five groups, and
 prints what they have handled of the messages that are acknowledged after the replacement. A reading that follows ends with an error
 that names where to begin again.
 """
@@ -28,7 +28,7 @@ from rmq_async.testing.cluster import RealCluster, Server
 
 __all__ = ["KINDS", "Count", "replace"]
 
-KINDS: Final = ("reading", "paused", "suspended", "started")
+KINDS: Final = ("reading", "paused", "suspended", "stopped", "started")
 OLD: Final = 90
 LATER: Final = 10
 """``OLD``: messages in the older copy; ``LATER``: those that are lost with the newer store."""
@@ -130,14 +130,14 @@ class Following:
 
 
 async def replace(cluster: RealCluster, new: int, *, offsets: bool) -> dict[str, Count]:
-    """Replaces the store of the only broker under four groups, and sends ``new`` messages to each; returns what they handled.
+    """Replaces the store of the only broker under five groups, and sends ``new`` messages to each; returns what they handled.
 
     ``offsets``: True takes the groups' offsets of the older copy too; False gives the groups their newest ones, as a replica has
     them that copies offsets before messages.
     """
     (broker,) = cluster.brokers
     groups = {kind: (Suspended if kind == "suspended" else Group)(cluster.namesrv, kind) for kind in KINDS}
-    suspended, started, paused = groups["suspended"], groups["started"], groups["paused"]
+    suspended, started, paused, stopped = (groups[kind] for kind in ("suspended", "started", "paused", "stopped"))
     assert isinstance(suspended, Suspended)
     async with Admin(namesrv=cluster.namesrv) as admin:
         for group in groups.values():
@@ -158,12 +158,16 @@ async def replace(cluster: RealCluster, new: int, *, offsets: bool) -> dict[str,
             await asyncio.sleep(2)
             await started.consumer.stop()
             paused.consumer.pause()
+            stopped.consumer.pause()
             suspended.process.send_signal(signal.SIGSTOP)
             await asyncio.sleep(1)
             await _exchange(broker, lambda store: _put_back(store, [] if offsets else [*groups.values()]))
             started.consumer = started.member("second")
             await started.consumer.start()
             await asyncio.gather(*(group.send(producer, "new", new) for group in groups.values()))
+            await stopped.consumer.stop()  # before it has pulled from the new store
+            stopped.consumer = stopped.member("second")
+            await stopped.consumer.start()
             paused.consumer.resume()
             suspended.process.send_signal(signal.SIGCONT)
             for group in groups.values():
