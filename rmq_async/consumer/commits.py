@@ -96,7 +96,7 @@ class Commits:
         self.error: str | None = None
         """The first error of the last round; None after a round without errors."""
         self._doubts = doubts
-        self.spawn: Callable[[str, Coroutine[Any, Any, None]], object]
+        self.spawn: Callable[[str, Coroutine[Any, Any, None]], asyncio.Task[None]]
         self._looks: dict[HeldQueue, asyncio.Future[bool | RocketMQError]] = {}
         """Looks that are under way before commits, with what they will have found: whether they have ended, or an error."""
         self.is_sure: Callable[[HeldQueue], bool] = _sure
@@ -179,23 +179,26 @@ class Commits:
         look = self._looks.get(held)
         if look is None:
             look = self._looks[held] = asyncio.get_running_loop().create_future()
-            self.spawn(f"look at {held.shown}", self._end_look(held, look))
+            task = self.spawn(f"look at {held.shown}", self._make_sure(held, look))
+            task.add_done_callback(lambda _: self._end_look(held))
         await asyncio.wait([look], timeout=limit)
         found = look.result() if look.done() else False
         if isinstance(found, RocketMQError):
             raise own_copy(found)
         return found
 
-    async def _end_look(self, held: HeldQueue, look: asyncio.Future[bool | RocketMQError]) -> None:
-        found: bool | RocketMQError = False
+    async def _make_sure(self, held: HeldQueue, look: asyncio.Future[bool | RocketMQError]) -> None:
         try:
             await self.make_sure(held, inf)
-            found = True
         except RocketMQError as error:
-            found = error
-        finally:
-            del self._looks[held]
-            look.set_result(found)
+            look.set_result(error)
+        else:
+            look.set_result(True)
+
+    def _end_look(self, held: HeldQueue) -> None:
+        look = self._looks.pop(held)
+        if not look.done():  # its task was cancelled
+            look.set_result(False)
 
     async def _send(self, held: HeldQueue) -> None:
         offset, connection = held.progress.watermark, self.connection(held)
