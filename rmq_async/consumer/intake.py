@@ -130,9 +130,10 @@ class Intake:
         requests."""
         while held.is_owned and not self.is_sure(held):
             async with held.looking:
-                self._by_connection(held)
-                if held.queue not in self.marks.doubted:
-                    continue
+                if self.is_sure(held):  # by another look
+                    return
+                self.doubt(held)
+                held.connection = self.connection(held)
                 try:
                     await self._move(held, None, min(self._config.handover_timeout, longest))
                 except BrokerError as error:
