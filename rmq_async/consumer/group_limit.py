@@ -13,11 +13,12 @@ from rmq_protocol.constants import RequestCode, ResponseCode
 from rmq_protocol.headers import GetSubscriptionGroupConfigRequestHeader, to_ext
 
 from .. import machine
-from .._text import printable
+from .._text import printable, without_faq
+from ..broker_answers import broker_error
 from ..client import ClientInstance
-from ..errors import RocketMQError
+from ..errors import RocketMQError, SubscriptionGroupNotExistError
 
-__all__ = ["GroupLimits", "attempts_of", "settings_at", "settings_in_table"]
+__all__ = ["GroupLimits", "joined_settings", "missing_group", "settings_at", "settings_in_table"]
 
 logger = logging.getLogger(__name__)
 
@@ -31,16 +32,51 @@ async def settings_at(
     instance: ClientInstance, group: str, broker: str, topic: str, timeout: float
 ) -> SubscriptionGroupConfig | None:
     """Returns the settings of a group at a broker; None if the broker does not return them."""
-    header = GetSubscriptionGroupConfigRequestHeader(group=group)
-    command = RemotingCommand(code=RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG, ext_fields={**to_ext(header)})
+    settings, _ = await _ask(instance, group, broker, topic, timeout)
+    return settings
+
+
+async def joined_settings(
+    instance: ClientInstance, group: str, broker: str, topic: str, timeout: float
+) -> SubscriptionGroupConfig | None:
+    """Returns the settings as ``settings_at`` does, for a member that has sent its first heartbeat. Raises
+    SubscriptionGroupNotExistError for a broker without the group, which may not create it then."""
+    settings, missing = await _ask(instance, group, broker, topic, timeout)
+    if missing is not None:  # the broker may be reading the heartbeat
+        await instance.heartbeats.wait_answer(missing.address or "", timeout)
+        settings, missing = await _ask(instance, group, broker, topic, timeout)
+        if missing is not None:
+            raise missing_group(instance, group, missing)
+    return settings
+
+
+def missing_group(
+    instance: ClientInstance, group: str, error: SubscriptionGroupNotExistError
+) -> SubscriptionGroupNotExistError:
+    """Returns the error of a start in a group that a broker does not have; ``error`` is that of the broker."""
+    name, remark = instance.names.display_name(group), without_faq(error.remark).rstrip(".! ")
+    text = (
+        f"{remark}; group {name} is not there, and the broker creates none: create it (Admin.create_group, rmq group create), or "
+        "set autoCreateSubscriptionGroup=true"
+    )
+    return SubscriptionGroupNotExistError(text, request=error.request, broker=error.broker, address=error.address)
+
+
+async def _ask(
+    instance: ClientInstance, group: str, broker: str, topic: str, timeout: float
+) -> tuple[SubscriptionGroupConfig | None, SubscriptionGroupNotExistError | None]:
+    """Returns the settings, or the error with which a broker says that it does not have the group; neither after another
+    answer or error."""
+    header, code = GetSubscriptionGroupConfigRequestHeader(group=group), RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG
+    command = RemotingCommand(code=code, ext_fields={**to_ext(header)})
     try:
-        response, _ = await instance.ask_broker(broker, topic, command, timeout)
+        response, address = await instance.ask_broker(broker, topic, command, timeout)
         if response.code == ResponseCode.SUCCESS:
-            return decode_body(SubscriptionGroupConfig, response.body)
-        logger.debug("settings of group %s at %s: %d %s", group, broker, response.code, printable(response.remark))
+            return decode_body(SubscriptionGroupConfig, response.body), None
+        raise broker_error(response.code, response.remark, request=code.name, broker=broker, address=address)
     except RocketMQError as error:
         logger.debug("settings of group %s at %s: %s", group, broker, printable(error))
-    return None
+        return None, error if isinstance(error, SubscriptionGroupNotExistError) else None
 
 
 async def settings_in_table(
@@ -56,12 +92,6 @@ async def settings_in_table(
     except RocketMQError as error:
         logger.debug("settings of all groups at %s: %s", broker, printable(error))
     return None
-
-
-async def attempts_of(instance: ClientInstance, group: str, broker: str, topic: str, timeout: float) -> int | None:
-    """Returns ``retryMaxTimes`` of the group, 0 for a negative one; None if the broker does not return it."""
-    settings = await settings_at(instance, group, broker, topic, timeout)
-    return None if settings is None else max(settings.retry_max_times, 0)
 
 
 class GroupLimits:

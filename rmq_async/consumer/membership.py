@@ -15,11 +15,12 @@ from rmq_protocol.message import MessageQueue
 
 from .._text import printable
 from ..client import ClientInstance, committed_offset
-from ..errors import RocketMQError, TopicNotFoundError
+from ..errors import RocketMQError, SubscriptionGroupNotExistError, TopicNotFoundError
 from .commits import Commits, Doubts
 from .config import ConsumerConfig
 from .fetch import FirstLook
 from .group import MemberLocks, Rebalance, Takeover, first_positions, store_positions
+from .group_limit import missing_group
 from .held_queue import HeldQueue
 from .outcomes import Outcomes
 from .subscription import Subscription
@@ -95,8 +96,11 @@ class Clustering:
     async def joined(self) -> None:
         """Stores the first positions, after this member's first heartbeat has reached the brokers, and looks for the retry
         topic. Raises the errors of the requests for positions."""
-        for positions in self._first.values():
-            await store_positions(self._instance, self._group, positions)
+        try:
+            for positions in self._first.values():
+                await store_positions(self._instance, self._group, positions)
+        except SubscriptionGroupNotExistError as error:
+            raise missing_group(self._instance, self._group, error) from None
         try:
             await self._instance.routes.refresh(self._retry_topic, self._config.handover_timeout)
         except RocketMQError as error:  # it exists from the first heartbeat on; the first round asks again

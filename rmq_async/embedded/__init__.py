@@ -86,8 +86,9 @@ class EmbeddedRocketMQ(PopSwitches):
     """A name server and brokers in memory, on real sockets. ``host``: address or name to listen on. ``port``: the name
     server's, 0 for a free one. ``brokers``: 1 to 64; they are called "broker-a", "broker-b", ... ``broker_port``: the port of the
     first broker, each further one's is ten higher; 0: free ones. Each broker also listens on the port two below its own.
-    ``auto_create_topics``: whether the first send to a topic creates it. ``max_memory``: bytes of messages, with their
-    overhead; above it the oldest messages are deleted (the newest one never is), and minimum offsets increase.
+    ``auto_create_topics``: whether the first send to a topic creates it. ``auto_create_groups``: whether the first request of a
+    group creates it. ``max_memory``: bytes of messages, with their overhead; above it the oldest messages are deleted (the
+    newest one never is), and minimum offsets increase.
 
     ``clock``: the clock of store times, delays, timers, transaction checks and pops; a ``ManualClock`` moves only when a test
     advances it. ``delay_levels``: seconds of the delay levels from 1 on, 1 to 256 of them. ``transaction_timeout``: seconds
@@ -124,6 +125,7 @@ class EmbeddedRocketMQ(PopSwitches):
         brokers: int = 1,
         broker_port: int = 0,
         auto_create_topics: bool = True,
+        auto_create_groups: bool = True,
         max_memory: int = 256 * 1024 * 1024,
         clock: Clock | None = None,
         delay_levels: Sequence[float] = DELAY_LEVELS,
@@ -171,7 +173,12 @@ class EmbeddedRocketMQ(PopSwitches):
         self._log = CommitLog(max_memory, clock.now_ms)
         self._brokers = [
             Broker(
-                BrokerDisk(f"broker-{_letters(index)}", self._log, auto_create_topics=auto_create_topics),
+                BrokerDisk(
+                    f"broker-{_letters(index)}",
+                    self._log,
+                    auto_create_topics=auto_create_topics,
+                    auto_create_groups=auto_create_groups,
+                ),
                 settings,
                 self._failures,
             )

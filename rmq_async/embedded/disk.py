@@ -91,15 +91,15 @@ class DiskLog(CommitLog):
 class BrokerDisk:
     """The disk of broker ``name``. It survives the ``Broker``: after ``crash()`` or ``stop()``, a new ``Broker`` is made with it.
 
-    ``log``: its own ``DiskLog``; or a ``CommitLog`` that several brokers share, which loses no records. ``auto_create_topics``: as
-    for ``EmbeddedRocketMQ``.
+    ``log``: its own ``DiskLog``; or a ``CommitLog`` that several brokers share, which loses no records. ``auto_create_topics``,
+    ``auto_create_groups``: as for ``EmbeddedRocketMQ``.
     """
 
-    def __init__(self, name: str, log: CommitLog, *, auto_create_topics: bool = True) -> None:
+    def __init__(self, name: str, log: CommitLog, *, auto_create_topics: bool = True, auto_create_groups: bool = True) -> None:
         self.name = name
         self.log = log
         self.topics = TopicTable(name, CLUSTER, auto_create=auto_create_topics)
-        self.groups = SubscriptionGroups()
+        self.groups = SubscriptionGroups(auto_create=auto_create_groups)
         self.offsets: SavedOffsets = {}
         self.pop_offsets: SavedOffsets = {}
         """Offsets from which the next pops read, with the key-value store; ``offsets`` has those of the revive log."""

@@ -33,9 +33,11 @@ MAX_GROUP_BYTES: Final = 16 * 1024 * 1024
 
 
 class SubscriptionGroups:
-    """The settings of groups. ``changes``: how many times a group was made, changed or deleted."""
+    """The settings of groups. ``auto_create``: whether the first heartbeat or request of a group makes it. ``changes``: how many
+    times a group was made, changed or deleted."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, auto_create: bool = True) -> None:
+        self._auto_create = auto_create
         self._groups: dict[str, SubscriptionGroupConfig] = {}
         self._sizes: dict[str, int] = {}
         self._size = 0
@@ -51,9 +53,10 @@ class SubscriptionGroups:
         return dict(self._groups)
 
     def find(self, name: str) -> SubscriptionGroupConfig | None:
-        """Returns the group's settings; creates a group that does not exist. None for an invalid name, and if there is no room."""
+        """Returns the group's settings; creates a group that does not exist. None for an invalid name, if there is no room, and
+        where groups are not created."""
         config = self._groups.get(name)
-        if config is None and group_refusal(name) is None and not self._is_full():
+        if config is None and self._auto_create and group_refusal(name) is None and not self._is_full():
             config = SubscriptionGroupConfig(name)
             self._put(config, len(encode_body(config)))
         return config
@@ -62,7 +65,7 @@ class SubscriptionGroups:
         """Returns the group's settings as ``find`` does. Raises Refused (26) where ``find`` returns None."""
         config = self.find(name)
         if config is None:
-            full = group_refusal(name) is None
+            full = self._auto_create and group_refusal(name) is None
             why = f"this broker has {MAX_GROUPS} groups, it takes no more; delete some first" if full else f"\n{FAQ}"
             raise Refused(
                 ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group [{name[:160]}] does not exist, {why}", {}

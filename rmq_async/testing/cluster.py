@@ -128,8 +128,8 @@ class RealCluster(Startable):
     "correctness" with one feature ("auth", "authorization", "transactions", "recall", "trace", "go-away", "tls", "mutual-tls"), or
     a Profile of your own; servers ignore keys that their version does not know. ``version``: "5.5.0" or "4.9.7"; others are
     untested. ``small``: small heaps; False for benchmarks. ``broker_conf`` and ``namesrv_conf`` override the profile's keys.
-    ``directory``: holds all files, which remain after ``stop``; a store found there is used. Default: a temporary directory, which
-    is deleted.
+    ``directory``: a text or Path; holds all files, which remain after ``stop``; a store found there is used. Default: a temporary
+    directory, which is deleted.
 
     The attributes ``nameservers``, ``brokers`` and ``replicas`` are lists, filled by ``start``; replicas are in the order of their
     brokers, ``broker-a-1`` is the first of broker-a. Raises ClusterError for a number out of range and for an unknown profile.
@@ -146,7 +146,7 @@ class RealCluster(Startable):
         version: str = DEFAULT_VERSION,
         broker_conf: Mapping[str, str] | None = None,
         namesrv_conf: Mapping[str, str] | None = None,
-        directory: Path | None = None,
+        directory: str | os.PathLike[str] | None = None,
     ) -> None:
         if brokers < 0 or nameservers < 1 or replicas < 0:
             raise ClusterError(
@@ -164,7 +164,7 @@ class RealCluster(Startable):
         self._small = small
         self._broker_conf = {**self.profile.broker, **(broker_conf or {})}
         self._namesrv_conf = {**self.profile.name_server, **(namesrv_conf or {})}
-        self._given_directory = directory
+        self._given_directory = None if directory is None else Path(directory)
         self._certificates: Certificates | None = None
         self._access = PLAIN
         self._root: Path | None = None

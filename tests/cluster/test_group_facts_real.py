@@ -7,15 +7,18 @@ import uuid
 from collections import Counter
 from dataclasses import replace
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 
 from rmq_async import Admin, ClientConfig, Consumer, Message, MessageExt, Producer, RetryLater
 from rmq_async.errors import SubscriptionGroupNotExistError
 from rmq_async.testing.cluster import OLD_VERSION, RealCluster
+from rmq_protocol.constants import RequestCode
 
 from ..consumer.group.support import until
 from .dead_letters import readable_dead_letters
+from .test_draining import asked
 
 
 async def test_members_with_other_configs_in_a_process_share_the_queues(each_cluster: RealCluster) -> None:
@@ -41,6 +44,47 @@ async def test_members_with_other_configs_in_a_process_share_the_queues(each_clu
 
 def _queues(member: Consumer, topic: str) -> int:
     return sum(queue.topic == topic for queue in member.assignment)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"mode": "pop", "start_from": "earliest"}, {"broadcast": True}], ids=["pull", "pop", "broadcast"]
+)
+async def test_member_of_a_group_that_the_broker_may_not_create_does_not_start(
+    cluster: RealCluster, options: dict[str, Any]
+) -> None:
+    topic, group = f"Missing_{uuid.uuid4().hex}", f"G_{uuid.uuid4().hex}"
+    async with Admin(namesrv=cluster.namesrv) as admin:
+        await admin.create_topic(topic, queues=1)
+        address = cluster.brokers[0].address
+        member = Consumer(group, namesrv=cluster.namesrv, **options)
+        member.subscribe(topic, print)
+        try:
+            await asked(admin, address, RequestCode.UPDATE_BROKER_CONFIG, b"autoCreateSubscriptionGroup=false\n")
+            with pytest.raises(
+                SubscriptionGroupNotExistError, match=f"group {group} is not there, and the broker creates none"
+            ):
+                await member.start()
+            await admin.create_group(group)
+            async with member:
+                assert member.health().ready
+        finally:
+            await asked(admin, address, RequestCode.UPDATE_BROKER_CONFIG, b"autoCreateSubscriptionGroup=true\n")
+
+
+async def test_member_of_a_group_that_an_old_broker_may_not_create_says_so(old_cluster: RealCluster) -> None:
+    """A broker of 4.9 stores offsets of any group, and answers no request for one group's settings: pulls fail."""
+    topic, group = f"Missing_{uuid.uuid4().hex}", f"May_not_create_{uuid.uuid4().hex}"
+    async with Admin(namesrv=old_cluster.namesrv) as admin:
+        await admin.create_topic(topic, queues=1)
+        address = old_cluster.brokers[0].address
+        member = Consumer(group, namesrv=old_cluster.namesrv)
+        member.subscribe(topic, print)
+        try:
+            await asked(admin, address, RequestCode.UPDATE_BROKER_CONFIG, b"autoCreateSubscriptionGroup=false\n")
+            async with member:
+                await until(lambda: any("SUBSCRIPTION_GROUP_NOT_EXIST" in each.text for each in member.health().problems), 20.0)
+        finally:
+            await asked(admin, address, RequestCode.UPDATE_BROKER_CONFIG, b"autoCreateSubscriptionGroup=true\n")
 
 
 async def test_dead_letter_that_a_broker_makes_is_counted_and_logged(

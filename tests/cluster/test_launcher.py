@@ -191,9 +191,10 @@ async def test_stop_leaves_no_process_no_socket_and_no_directory() -> None:
     await real.stop()
 
 
-async def test_a_given_directory_stays_with_its_store(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", [str, Path])
+async def test_a_given_directory_stays_with_its_store(kind: type[str | Path], tmp_path: Path) -> None:
     require()
-    async with RealCluster(brokers=0, directory=tmp_path / "kept") as real:
+    async with RealCluster(brokers=0, directory=kind(tmp_path / "kept")) as real:
         assert real.nameservers[0].directory == tmp_path / "kept" / "namesrv-0"
     assert (tmp_path / "kept" / "namesrv-0" / "server.conf").exists()
 

@@ -9,9 +9,11 @@ from contextvars import Context
 from rmq_protocol.heartbeat import MessageModel
 from rmq_protocol.message import MessageQueue
 
+from ..._asyncio import for_each
 from ...client import ClientInstance
 from ..config import ConsumerConfig
 from ..group import Rebalance, Takeover
+from ..group_limit import joined_settings
 from ..held_queue import HeldQueue
 from ..membership import Apply, Open
 from ..subscription import Subscription
@@ -66,6 +68,12 @@ class Broadcasting:
         return self.commits.saved.get(queue)
 
     async def joined(self) -> None:
-        """Saves the first positions, so that a crash soon after the start loses nothing."""
+        """Saves the first positions, so that a crash soon after the start loses nothing. Raises SubscriptionGroupNotExistError
+        for a broker without the group, which would answer no pull."""
+        instance = self._instance
+        routes = [route for topic in self.topics if (route := instance.routes.cached(topic)) is not None]
+        queues = {instance.routes.broker_of(queue): queue for route in routes for queue in route.subscribe_queues}
+        timeout = instance.config.request_timeout
+        await for_each(queues, lambda broker: joined_settings(instance, self._group, broker, queues[broker].topic, timeout))
         with suppress(Exception):  # the error is logged and in ``health()``, and the next round saves again
             await self.commits.now()

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Final
 
+from rmq_protocol.bodies import SubscriptionGroupConfig
 from rmq_protocol.constants import RETRY_TOPIC_PREFIX
 from rmq_protocol.heartbeat import ConsumerData, ConsumeType
 from rmq_protocol.message import MessageQueue
@@ -16,10 +17,10 @@ from ... import machine
 from ..._asyncio import for_each
 from ..._text import printable
 from ...client import ClientInstance, committed_offset
-from ...errors import ConfigError, RocketMQError, TopicNotFoundError
+from ...errors import ConfigError, RocketMQError, SubscriptionGroupNotExistError, TopicNotFoundError
 from ..config import ConsumerConfig
 from ..group import Conflicts, check_filter, first_positions, store_positions
-from ..group_limit import attempts_of
+from ..group_limit import joined_settings, missing_group, settings_at
 from ..subscription import Subscription
 from .checks import check_broker
 from .outcomes import USUAL_LIMIT
@@ -85,7 +86,8 @@ class PopMember:
 
     async def join(self) -> None:
         """Checks the brokers and the group, and joins the group. Raises ConfigError for a broker that cannot be popped; what
-        ``check_filter`` and ``Conflicts.look_first`` raise; and the errors of the requests for routes and offsets."""
+        ``check_filter`` and ``Conflicts.look_first`` raise; SubscriptionGroupNotExistError; and the errors of the requests for
+        routes and offsets."""
         instance = self._instance
         for topic in self._subscriptions:
             try:
@@ -104,8 +106,11 @@ class PopMember:
         self._registered = True
         await instance.heartbeats.send_first(instance.config.request_timeout)
         await self.conflicts.look_joined(self._config.on_conflict)
-        await self._store_first()
-        await self._read_limit()
+        try:
+            await self._store_first()
+        except SubscriptionGroupNotExistError as error:
+            raise missing_group(instance, self._group, error) from None
+        await self._read_limit(joined_settings)
 
     async def leave(self, timeout: float) -> None:
         if self._registered:
@@ -117,7 +122,7 @@ class PopMember:
         while True:
             await self.conflicts.wait()
             await self.conflicts.look()
-            await self._read_limit()
+            await self._read_limit(settings_at)
 
     def brokers(self) -> list[tuple[str, str]]:
         """Returns pairs of a topic on the wire and the name of a broker where it is popped, by the routes in use. Updates
@@ -194,11 +199,11 @@ class PopMember:
             left = {queue: offset for queue, offset in positions.items() if stored[queue] is None}
             await store_positions(self._instance, self._group, left)
 
-    async def _read_limit(self) -> None:
+    async def _read_limit(self, settings_of: Callable[..., Awaitable[SubscriptionGroupConfig | None]]) -> None:
         brokers = [*dict.fromkeys(broker for _, broker in self.brokers())]
         topic = next(iter(self._subscriptions))
-        ask = partial(attempts_of, self._instance, self._group, topic=topic, timeout=self._instance.config.request_timeout)
+        ask = partial(settings_of, self._instance, self._group, topic=topic, timeout=self._instance.config.request_timeout)
         answers = await for_each(brokers, lambda broker: ask(broker=broker), at_once=AT_ONCE)
-        newest = {broker: self._limits.get(broker) if limit is None else limit for broker, limit in answers.items()}
-        self._limits = {broker: limit for broker, limit in newest.items() if limit is not None}
+        found = {broker: max(answer.retry_max_times, 0) for broker, answer in answers.items() if answer is not None}
+        self._limits = {broker: limit for broker, limit in (self._limits | found).items() if broker in answers}
         self.limit = min(self._limits.values(), default=USUAL_LIMIT)

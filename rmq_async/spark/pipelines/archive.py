@@ -16,6 +16,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from os import PathLike, fspath
 from time import monotonic
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -70,10 +71,10 @@ class ArchiveSummary:
 def archive(
     spark: SparkSession,
     topics: str | Iterable[str],
-    path: str,
+    path: str | PathLike[str],
     *,
     pattern: str | None = None,
-    checkpoint: str | None = None,
+    checkpoint: str | PathLike[str] | None = None,
     starting: str | datetime = "earliest",
     max_offsets: int | None = None,
     tags: str | None = None,
@@ -104,7 +105,8 @@ def archive(
     began = monotonic()
     wanted = (topics,) if isinstance(topics, str) else tuple(topics)
     _check(wanted, pattern, options or {})
-    place = checkpoint or f"{path.rstrip('/')}/_checkpoint"
+    path = fspath(path)
+    place = fspath(checkpoint or f"{path.rstrip('/')}/_checkpoint")
     activate(spark)
     store = Files(spark)
     if compacting:  # what cannot be done after a run that may take hours

@@ -18,6 +18,7 @@ import argparse
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from os import PathLike, fspath
 from typing import Any, Final
 
 from pyspark import StorageLevel
@@ -106,7 +107,7 @@ def reconcile(
     until: datetime | None = None,
     slack: timedelta = timedelta(minutes=1),
     fail_on: Collection[str] = ("missing",),
-    out: str | None = None,
+    out: str | PathLike[str] | None = None,
     progress: Progress = no_progress,
 ) -> Reconciliation:
     """Compares ``sent`` with what ``topics`` (several with ",") hold.
@@ -167,11 +168,11 @@ def _window(since: datetime | None, until: datetime | None, slack: timedelta) ->
     return window(since and since - slack, until and until + slack) if exact and slack else exact
 
 
-def _kept(spark: SparkSession, findings: DataFrame, out: str | None) -> DataFrame:
+def _kept(spark: SparkSession, findings: DataFrame, out: str | PathLike[str] | None) -> DataFrame:
     """Computes the findings once: written to ``out``, or kept on the executors' disks."""
     if out is not None:
-        findings.write.parquet(out)
-        return spark.read.parquet(out)
+        findings.write.parquet(fspath(out))
+        return spark.read.parquet(fspath(out))
     kept = findings.persist(StorageLevel.DISK_ONLY)
     kept.count()
     return kept

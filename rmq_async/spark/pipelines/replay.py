@@ -15,6 +15,7 @@ import heapq
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from os import PathLike, fspath
 from time import monotonic
 from typing import Final, NamedTuple
 from zlib import crc32
@@ -101,7 +102,7 @@ class ReplaySummary:
 
 def replay(
     spark: SparkSession,
-    path: str,
+    path: str | PathLike[str],
     *,
     topic: str | None = None,
     to_original: bool = False,
@@ -131,7 +132,7 @@ def replay(
     ``exact_queues``, for a target without a queue to write to; TopicNotFoundError for a target that does not exist; the other
     errors of requests to the cluster, and those of Spark.
     """
-    began = monotonic()
+    began, path = monotonic(), fspath(path)
     _check(topic, to_original, start, end)
     given = dict(options or {}) | ({"topic": topic} if topic is not None else {})
     access = access_for(given)
@@ -176,8 +177,9 @@ def _check(topic: str | None, to_original: bool, start: datetime | None, end: da
         )
 
 
-def read_archive(spark: SparkSession, path: str) -> DataFrame:
+def read_archive(spark: SparkSession, path: str | PathLike[str]) -> DataFrame:
     """Returns the archive at a path as a frame. Raises ConfigError if there is none, PipelineError for an empty one."""
+    path = fspath(path)
     try:
         columns = spark.read.parquet(path).columns
     except AnalysisException as error:
