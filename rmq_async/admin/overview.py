@@ -31,7 +31,7 @@ from rmq_protocol.validation import is_system_group
 
 from .. import machine
 from .._asyncio import for_each
-from ..client import ClientInstance, has_no_members, store_time_ms
+from ..client import ClientInstance, broker_time_in, has_no_members, store_time_ms
 from ..errors import BrokerError, RocketMQError
 from .requests import ask_at, check, cluster_info
 from .results import BrokerOverview, GroupLag, GroupOverview, Overview, QueueLag, QueueStats
@@ -109,28 +109,33 @@ async def _groups(instance: ClientInstance, found: Collection[_Found], timeout: 
         retries = {queue: each for queue, each in queues.items() if queue.topic.startswith(RETRY_TOPIC_PREFIX)}
         lag = GroupLag({queue: each for queue, each in queues.items() if queue not in retries}, retries)
         ids = None if name in unknown else tuple(sorted(members.get(name, ())))
-        groups[names.shown(name)] = GroupOverview(lag, ids, oldest.get(name), lag_unknown.get(name, ()))
+        stored, age = oldest.get(name, (None, None))
+        groups[names.shown(name)] = GroupOverview(lag, ids, stored, lag_unknown.get(name, ()), age)
     return groups
 
 
-async def _oldest(instance: ClientInstance, queues: dict[MessageQueue, QueueLag], timeout: float) -> int | None:
-    """Returns the store time, in epoch ms, of the oldest uncommitted message that was found; None if none was found.
+async def _oldest(
+    instance: ClientInstance, queues: dict[MessageQueue, QueueLag], timeout: float
+) -> tuple[int | None, float | None]:
+    """Returns the store time, in epoch ms, and the age of the oldest uncommitted message that was found; None if none was found.
 
     MOST_LOOKS queues at most are read, those whose last committed messages are the oldest, and no retry topics.
     """
     behind = [queue for queue, each in queues.items() if each.messages and not queue.topic.startswith(RETRY_TOPIC_PREFIX)]
-    behind.sort(key=lambda queue: queues[queue].last_store_time_ms)
-    oldest: int | None = None
+    ages = {queue: instance.clocks.age(queue.broker_name, queues[queue].last_store_time_ms) for queue in behind}
+    behind.sort(key=lambda queue: -ages[queue])
+    oldest, oldest_age = None, None
     for queue in behind[:MOST_LOOKS]:
-        if oldest is not None and oldest <= queues[queue].last_store_time_ms:
+        if oldest_age is not None and oldest_age >= ages[queue]:
             break
         try:
             found = await store_time_ms(instance, queue, queues[queue].committed, timeout)
         except RocketMQError:
             continue
-        if found > 0:
-            oldest = found if oldest is None else min(oldest, found)
-    return oldest
+        age = instance.clocks.age(queue.broker_name, found)
+        if found > 0 and (oldest_age is None or age > oldest_age):
+            oldest, oldest_age = found, age
+    return oldest, oldest_age
 
 
 class _Asked:
@@ -152,7 +157,7 @@ class _Asked:
         if not self._address:
             return _Found(BrokerOverview(self._name, self._cluster, "", replicas, problem=NO_MASTER))
         try:
-            facts = decode_body(KVTable, (await self._get(RequestCode.GET_BROKER_RUNTIME_INFO)).body).table
+            facts = await self._facts()
             topics = await for_each(await self._topics(), self._stats, at_once=AT_ONCE)
             groups = await self._group_names()
             lags = await for_each(groups, self._lag, at_once=AT_ONCE)
@@ -173,6 +178,15 @@ class _Asked:
             {name: queues for name, queues in lags.items() if queues is None or queues},
             {name: ids for name, ids in members.items() if ids is None or ids},
         )
+
+    async def _facts(self) -> dict[str, str]:
+        """Returns the broker's runtime information, and reads its clock from it."""
+        sent = machine.monotonic()
+        response = await self._get(RequestCode.GET_BROKER_RUNTIME_INFO)
+        arrived, facts = machine.monotonic(), decode_body(KVTable, response.body).table
+        if (broker_ms := broker_time_in(facts)) is not None:
+            self._instance.clocks.of(self._name).note(broker_ms, sent, arrived)
+        return facts
 
     async def _topics(self) -> list[str]:
         """Returns the names of the broker's topics that match, without those of retries and dead letters."""

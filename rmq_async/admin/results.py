@@ -165,12 +165,14 @@ class GroupOverview(msgspec.Struct, frozen=True):
     """A consumer group. ``members``: client ids of the connected members; None if a broker refused the request, as a busy
     one does. ``oldest_store_time_ms``: store time of the oldest message that is not committed, epoch ms, retries left out; None if
     there is none or it could not be read. It is read from two queues at most, those whose last committed messages are the oldest.
+    ``oldest_age``: seconds since then by the clock of its broker, or by this machine's where the broker does not say its time.
     ``lag_unknown``: brokers that refused the group's offsets; ``lag`` does not include them."""
 
     lag: GroupLag
     members: tuple[str, ...] | None
     oldest_store_time_ms: int | None = None
     lag_unknown: tuple[str, ...] = ()
+    oldest_age: float | None = None
 
 
 class Overview(msgspec.Struct, frozen=True):

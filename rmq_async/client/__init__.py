@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from .broker_clock import BrokerClocks, broker_time_in
+from .clock_requests import look_at_clock
 from .condition import brokers_of, is_silent, last_success_age, loop_problem, name_server_problem
 from .group_requests import GroupListener, GroupRequests
 from .instance import ClientInstance
@@ -38,6 +40,7 @@ from .vip import first_port, vip_address
 __all__ = [
     "TOOLS_GROUP",
     "TRACE_TIMEOUT",
+    "BrokerClocks",
     "ClientInstance",
     "ClientUser",
     "GroupListener",
@@ -52,6 +55,7 @@ __all__ = [
     "TraceRecords",
     "UniqueIds",
     "broker_of_message",
+    "broker_time_in",
     "brokers_of",
     "check_queue",
     "commit_offset",
@@ -68,6 +72,7 @@ __all__ = [
     "known_queue",
     "last_success_age",
     "longest_id",
+    "look_at_clock",
     "loop_problem",
     "lost_offsets",
     "malformed_addresses",

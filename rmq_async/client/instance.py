@@ -48,6 +48,7 @@ from ..transport import (
     not_supported,
 )
 from . import client_ids
+from .broker_clock import BrokerClocks
 from .cluster_probe import ClusterProbe, local_address
 from .first_commits import FirstCommits
 from .gaps import GapTable
@@ -102,6 +103,7 @@ class ClientInstance:
         self.config = config
         self.names = Names(config.namespace)
         self.gaps = GapTable()
+        self.clocks = BrokerClocks()
         self.pull_sizes = PullSizes(config.max_frame_size)
         self.first_commits = FirstCommits()
         self.replies = ReplyTable()

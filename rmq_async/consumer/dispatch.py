@@ -99,11 +99,10 @@ class Dispatcher:
         found = [item.message for lines in self._lines_of(held) for item in lines.waiting()]
         return sorted(found, key=lambda message: message.queue_offset)
 
-    def oldest(self) -> list[int]:
-        """Returns the store times, in ms since the epoch, of the oldest waiting messages of queues, the retry topic's by
-        subscription; from any thread."""
+    def oldest(self) -> list[MessageExt]:
+        """Returns the oldest waiting messages of queues, the retry topic's by subscription; from any thread."""
         each_queue = [lines.waiting() for backlog in [*self._backlogs.values()] for lines in [*backlog.lines.values()]]
-        return [min(item.message.store_time_ms for item in items) for items in each_queue if items]
+        return [min([item.message for item in items], key=_stored) for items in each_queue if items]
 
     def held_lines(self) -> list[HeldLine]:
         """Returns the keys and queues that wait for the next attempt of a message; from any thread."""
@@ -380,3 +379,7 @@ def _always(_: HeldQueue) -> bool:
 def _granted() -> bool:
     """Returns True: threads are granted."""
     return True
+
+
+def _stored(message: MessageExt) -> int:
+    return message.store_time_ms

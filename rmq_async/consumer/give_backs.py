@@ -214,9 +214,9 @@ class GiveBacks:
         line = self._lines.get(broker)
         return line is not None and line.is_full
 
-    def oldest(self) -> list[int]:
-        """Returns the store times of all messages, in ms since the epoch; from any thread."""
-        return [back.message.store_time_ms for line in [*self._lines.values()] for back in line]
+    def oldest(self) -> list[MessageExt]:
+        """Returns all messages, the oldest one among them; from any thread."""
+        return [back.message for line in [*self._lines.values()] for back in line]
 
     def problems(self) -> list[Problem]:
         """Returns a problem for each broker that takes no messages back; from any thread."""

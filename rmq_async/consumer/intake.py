@@ -16,7 +16,7 @@ from rmq_protocol.message import MessageExt, MessageQueue
 
 from .. import machine
 from .._text import printable
-from ..client import ClientInstance
+from ..client import ClientInstance, look_at_clock
 from ..errors import BrokerError, FlowControlError, GoAwayError, ServiceNotAvailableError, SystemBusyError
 from ..results import PullResult, PullStatus
 from ..transport import Connection
@@ -165,6 +165,8 @@ class Intake:
             logger.error(text, len(missing), held.shown, ranges_text([missing]), KEEP)
         if result.messages:
             self.marks.read(held.queue, result.messages)
+            if self._instance.clocks.wants_look(held.queue.broker_name, result.messages[0].store_time_ms):
+                self.spawn(f"time of broker of {held.shown}", look_at_clock(self._instance, held.queue))
         entered = progress.enter_all([message.queue_offset for message in result.messages])
         fresh = [*compress(result.messages, entered)]  # without those that are pulled again with others that were dropped
         if held.cursor < held.repeated_to:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 from rmq_protocol.message import MessageQueue
 
 from .. import machine
 from .._text import printable
-from ..client import brokers_of, loop_problem, name_server_problem
+from ..client import BrokerClocks, brokers_of, loop_problem, name_server_problem
 from ..health import Problem, ProblemCode
+from .by_hand import ByHand
+from .calls import HandlerCalls
 from .delivery import Delivery
-from .dispatch import HeldLine, Single
+from .dispatch import Dispatcher, HeldLine, Single
+from .give_backs import GiveBacks
 from .group import Missing
 from .held_queue import HeldQueue
 from .session import Session
@@ -27,6 +30,7 @@ __all__ = [
     "hangs",
     "health_of",
     "lag_of",
+    "oldest_age",
     "stats_of",
     "stuck_problem",
 ]
@@ -38,13 +42,27 @@ BLOCK_SHOWN: Final = 60.0
 """Seconds for which ``health()`` reports that a function has blocked the event loop."""
 
 
+class _Holder(Protocol):
+    """A session of either kind."""
+
+    @property
+    def calls(self) -> HandlerCalls | ByHand: ...
+
+    @property
+    def dispatcher(self) -> Dispatcher: ...
+
+    @property
+    def give_backs(self) -> GiveBacks: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Lag:
     """The numbers of messages of this member's share that are stored and not settled.
 
     ``messages``: number of messages of the subscribed topics; those that a filter leaves out count until a pull has passed
     them. ``retries``: number of messages of the group's retry topic, without those that wait for their delay. ``oldest_age``:
-    seconds since the oldest message that is buffered or being handled was stored; None without one. ``by_queue``: the numbers
+    seconds since the oldest message that is buffered or being handled was stored, by the clock of its broker as far as the
+    broker says its time, else by this machine's; None without one. ``by_queue``: the numbers
     by queue, those of the retry topic included; None for a queue without an answer yet, which
     ``messages`` and ``retries`` leave out.
 
@@ -115,10 +133,14 @@ def lag_of(session: Session) -> Lag:
     by_queue = {each.shown: each.lag for each in held}
     retries = sum(each.lag or 0 for each in held if each.subscription is None)
     messages = sum(each.lag or 0 for each in held if each.subscription is not None)
-    stored = [message.store_time_ms for delivery in list(session.calls.running) for message in delivery.messages]
-    stored += [*session.dispatcher.oldest(), *session.give_backs.oldest()]
-    age = max(machine.time() - min(stored) / 1000, 0.0) if stored else None
-    return Lag(messages, retries, age, by_queue)
+    return Lag(messages, retries, oldest_age(session, session.instance.clocks), by_queue)
+
+
+def oldest_age(session: _Holder, clocks: BrokerClocks) -> float | None:
+    """Returns the age of the oldest message that a member has; None without one."""
+    held = [message for delivery in list(session.calls.running) for message in delivery.messages]
+    held += [*session.dispatcher.oldest(), *session.give_backs.oldest()]
+    return max((clocks.age(each.queue.broker_name, each.store_time_ms) for each in held), default=None)
 
 
 def stats_of(session: Session) -> ConsumerStats:

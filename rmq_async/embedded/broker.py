@@ -176,7 +176,7 @@ class Broker(BaseService):
             **LockProcessor(self.state.locks).handlers(),
             **AssignmentProcessor(self.state).handlers(),
             **TopicProcessor(self.state, self.held, self.popping).handlers(),
-            **StatisticsProcessor(self.state, settings.as_config(), settings.version).handlers(),
+            **StatisticsProcessor(self.state, settings.as_config(), settings.version, settings.clock.now_ms).handlers(),
             **RelayProcessor(self.state, self.calls, self._reply).handlers(),
             **self.popping.handlers(),
         }

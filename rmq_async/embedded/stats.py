@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from rmq_protocol.bodies import (
@@ -28,7 +28,6 @@ from rmq_protocol.headers import (
 from rmq_protocol.message import MessageQueue
 from rmq_protocol.pop import pop_retry_topic, pop_retry_topic_v1
 
-from .. import machine
 from .server import Connection
 from .service import Handler, Refused, header_of
 from .state import BrokerState
@@ -42,13 +41,14 @@ MAX_QUEUES_SHOWN: Final = 65_536
 
 class StatisticsProcessor:
     """Serves statistics. Rates are not measured: they are always 0. ``config``: settings of a real broker that have a
-    counterpart here."""
+    counterpart here. ``now_ms``: returns the broker's time."""
 
-    def __init__(self, state: BrokerState, config: Mapping[str, bool], version: str) -> None:
+    def __init__(self, state: BrokerState, config: Mapping[str, bool], version: str, now_ms: Callable[[], int]) -> None:
         self._state = state
         self._config = config
         self._version = version
-        self._started = machine.time()
+        self._now_ms = now_ms
+        self._started_ms = now_ms()
 
     def handlers(self) -> dict[int, Handler]:
         return {
@@ -137,12 +137,12 @@ class StatisticsProcessor:
     def runtime_info(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         """Returns the figures that admin tools read; 0 for those that are not measured here, such as rates."""
         log = self._state.log
-        running = int(machine.time() - self._started)
+        running = (self._now_ms() - self._started_ms) // 1000
         hours, seconds = divmod(running, 3600)
         info = {
             "brokerVersionDesc": f"V{self._version.replace('.', '_')}",
             "brokerActive": "true",
-            "bootTimestamp": str(round(self._started * 1000)),
+            "bootTimestamp": str(self._started_ms),
             "runtime": f"[ {hours // 24} days, {hours % 24} hours, {seconds // 60} minutes, {seconds % 60} seconds ]",
             "msgPutTotalTodayNow": str(log.appended),
             "msgPutTotalTodayMorning": "0",

@@ -19,12 +19,14 @@ from rmq_protocol.constants import DLQ_TOPIC_PREFIX, MASTER_ID, RETRY_TOPIC_PREF
 from rmq_protocol.message import MessageQueue
 from rmq_protocol.validation import is_system_topic
 
+from .. import machine
 from .._asyncio import for_each
 from .._text import printable
 from ..client import (
     ClientInstance,
     TopicRoute,
     commit_offset,
+    look_at_clock,
     max_offset,
     min_offset,
     search_offset,
@@ -142,8 +144,8 @@ class Cluster:
         return self._ask(search)
 
     def store_times(self, offsets: Mapping[MessageQueue, int]) -> dict[MessageQueue, int]:
-        """Returns the store times of the messages at these offsets (epoch ms), for reports. Nothing is repeated; queues
-        without a message there, or whose request fails, are left out."""
+        """Returns the store times of the messages at these offsets (epoch ms, by this machine's clock as far as brokers say their
+        time), for reports. Nothing is repeated; queues without a message there, or whose request fails, are left out."""
 
         async def times(reader: SparkReader) -> dict[MessageQueue, int]:
             instance = reader.instance
@@ -157,7 +159,11 @@ class Cluster:
                         found[queue] = moment
 
             await for_each(offsets, one)
-            return found
+            clocks = instance.clocks
+            doubtful = [queue for queue, moment in found.items() if clocks.wants_look(queue.broker_name, moment)]
+            await for_each(doubtful, lambda queue: look_at_clock(instance, instance.names.wire_queue(queue)))
+            now_ms = machine.time() * 1000
+            return {queue: round(now_ms - clocks.age(queue.broker_name, found[queue]) * 1000) for queue in found}
 
         with suppress(RocketMQError):
             return self._ask(times, retries=0)

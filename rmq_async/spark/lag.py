@@ -44,7 +44,8 @@ METER: Final = "rmq_async.spark"
 class TopicLag:
     """One topic of one query after a micro-batch. ``behind``: number of existing offsets that are not read; None if it is not
     known, because the progress names the end of no queue of the topic. ``read``: number of offsets of the micro-batch.
-    ``oldest``: store time of the oldest unread message, in seconds since 1970; None if all are read or it is not known."""
+    ``oldest``: store time of the oldest unread message, in seconds since 1970 by the driver's clock; None if all are read or it is
+    not known."""
 
     topic: str
     behind: int | None

@@ -76,7 +76,7 @@ def seen(stored: dict[MessageQueue, int], committed: dict[MessageQueue, int], *,
     return Overview(
         {name: BrokerOverview(name, "c", f"{name}:1", problem=None if name in brokers else "no answer") for name in "ab"},
         topics,
-        {"g": GroupOverview(GroupLag(lags, {}), ("m",), 1000)},
+        {"g": GroupOverview(GroupLag(lags, {}), ("m",), 1000, oldest_age=6.0)},
     )
 
 

@@ -125,7 +125,7 @@ class Watch:
         topics = _topic_rows(found, by_topic)
         rated = last.groups.keys() - gaps.groups
         rates = {name: sum(went[name].values()) / seconds for name in went if seconds is not None and name in rated}
-        groups = _group_rows(found, rates, time_ms, patterns)
+        groups = _group_rows(found, rates, patterns)
         by_broker = _Rates(came, out, "broker_name", seconds, up - gaps.storing, up - gaps.reading)
         brokers = self._brokers(found.brokers, by_broker)
         return Figures(time_ms, seconds, topics, groups, brokers)
@@ -221,15 +221,13 @@ def _topic_rows(found: Overview, rates: _Rates) -> tuple[TopicRow, ...]:
     return tuple(rows)
 
 
-def _group_rows(found: Overview, rates: Mapping[str, float], time_ms: int, patterns: Collection[str]) -> tuple[GroupRow, ...]:
+def _group_rows(found: Overview, rates: Mapping[str, float], patterns: Collection[str]) -> tuple[GroupRow, ...]:
     rows = []
     for name, each in sorted(found.groups.items()):
         if _passes({name, *(queue.topic for queue in each.lag.queues)}, patterns):
-            stored = each.oldest_store_time_ms
-            oldest = None if stored is None else max(time_ms - stored, 0) / 1000
             members = None if each.members is None else len(each.members)
             lag, retries = (None, None) if each.lag_unknown else (each.lag.messages, each.lag.retries)
-            rows.append(GroupRow(name, lag, retries, rates.get(name), members, oldest))
+            rows.append(GroupRow(name, lag, retries, rates.get(name), members, each.oldest_age))
     return tuple(rows)
 
 

@@ -19,12 +19,12 @@ from ... import machine
 from ..._asyncio import for_each
 from ..._backoff import Backoff
 from ..._text import printable
+from ...client import BrokerClocks
 from ...errors import BrokerError, ConnectionLostError, RequestTimeoutError, RocketMQError
 from ..held_queue import HeldQueue
 from ..subscription import Subscription
 from ..supervisor import Supervisor
 from .acks import Acks
-from .clock import BrokerClock
 from .lease import Lease, LeaseState
 from .requests import Popped, Requests, Wanted
 
@@ -71,7 +71,7 @@ class PopCore:
         self.invisible_time = invisible_time
         self._max_lease = max_lease
         self.acks = Acks(requests, supervisor.run)
-        self._clocks: dict[str, BrokerClock] = {}
+        self.clocks = BrokerClocks()
         self._far: dict[str, None] = {}
         """Brokers that answered without their time to a pop that was dated ahead, because they found it too old."""
         self._renewals: list[int] = []
@@ -91,7 +91,7 @@ class PopCore:
 
         Raises as ``Requests.pop`` does.
         """
-        clock = self._clocks.setdefault(broker, BrokerClock())
+        clock = self.clocks.of(broker)
         now = machine.monotonic()
         born, poll_ms = clock.broker_ms(now), round(poll * 1000)
         if born is None:
@@ -108,17 +108,16 @@ class PopCore:
 
     def knows_clock(self, broker: str) -> bool:
         """Returns whether a broker's clock is known, so that it may hold the next pop."""
-        clock = self._clocks.get(broker)
-        return clock is not None and clock.is_known
+        return self.clocks.of(broker).is_known
 
     def doubt_clock(self, broker: str) -> None:
         """Notes that a broker has answered a pop early: the next pop reads its time again."""
-        self._clocks[broker].forget()
+        self.clocks.of(broker).forget()
 
     def leases(self, held: HeldQueue, topic: str, popped: Popped) -> list[Lease | None]:
         """Returns a lease for each message of an answer, None for a message without a handle. ``renew`` extends the leases from
         now on."""
-        clock = self._clocks[held.queue.broker_name]
+        clock = self.clocks.of(held.queue.broker_name)
         expires = clock.ends(popped.popped_ms, popped.invisible_ms, popped.sent, popped.arrived)
         spread = 1 - RENEW_SPREAD * machine.random.random()
         group = self._planned(popped.arrived + (expires - popped.arrived) * RENEW_AT * spread)
@@ -221,7 +220,7 @@ class PopCore:
         else:
             after = LeaseState.HELD
             lease.handle = changed.handle
-            clock = self._clocks[lease.handle.broker_name]
+            clock = self.clocks.of(lease.handle.broker_name)
             clock.note(changed.handle.pop_time, changed.sent, changed.arrived)
             lease.expires = clock.ends(changed.handle.pop_time, changed.invisible_ms, changed.sent, changed.arrived)
         finally:

@@ -6,7 +6,7 @@ from ... import machine
 from ..._text import printable
 from ...client import brokers_of, loop_problem, name_server_problem
 from ...health import Problem, ProblemCode
-from ..watching import BLOCK_SHOWN, ConsumerHealth, ConsumerStats, Lag, hangs, stuck_problem
+from ..watching import BLOCK_SHOWN, ConsumerHealth, ConsumerStats, Lag, hangs, oldest_age, stuck_problem
 from .session import PopSession
 
 __all__ = ["health_of", "lag_of", "stats_of"]
@@ -17,9 +17,7 @@ def lag_of(session: PopSession) -> Lag:
     that may be seconds old."""
     sources = list(session.sources.values())
     held = sum(each.taken for each in session.credits.values()) + len(session.give_backs)
-    stored = [message.store_time_ms for delivery in list(session.calls.running) for message in delivery.messages]
-    stored += [*session.dispatcher.oldest(), *session.give_backs.oldest()]
-    age = max(machine.time() - min(stored) / 1000, 0.0) if stored else None
+    age = oldest_age(session, session.core.clocks)
     by_queue = {each.held.shown: each.rest if each.has_answered else None for each in sources}
     return Lag(held + sum(each.rest for each in sources), 0, age, by_queue)
 

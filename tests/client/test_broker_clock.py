@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import random
 
-from rmq_async.consumer.pop.clock import BrokerClock
+import pytest
+
+from rmq_async.client.broker_clock import BrokerClock, broker_time_in
 
 AHEAD = 1_795_367_583_753
 """The broker's time, in ms, when this process's clock is 0."""
@@ -71,3 +73,29 @@ def test_lease_never_ends_outside_of_what_is_sure() -> None:
         said = ahead + round(popped * 1000)
         clock.note(said, sent, arrived)
         assert sent + 5 <= clock.ends(said, 5000, sent, arrived) <= arrived + 5
+
+
+@pytest.mark.parametrize(
+    ("runtime", "seconds"),
+    [
+        ("[ 0 days, 0 hours, 0 minutes, 0 seconds ]", 0),
+        ("[ 2 days, 3 hours, 4 minutes, 5 seconds ]", ((2 * 24 + 3) * 60 + 4) * 60 + 5),
+        ("[ 1,234 days, 0 hours, 0 minutes, 1 seconds ]", 1234 * 86_400 + 1),
+    ],
+)
+def test_time_of_a_broker_from_its_runtime_information(runtime: str, seconds: int) -> None:
+    assert broker_time_in({"bootTimestamp": "1795367583753", "runtime": runtime}) == 1_795_367_583_753 + 1000 * seconds + 500
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {},
+        {"bootTimestamp": "1795367583753"},
+        {"runtime": "[ 0 days, 0 hours, 0 minutes, 0 seconds ]"},
+        {"bootTimestamp": "1795367583753", "runtime": "long"},
+        {"bootTimestamp": "-1", "runtime": "[ 0 days, 0 hours, 0 minutes, 0 seconds ]"},
+    ],
+)
+def test_runtime_information_without_a_time(facts: dict[str, str]) -> None:
+    assert broker_time_in(facts) is None

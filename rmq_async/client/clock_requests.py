@@ -1,0 +1,38 @@
+"""Asks brokers for their time."""
+
+from __future__ import annotations
+
+import logging
+
+from rmq_protocol.bodies import KVTable, decode_body
+from rmq_protocol.command import RemotingCommand
+from rmq_protocol.constants import RequestCode, ResponseCode
+from rmq_protocol.message import MessageQueue
+
+from .. import machine
+from .._text import printable
+from ..errors import RocketMQError
+from .broker_clock import broker_time_in
+from .instance import ClientInstance
+
+__all__ = ["look_at_clock"]
+
+logger = logging.getLogger(__name__)
+
+
+async def look_at_clock(instance: ClientInstance, queue: MessageQueue) -> None:
+    """Reads the clock of a queue's broker from its runtime information; does nothing where the broker does not answer that.
+    ``queue``: with names on the wire."""
+    command = RemotingCommand(code=RequestCode.GET_BROKER_RUNTIME_INFO)
+    broker, sent = instance.routes.broker_of(queue), machine.monotonic()
+    try:
+        response, _ = await instance.ask_broker(broker, queue.topic, command, instance.config.request_timeout)
+        arrived = machine.monotonic()
+        facts = decode_body(KVTable, response.body).table if response.code == ResponseCode.SUCCESS else {}
+    except RocketMQError as error:
+        logger.debug("time of broker %s: %s", printable(broker), printable(error, 300))
+        return
+    if (broker_ms := broker_time_in(facts)) is not None:
+        instance.clocks.of(queue.broker_name).note(broker_ms, sent, arrived)
+    else:
+        logger.debug("broker %s says no time: %d %s", printable(broker), response.code, printable(response.remark))
