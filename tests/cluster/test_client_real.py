@@ -6,14 +6,14 @@ import asyncio
 import uuid
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from time import monotonic
+from time import monotonic, time
 from typing import Any
 
 import pytest
 
 from rmq_async import Message, Producer
 from rmq_async.admin import Admin
-from rmq_async.client import ClientInstance
+from rmq_async.client import ClientInstance, look_at_clock
 from rmq_async.config import ClientConfig
 from rmq_async.consumer import PullConsumer
 from rmq_async.errors import NameServerError, TopicNotFoundError
@@ -49,6 +49,18 @@ async def until(condition: Callable[[], Any], timeout: float) -> float:
         assert monotonic() - start < timeout, f"not within {timeout} s"
         await asyncio.sleep(0.01)
     return monotonic() - start
+
+
+async def test_broker_says_its_time(each_cluster: RealCluster) -> None:
+    topic = new_topic()
+    async with client(each_cluster) as instance, Admin(namesrv=each_cluster.namesrv) as admin:
+        await admin.create_topic(topic, queues=1)
+        broker = each_cluster.brokers[0].name
+        await look_at_clock(instance, MessageQueue(topic, broker, 0))
+        shown = instance.clocks.of(broker).broker_ms(monotonic())
+        assert shown is not None
+        assert abs(shown / 1000 - time()) < 1.0
+        assert instance.clocks.age(broker, round(time() * 1000) - 60_000) == pytest.approx(60.0, abs=1.0)
 
 
 async def test_name_with_two_addresses(each_cluster: RealCluster) -> None:
