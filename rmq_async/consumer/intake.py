@@ -4,7 +4,7 @@ offset."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from itertools import compress
 from typing import Any, Final
 
@@ -164,9 +164,7 @@ class Intake:
             text = "%d messages of %s were deleted before they were pulled (offsets %s); %s"
             logger.error(text, len(missing), held.shown, ranges_text([missing]), KEEP)
         if result.messages:
-            self.marks.read(held.queue, result.messages)
-            if self._instance.clocks.wants_look(held.queue.broker_name, result.messages[0].store_time_ms):
-                self.spawn(f"time of broker of {held.shown}", look_at_clock(self._instance, held.queue))
+            self._note_read(held, result.messages)
         entered = progress.enter_all([message.queue_offset for message in result.messages])
         fresh = [*compress(result.messages, entered)]  # without those that are pulled again with others that were dropped
         if held.cursor < held.repeated_to:
@@ -182,6 +180,11 @@ class Intake:
             held.looked_at = False
         self.dispatcher.pump()
         return True
+
+    def _note_read(self, held: HeldQueue, messages: Sequence[MessageExt]) -> None:
+        self.marks.read(held.queue, messages)
+        if self._instance.clocks.wants_look(held.queue.broker_name, messages[0].store_time_ms):
+            self.spawn(f"time of the broker of {held.shown}", look_at_clock(self._instance, held.queue))
 
     def _buffer(self, held: HeldQueue, subscription: Subscription, messages: list[MessageExt]) -> None:
         sizes = [len(message.body) for message in messages]
