@@ -320,6 +320,16 @@ class EmbeddedRocketMQ(PopSwitches):
         """
         return self._broker(broker).truncate(count)
 
+    def lose_master(self, broker: str) -> None:
+        """Makes the broker a replica whose master is gone: its connections end, and until ``elect_master`` the name server lists it
+        with id 1. It serves reads, and refuses messages (14)."""
+        self._broker(broker).lose_master()
+
+    def elect_master(self, broker: str, *, offsets: bool = False) -> None:
+        """Makes the broker a master again, as an election does with a replica: it has all messages, and no lock. ``offsets``:
+        whether it has the offsets of groups, which replicas of 5.5.0 do not copy in time."""
+        self._broker(broker).elect_master(offsets=offsets)
+
     def resize(self, topic: str, queues: int, *, broker: str | None = None) -> None:
         """Gives the topic ``queues`` read and write queues, 0 to 16,384, on the broker (None: on each broker that has it), as an
         administrator does.

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from rmq_protocol.command import RemotingCommand, make_response
-from rmq_protocol.constants import RETRY_TOPIC_PREFIX, RequestCode, ResponseCode
+from rmq_protocol.constants import MASTER_ID, RETRY_TOPIC_PREFIX, RequestCode, ResponseCode
 from rmq_protocol.frame import Frame
 from rmq_protocol.message import MessageExt, MessageQueue
 from rmq_protocol.stored import decode_messages
@@ -49,6 +49,7 @@ from .writer import MessageWriter
 __all__ = ["Broker", "BrokerSettings", "stored_messages"]
 
 _JSON: Final = 0
+_REPLICA_ID: Final = 1
 _FIRST_OFFSETS: Final = 2
 """Number of the first tick that saves committed offsets: a broker begins 10 s after its start (``BrokerController``)."""
 _LEVELS_EVERY: Final = 2
@@ -154,6 +155,7 @@ class Broker(BaseService):
         self._send_back = send_back = SendBackProcessor(self.state, self._schedule)
         self._sends = SendMessageProcessor(self.state, writer, self._schedule, self._transactions, send_back)
         self._fast_send = self._sends.fast
+        self.broker_id = MASTER_ID
         self._ticks = 0
         self._queue: SendQueue | None = None
         """The queue in which sends wait while ``throttle`` is on, else None."""
@@ -188,7 +190,10 @@ class Broker(BaseService):
         if not self.state.address:
             raise RuntimeError(f"{self.name} has no address before its first start; start it, then register it")
         return Registration(
-            self.name, self.state.address, {topic.config.topic_name: topic.config for topic in self.state.topics}
+            self.name,
+            self.state.address,
+            {topic.config.topic_name: topic.config for topic in self.state.topics},
+            broker_id=self.broker_id,
         )
 
     def messages(self, topic: str) -> list[MessageExt]:
@@ -210,6 +215,22 @@ class Broker(BaseService):
         """Implements ``EmbeddedRocketMQ.lose_offsets``."""
         self.state.offsets.restore(self.state.disk.offsets)
         self.state.pop_offsets.restore(self.state.disk.pop_offsets)
+
+    def lose_master(self) -> None:
+        """Implements ``EmbeddedRocketMQ.lose_master``."""
+        self.broker_id = _REPLICA_ID
+        self.listener.drop_connections()
+        self._forget_process()
+        self.topics_changed()
+
+    def elect_master(self, *, offsets: bool = False) -> None:
+        """Implements ``EmbeddedRocketMQ.elect_master``."""
+        if not offsets:
+            self.state.offsets.forget_all()
+            self.state.pop_offsets.forget_all()
+            self._save_offsets()
+        self.broker_id = MASTER_ID
+        self.topics_changed()
 
     def rebalance(self, group: str) -> None:
         """Implements ``EmbeddedRocketMQ.rebalance``."""
@@ -323,11 +344,14 @@ class Broker(BaseService):
     def _save(self, *, offsets: bool = True, levels: bool = True) -> None:
         disk = self.state.disk
         if offsets:
-            self.state.offsets.save(disk.offsets)
-            self.state.pop_offsets.save(disk.pop_offsets)
+            self._save_offsets()
         schedule = self._schedule.progress()
         disk.schedule = schedule if levels else schedule._replace(levels=disk.schedule.levels)
         disk.transactions = self._transactions.progress()
+
+    def _save_offsets(self) -> None:
+        self.state.offsets.save(self.state.disk.offsets)
+        self.state.pop_offsets.save(self.state.disk.pop_offsets)
 
     def _forget_waiting(self) -> None:
         self.held.close()
@@ -335,12 +359,16 @@ class Broker(BaseService):
         self.calls.close()
         self._clients.close()
         self._lookups.close()
+        self._forget_process()
+
+    def _forget_process(self) -> None:
+        """Drops what another process in this one's place would not know."""
         self.state.locks.clear()
         self.state.offsets.clear_resets()
 
     def serve(self, connection: Connection, frame: Frame) -> Parts | None:
-        is_plain = not self.failures.pending and self._queue is None and not self._send_back.is_silent
-        if is_plain and frame.body and frame.serialize_type == _JSON:
+        fast = not self.failures.pending and self._queue is None and not self._send_back.is_silent and self.broker_id == MASTER_ID
+        if frame.body and frame.serialize_type == _JSON and fast:
             served = self._fast_send(connection, frame)
             if served is not None:
                 code, answer = served
@@ -351,6 +379,8 @@ class Broker(BaseService):
     def respond(self, connection: Connection, command: RemotingCommand) -> RemotingCommand | None:
         if connection.second and command.code in _FIRST_PORT_ONLY:
             return not_supported(command)
+        if self.broker_id != MASTER_ID and command.code in THROTTLED:
+            return make_response(command, ResponseCode.SERVICE_NOT_AVAILABLE, "this broker is a replica: it stores no messages")
         if self._queue is not None and command.code in THROTTLED:
             self._respond_in_turn(connection, command, self._queue)
             return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple, Protocol
 
+from rmq_protocol.constants import MASTER_ID
 from rmq_protocol.topics import TopicConfig
 
 from .. import machine
@@ -20,20 +21,22 @@ EXPIRY: Final = 120.0
 
 class Registration(NamedTuple):
     """The data that a broker registers with a name server (REGISTER_BROKER). ``address``: "ip:port" for clients.
-    ``topics``: by name."""
+    ``topics``: by name. ``broker_id``: 0 for a master."""
 
     broker_name: str
     address: str
     topics: Mapping[str, TopicConfig]
     cluster: str = CLUSTER
+    broker_id: int = MASTER_ID
 
 
 class Holder(NamedTuple):
-    """A broker that has a topic. ``address``: "ip:port". ``config``: the topic's settings there."""
+    """A broker that has a topic. ``address``: "ip:port". ``config``: the topic's settings there. ``broker_id``: 0 for a master."""
 
     broker_name: str
     address: str
     config: TopicConfig
+    broker_id: int = MASTER_ID
 
 
 class BrokerDirectory(Protocol):
@@ -42,8 +45,8 @@ class BrokerDirectory(Protocol):
     def holders(self, topic: str, connection: Connection) -> Sequence[Holder]:
         """Returns the brokers that have ``topic``."""
 
-    def brokers(self, connection: Connection) -> Mapping[str, str]:
-        """Returns the addresses ("ip:port") of the brokers by name."""
+    def brokers(self, connection: Connection) -> Mapping[str, dict[int, str]]:
+        """Returns broker id -> address ("ip:port") of the brokers by name."""
 
     def topics(self) -> Iterable[str]:
         """Returns the names of all topics, each once, broker by broker."""
@@ -56,10 +59,11 @@ class BrokerDirectory(Protocol):
 
 
 class _Entry:
-    __slots__ = ("address", "seen", "topics")
+    __slots__ = ("address", "broker_id", "seen", "topics")
 
     def __init__(self) -> None:
         self.address = ""
+        self.broker_id = MASTER_ID
         self.seen = 0.0
         self.topics: dict[str, TopicConfig] = {}
 
@@ -79,7 +83,7 @@ class Registrations:
     def register(self, registration: Registration) -> None:
         self.expire()
         entry = self._entries.setdefault(registration.broker_name, _Entry())
-        entry.address = registration.address
+        entry.address, entry.broker_id = registration.address, registration.broker_id
         entry.seen = machine.monotonic()
         entry.topics.update(registration.topics)
 
@@ -89,11 +93,13 @@ class Registrations:
 
     def holders(self, topic: str, connection: Connection) -> list[Holder]:
         return [
-            Holder(name, entry.address, entry.topics[topic]) for name, entry in self._known().items() if topic in entry.topics
+            Holder(name, entry.address, entry.topics[topic], entry.broker_id)
+            for name, entry in self._known().items()
+            if topic in entry.topics
         ]
 
-    def brokers(self, connection: Connection) -> dict[str, str]:
-        return {name: entry.address for name, entry in self._known().items()}
+    def brokers(self, connection: Connection) -> dict[str, dict[int, str]]:
+        return {name: {entry.broker_id: entry.address} for name, entry in self._known().items()}
 
     def topics(self) -> dict[str, None]:
         return dict.fromkeys(topic for entry in self._known().values() for topic in entry.topics)

@@ -20,13 +20,13 @@ class LiveBrokers:
 
     def holders(self, topic: str, connection: Connection) -> list[Holder]:
         return [
-            Holder(broker.name, broker.listener.address(connection), found.config)
+            Holder(broker.name, broker.listener.address(connection), found.config, broker.broker_id)
             for broker in self._running()
             if (found := broker.state.topics.get(topic)) is not None
         ]
 
-    def brokers(self, connection: Connection) -> dict[str, str]:
-        return {broker.name: broker.listener.address(connection) for broker in self._running()}
+    def brokers(self, connection: Connection) -> dict[str, dict[int, str]]:
+        return {broker.name: {broker.broker_id: broker.listener.address(connection)} for broker in self._running()}
 
     def topics(self) -> dict[str, None]:
         return dict.fromkeys(topic.config.topic_name for broker in self._running() for topic in broker.state.topics)

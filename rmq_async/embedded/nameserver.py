@@ -14,7 +14,7 @@ from typing import Final
 from rmq_protocol.bodies import KVTable, TopicList, encode_body
 from rmq_protocol.cluster import ClusterInfo, encode_cluster_info
 from rmq_protocol.command import RemotingCommand, make_response
-from rmq_protocol.constants import MASTER_ID, ORDER_TOPIC_CONFIG, RequestCode, ResponseCode
+from rmq_protocol.constants import ORDER_TOPIC_CONFIG, RequestCode, ResponseCode
 from rmq_protocol.headers import (
     DeleteKVConfigRequestHeader,
     DeleteTopicFromNamesrvRequestHeader,
@@ -85,9 +85,9 @@ class NameServer(BaseService):
         header = from_ext(GetRouteInfoRequestHeader, command.ext_fields, lenient=True)
         queues: list[QueueData] = []
         brokers: list[BrokerData] = []
-        for name, address, config in self._directory.holders(header.topic, connection):
+        for name, address, config, broker_id in self._directory.holders(header.topic, connection):
             queues.append(QueueData(name, config.read_queue_nums, config.write_queue_nums, config.perm, config.topic_sys_flag))
-            brokers.append(BrokerData(name, {MASTER_ID: address}, CLUSTER))
+            brokers.append(BrokerData(name, {broker_id: address}, CLUSTER))
         if not queues:
             topic_name: str | None = header.topic
             shown = "null" if topic_name is None else topic_name[:160]
@@ -108,7 +108,8 @@ class NameServer(BaseService):
 
     def _system_topics(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         brokers = self._directory.brokers(connection)
-        return _topic_list(command, [CLUSTER, *brokers], next(iter(brokers.values()), None))
+        addresses = [address for each in brokers.values() for address in each.values()]
+        return _topic_list(command, [CLUSTER, *brokers], next(iter(addresses), None))
 
     def _delete_topic(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         self._directory.forget(header_of(DeleteTopicFromNamesrvRequestHeader, command).topic)
@@ -172,7 +173,7 @@ class NameServer(BaseService):
     def _cluster(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         brokers = self._directory.brokers(connection)
         info = ClusterInfo(
-            {name: BrokerData(name, {MASTER_ID: address}, CLUSTER) for name, address in brokers.items()},
+            {name: BrokerData(name, addresses, CLUSTER) for name, addresses in brokers.items()},
             {CLUSTER: tuple(brokers)},
         )
         return make_response(command, ResponseCode.SUCCESS, body=encode_cluster_info(info, standard=False))

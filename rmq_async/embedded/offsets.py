@@ -124,6 +124,9 @@ class OffsetTable:
     def forget_topic(self, topic: str) -> None:
         self._forget(lambda key: key[1] == topic)
 
+    def forget_all(self) -> None:
+        self._forget(lambda _: True)
+
     def _forget(self, matches: Callable[[tuple[str, str]], bool]) -> None:
         for table in (self._committed, self._pulled, self._reset):
             for key in [key for key in table if matches(key)]:

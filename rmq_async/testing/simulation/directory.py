@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from msgspec.structs import replace
+
+from rmq_protocol.constants import MASTER_ID
 
 from ...embedded import Connection, Holder, Registration, Registrations
 
@@ -30,9 +30,9 @@ class DoubtfulRegistrations(Registrations):
             super().register(registration)
 
     def knows(self, broker_name: str, address: str) -> bool:
-        """Returns whether a broker is listed under its address; a forgotten one is not."""
+        """Returns whether a broker is listed under its address as a master; a forgotten one is not."""
         entry = None if broker_name in self.forgotten else self._entries.get(broker_name)
-        return entry is not None and entry.address == address
+        return entry is not None and entry.address == address and entry.broker_id == MASTER_ID
 
     def holders(self, topic: str, connection: Connection) -> list[Holder]:
         known = super().holders(topic, connection)
@@ -40,9 +40,9 @@ class DoubtfulRegistrations(Registrations):
         self.differences += shown != known
         return shown
 
-    def brokers(self, connection: Connection) -> dict[str, str]:
-        known: Mapping[str, str] = super().brokers(connection)
-        shown = {name: address for name, address in known.items() if name not in self.forgotten}
+    def brokers(self, connection: Connection) -> dict[str, dict[int, str]]:
+        known = super().brokers(connection)
+        shown = {name: addresses for name, addresses in known.items() if name not in self.forgotten}
         self.differences += shown != known
         return shown
 

@@ -17,7 +17,7 @@ from .chance import exponential
 from .errors import SimulationError
 from .scheduler import Scheduler, nanoseconds
 
-__all__ = ["GROUP_KINDS", "KINDS", "POP_KINDS", "Effect", "Faults", "Injector"]
+__all__ = ["GROUP_KINDS", "KINDS", "LASTING", "POP_KINDS", "Effect", "Faults", "Injector"]
 
 KINDS: Final = (
     "broker-busy", "broker-crash", "broker-delay", "broker-disorder", "broker-error", "broker-expire", "broker-jitter",
@@ -32,9 +32,11 @@ POP_KINDS: Final = (
     "pop-empty", "pop-late-revival", "pop-lost-acks", "pop-lost-answers", "pop-refused", "pop-repeated-revival",
 )  # fmt: skip
 """Names of the kinds that affect only consumers that pop; ``Faults`` has them only if they are named."""
-GROUP_KINDS: Final = ("group-no-threads", "group-refused")
-"""Names of the kinds that affect only group consumers; ``Faults`` has them only if they are named, and each seed draws
-them. They last long."""
+LASTING: Final = ("group-no-threads", "group-refused")
+"""Kinds that each seed draws if they are named, and that last long."""
+GROUP_KINDS: Final = ("broker-fail-over", *LASTING)
+"""Names of the kinds that affect consumer groups above all; ``Faults`` has them only if they are named, and each seed draws those
+whose names begin with ``group``. These last long."""
 MEAN_DURATION: Final = 2.0
 LONG_DURATION: Final = 40.0
 """Mean seconds of short and of long faults."""
@@ -49,8 +51,8 @@ FEWEST: Final = 3
 class Faults:
     """Faults of a run. ``kinds``: names out of ``KINDS``, ``POP_KINDS`` and ``GROUP_KINDS``. ``rate``: faults per virtual minute,
     of all kinds together, on average. ``start``, ``end``: seconds of the simulation between which faults begin. ``drawn``: whether
-    each seed draws its own subset of the kinds, at least three or all if they are fewer, besides ``GROUP_KINDS``, and a rate of
-    half to one and a half times the given one.
+    each seed draws its own subset of the kinds, at least three or all if they are fewer, besides those whose names begin
+    with ``group``, and a rate of half to one and a half times the given one.
 
     Raises SimulationError for a str as ``kinds``, for an unknown kind, for a rate that is no finite number from 0 on, and unless
     ``start`` and ``end`` are numbers with 0 <= start <= end; TypeError for ``kinds`` that are not iterable.
@@ -67,10 +69,9 @@ class Faults:
         if isinstance(given, str):
             raise SimulationError(f"kinds of faults must be a set of names, not {given!r}; give {{{given!r}}}")
         object.__setattr__(self, "kinds", frozenset(self.kinds))
-        unknown = sorted(self.kinds.difference(KINDS, POP_KINDS, GROUP_KINDS))
-        if unknown:
-            known = ", ".join((*KINDS, *POP_KINDS, *GROUP_KINDS))
-            raise SimulationError(f"there is no kind of fault {unknown[0]!r}; there are {known}")
+        known = (*KINDS, *POP_KINDS, *GROUP_KINDS)
+        if unknown := sorted(self.kinds.difference(known)):
+            raise SimulationError(f"there is no kind of fault {unknown[0]!r}; there are {', '.join(known)}")
         numbers: tuple[object, ...] = (self.rate, self.start, self.end)
         if (
             any(isinstance(number, bool) or not isinstance(number, int | float) for number in numbers)
@@ -96,11 +97,11 @@ class Faults:
         """Returns the faults that one seed draws from these; the same faults if they are not ``drawn``."""
         if not self.drawn:
             return self
-        names = sorted(self.kinds.difference(GROUP_KINDS)) or sorted(self.kinds)
+        names = sorted(self.kinds.difference(LASTING)) or sorted(self.kinds)
         kinds = [kind for kind in names if chance.random() < 0.5]
         if len(kinds) < FEWEST:
             kinds = chance.sample(names, min(FEWEST, len(names)))
-        kinds += self.kinds.intersection(GROUP_KINDS)
+        kinds += self.kinds.intersection(LASTING)
         return replace(self, kinds=frozenset(kinds), rate=self.rate * (0.5 + chance.random()), drawn=False)
 
     def without(self, kind: str) -> Faults:
@@ -179,7 +180,7 @@ class Injector:
         if self._closed:
             return
         chance = self._generators[kind]
-        is_long = chance.random() < LONG_SHARE or kind in GROUP_KINDS
+        is_long = chance.random() < LONG_SHARE or kind in LASTING
         mean = LONG_DURATION if is_long else MEAN_DURATION
         duration = min(LONGEST_DURATION, exponential(chance, mean))
         effect = None if self._resting else self._begin[kind](chance, duration)

@@ -52,6 +52,8 @@ SEEN: Final = 35.0
 a name server has lost registers within 30 s."""
 MISSING: Final = re.compile(r"queues ([\d, ]+) of topic (\S+) on (\S+) left ")
 """The text of the problem ``queue_missing``, with queues, topic and broker."""
+AROUND: Final = 10.0
+"""Seconds around a failover in which messages may be handled twice, and no others: members keep the offsets of all others."""
 REBALANCED: Final = 25.0
 """Seconds within which all members act on a change of the members."""
 SLACK: Final = 1.5
@@ -153,13 +155,19 @@ def repeated(log: GroupLog, troubles: Troubles, losses: Sequence[Loss] = ()) -> 
             f"repeated: {_named(first)} was handled by {life.member} at {first.began:.6f} s, and began again at "
             f"{second.began:.6f} s"
         )
-        if repeats_behind_open(log, first, second) or _taken_from_hand(log, first, second):
+        if repeats_behind_open(log, first, second) or _taken_from_hand(log, first, second) or _near_failover(log, first):
             continue
         if killed > second.began:
             found.append(text)
         elif settled[first.life, first.queue, first.offset] + log.commit_interval + SLACK < killed:
             found.append(f"{text}: it could have been committed before the kill at {killed:.6f} s")
     return found
+
+
+def _near_failover(log: GroupLog, delivery: Delivery) -> bool:
+    """Returns whether a message was handled when its broker lost its master, or shortly before or after: the new master knows no
+    lock, and may grant one to another member at once."""
+    return any(began - AROUND <= delivery.began <= ended + AROUND for began, ended in log.failovers)
 
 
 def together(log: GroupLog, troubles: Troubles) -> list[str]:
@@ -170,7 +178,8 @@ def together(log: GroupLog, troubles: Troubles) -> list[str]:
         f"on {'the same member' if first.life == second.life else log.lives[first.life].member}"
         for first, second in _pairs(log.deliveries)
         if min(_end(first), troubles.killed(log.lives[first.life], first.began)) > second.began
-        if first.life == second.life or not (troubles.felt(first.began, second.began) or _taken_from_hand(log, first, second))
+        if first.life == second.life
+        or not (troubles.felt(first.began, second.began) or _taken_from_hand(log, first, second) or _near_failover(log, first))
     ]
 
 

@@ -97,7 +97,8 @@ class GroupLog:
     members, by machine. ``starts``: times at which members have joined, by client id. ``commit_interval``, ``max_span``:
     settings of all members. ``in_hand``: seconds for which a message that is read by hand delays the release of its queue;
     after them the next owner gets it too, because the body of an iteration cannot be cancelled. ``lease``: seconds for which a
-    popped message is invisible; None for members that pull. ``unread``: what members that pop had not popped, by time.
+    popped message is invisible; None for members that pull. ``failovers``: times between which the only broker had no master, in
+    a scenario that makes these failovers itself. ``unread``: what members that pop had not popped, by time.
     ``fine_from``: the time from which on no member may have a problem. ``idle``: the backlog after the last member has stopped.
     """
 
@@ -119,6 +120,7 @@ class GroupLog:
     samples: list[Sample] = field(default_factory=list)
     client_ids: dict[str, str] = field(default_factory=dict)
     starts: dict[str, list[float]] = field(default_factory=dict)
+    failovers: list[tuple[float, float]] = field(default_factory=list)
     idle: Backlog | None = None
 
     def live(self, member: str) -> int:

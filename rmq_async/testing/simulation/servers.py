@@ -272,6 +272,18 @@ class BrokerMachine(ServerMachine):
         self.broker.resize(topic, queues)
         return before, queues
 
+    def lose_master(self) -> None:
+        """Makes it a replica whose master is gone, until ``elect_master``. Ignored unless it serves."""
+        if self.running and self.broker.listener.running:
+            self.broker.lose_master()
+
+    def elect_master(self) -> None:
+        """Makes it a master with all messages and no offset of any group, whether it runs or not."""
+        self.disk.offsets.clear()
+        self.disk.pop_offsets.clear()
+        if self.running and self.broker.listener.running:
+            self.broker.elect_master()
+
     def process_ended(self) -> None:
         if hasattr(self, "broker"):  # the first process may end before it has begun to serve
             self.broker.crash()

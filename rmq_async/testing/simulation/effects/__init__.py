@@ -61,6 +61,9 @@ def expiry(cluster: Cluster, topic: str | None = None) -> Begin:
 def _of_processes(cluster: Cluster) -> dict[str, Begin]:
     return {
         "broker-crash": on(lambda: cluster.brokers, machines.crash, paused=False),
+        "broker-fail-over": on(
+            lambda: cluster.brokers, lambda chance, machine: machines.fail_over(cluster, chance, machine), paused=False
+        ),
         "broker-move": on(lambda: cluster.brokers, lambda _, machine: machines.move_server(cluster, machine), paused=False),
         "broker-pause": on(lambda: cluster.brokers, machines.pause, paused=False),
         "broker-power-loss": on(lambda: cluster.brokers, machines.power_loss, paused=False),

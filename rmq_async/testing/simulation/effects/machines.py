@@ -12,8 +12,8 @@ from ..servers import BrokerMachine, NameServerMachine, ServerMachine
 from .effect import Cluster, Done, drawn, once
 
 __all__ = [
-    "clock_drift", "clock_jump", "clock_rate", "crash", "move_client", "move_server", "no_threads", "pause", "power_loss",
-    "redirect", "silent", "slow",
+    "clock_drift", "clock_jump", "clock_rate", "crash", "fail_over", "move_client", "move_server", "no_threads", "pause",
+    "power_loss", "redirect", "silent", "slow",
 ]  # fmt: skip
 
 LARGEST_JUMP: Final = 60.0
@@ -101,6 +101,26 @@ def move_server(cluster: Cluster, machine: ServerMachine) -> Effect:
     def end() -> None:
         machine.move(cluster.free_address())
         machine.restart()
+
+    return Done(end, lambda: had > 0)
+
+
+def fail_over(cluster: Cluster, chance: Random, machine: BrokerMachine) -> Effect:
+    """Replaces a master by a replica with all messages and without the offsets of groups. Until it is elected, it serves reads; or
+    nothing serves, and then it has another address."""
+    had, reads = machine.traffic, chance.random() < 0.5
+    cluster.record(machine.name, "lose master", replica=reads)
+    if reads:
+        machine.lose_master()
+    else:
+        machine.crash()
+
+    def end() -> None:
+        if not reads:
+            machine.move(cluster.free_address())
+            machine.restart()
+        cluster.record(machine.name, "elect master")
+        machine.elect_master()
 
     return Done(end, lambda: had > 0)
 

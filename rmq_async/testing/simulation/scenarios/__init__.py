@@ -7,9 +7,10 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, NamedTuple, Protocol
 
-from ..faults import GROUP_KINDS, KINDS, POP_KINDS
+from ..faults import GROUP_KINDS, KINDS, LASTING, POP_KINDS
 from .arranged_groups import ARRANGED_GROUPS
 from .broadcasts import BROADCASTS
+from .failovers import FAILOVERS
 from .groups import GROUPS
 from .hardships import HARDSHIPS
 from .popping_groups import POPPING_GROUPS
@@ -25,7 +26,7 @@ PATIENCE: Final = 120.0
 
 
 SERVICES: Final = MappingProxyType(
-    {**WORKLOADS, **HARDSHIPS, **GROUPS, **ARRANGED_GROUPS, **BROADCASTS, **POPPING_GROUPS, **TWINS}
+    {**WORKLOADS, **HARDSHIPS, **GROUPS, **ARRANGED_GROUPS, **FAILOVERS, **BROADCASTS, **POPPING_GROUPS, **TWINS}
 )
 """The services by name, which is also that of the machine."""
 HARMLESS: Final = frozenset({"broker-disorder", "broker-slices", "clock-jump", "clock-rate"})
@@ -102,14 +103,17 @@ SCENARIOS: Final[Mapping[str, Scenario]] = MappingProxyType(
                 kinds=frozenset((*KINDS, *GROUP_KINDS) if name in ("arranged", "groups") else KINDS),
             )
             for name, workload in SERVICES.items()
-            if name not in ("requests", "replies", "reading", "returning", "beside", "broadcast", "pop")
+            if name not in ("requests", "replies", "reading", "returning", "beside", "broadcast", "pop", "failovers")
         },
         "fresh": Scenario((WORKLOADS["fresh"].__doc__ or "").partition("\n")[0], ("fresh",), name_servers=2),
+        "failovers": Scenario(
+            "stops a group after each failover of its broker", ("failovers",), brokers=1, kinds=HARMLESS | {"client-slow"}
+        ),
         "requests": Scenario("sends requests to a service that replies", ("requests", "replies")),
         "broadcast": Scenario("members that each handle all messages of a topic", ("plain", "broadcast")),
         "reading": Scenario("reads a topic while it is written", ("plain", "reading")),
         "beside": Scenario("sends beside a broker that fails, to one that does not", ("beside",), kinds=HARMLESS),
-        "pop": Scenario((SERVICES["pop"].__doc__ or ""), ("pop",), kinds=frozenset((*KINDS, *POP_KINDS, *GROUP_KINDS))),
+        "pop": Scenario((SERVICES["pop"].__doc__ or ""), ("pop",), kinds=frozenset((*KINDS, *POP_KINDS, *LASTING))),
         "returning": Scenario("reads a topic whose queues come and go", ("resized", "returning")),
     }
 )

@@ -6,7 +6,7 @@ The simulation's ``group`` records their actions, which ``group_checkers`` check
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from functools import partial
 from random import Random
@@ -49,6 +49,7 @@ class Staffed(Cluster, Protocol):
     """A simulation, as the operator of a group uses it."""
 
     group: GroupLog
+    brokers: Sequence[Any]
 
     def machine(self, name: str) -> Any:
         """Returns the machine of a name."""
@@ -248,6 +249,16 @@ class Crew:
                 consumer.subscribe(topic, partial(_handle, self.log, chance, life), timeout=timeout)
         return consumer
 
+    def stays(self, name: str, end: float) -> bool:
+        """Returns whether a member goes on with its consumer, whose life was drawn to last until ``end``."""
+        cluster = self.cluster
+        return not self.over and (cluster.now < end or self.resting or cluster.now > self.until)
+
+    async def pause(self, name: str, chance: Random) -> None:
+        """Waits between two consumers of a member."""
+        if not self.over and not self.resting:
+            await asyncio.sleep(exponential(chance, 5.0))
+
     def working(self, consumer: Consumer, chance: Random, life: int) -> AbstractAsyncContextManager[None]:
         """Returns a context that is entered while a consumer runs."""
         return nullcontext()
@@ -264,7 +275,7 @@ async def _live(crew: Crew, name: str) -> None:
         try:
             async with consumer, crew.working(consumer, chance, life):
                 log.joined(name, consumer)
-                while not crew.over and (cluster.now < end or crew.resting or cluster.now > crew.until):
+                while crew.stays(name, end):
                     health = consumer.health()
                     named = ((each.code, each.text) for each in health.problems if each.code != SENT_SO)
                     log.sample(life, health.ready, named, consumer.assignment if log.lease is None else ())
@@ -274,8 +285,7 @@ async def _live(crew: Crew, name: str) -> None:
         log.stopped(life)
         if left := sorted(task.get_name() for task in asyncio.all_tasks() if task is not asyncio.current_task()):
             cluster.violation(f"tasks: a consumer of {name} has stopped, and {', '.join(left)} run")
-        if not crew.over and not crew.resting:
-            await asyncio.sleep(exponential(chance, 5.0))
+        await crew.pause(name, chance)
 
 
 async def _handle(log: GroupLog, chance: Random, life: int, message: MessageExt) -> None:
