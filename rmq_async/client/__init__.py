@@ -9,7 +9,7 @@ from .group_requests import GroupListener, GroupRequests
 from .instance import ClientInstance
 from .lifecycle import LifeCycle, LifeState
 from .losses import lost_offsets
-from .masters import has_master, known_master
+from .masters import has_master, is_masterless, known_master
 from .membership import group_members, has_no_members
 from .name_servers import NameServers
 from .names import Names
@@ -67,6 +67,7 @@ __all__ = [
     "group_members",
     "has_master",
     "has_no_members",
+    "is_masterless",
     "is_silent",
     "known_master",
     "known_queue",

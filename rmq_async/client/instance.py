@@ -224,6 +224,12 @@ class ClientInstance:
             wanted = "an address" if any_replica else "a master"
             broker = printable(broker_name)
             text = f"neither the route of topic {topic} nor another names {wanted} of broker {broker}"
+            if replicas := len(self.routes.addresses_of(broker_name)):
+                raise BrokerNotFoundError(
+                    f"{text}, only {replicas} of its replicas, from which its messages can be read: without a master nothing is "
+                    "stored, committed or locked there, and no group starts; wait for the election of one, or start it",
+                    broker=broker_name,
+                )
             raise BrokerNotFoundError(f"{text}; start the broker, or check its name", broker=broker_name)
         return address
 
@@ -277,6 +283,17 @@ class ClientInstance:
         that to the replica with the lowest id."""
         address = self._known_address(broker_name, any_replica)
         return None if address is None else self.pool.open.get(address)
+
+    def is_replaced(self, broker_name: str, known: Connection | None) -> bool:
+        """Returns whether a broker's master is reached at another address or over another connection than ``known``, so that it may
+        be another process. False while no route names a master, or there is no connection to a known address."""
+        address = self.routes.address_of(broker_name)
+        if address is None:
+            return False
+        connection = self.pool.open.get(address)
+        if connection is None:
+            return known is not None and known.address != address
+        return connection is not known
 
     def explain(self, error: RocketMQError, broker_name: str, topic: str) -> None:
         """Names the broker in the error of a request, and refreshes the topic's route if the broker may have moved."""

@@ -16,16 +16,15 @@ __all__ = ["group_members", "has_no_members"]
 
 async def group_members(instance: ClientInstance, group: str, broker_name: str, topic: str) -> tuple[str, ...]:
     """Returns the members' client ids in no order, one for each connection: a client with an old connection that the broker has
-    not closed is listed twice. Empty for a group without members: brokers then answer with code 1 (``has_no_members``).
+    not closed is listed twice. Empty for a group without members: brokers then answer with code 1 (``has_no_members``). Only a
+    master is asked, because members send no heartbeats to replicas.
 
     ``topic``: a topic whose route names the broker. Raises BrokerError if the broker refuses the request; RemoteProtocolError for a
     body that cannot be read; and as ``ClientInstance.ask_broker`` does.
     """
     header = GetConsumerListByGroupRequestHeader(consumerGroup=group)
     command = RemotingCommand(code=RequestCode.GET_CONSUMER_LIST_BY_GROUP, ext_fields={**to_ext(header)})
-    response, address = await instance.ask_broker(
-        broker_name, topic, command, instance.config.request_timeout, any_replica=True
-    )
+    response, address = await instance.ask_broker(broker_name, topic, command, instance.config.request_timeout)
     if has_no_members(response.code, response.remark):
         return ()
     if response.code != ResponseCode.SUCCESS:

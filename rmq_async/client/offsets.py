@@ -207,7 +207,8 @@ async def committed_offset(
 
 
 async def commit_offset(instance: ClientInstance, group: str, queue: MessageQueue, offset: int) -> None:
-    """Stores ``offset`` for ``group`` on the broker; returns after the broker's answer, within ``request_timeout``.
+    """Stores ``offset`` for ``group`` on the broker's master; returns after its answer, within ``request_timeout``. A replica would
+    accept the offset, too, and lose it: its offsets are those of the master.
 
     Of several concurrent commits of a group and topic the first is sent alone, see ``first_commits``. A broker creates a group
     at the first heartbeat that names it, and handles that heartbeat concurrently with later requests: if it does not know the
@@ -217,6 +218,7 @@ async def commit_offset(instance: ClientInstance, group: str, queue: MessageQueu
     header = UpdateConsumerOffsetRequestHeader(
         consumerGroup=group, topic=queue.topic, queueId=queue.queue_id, commitOffset=offset, bname=queue.broker_name
     )
+    code = RequestCode.UPDATE_CONSUMER_OFFSET
     fields: dict[str, str | None] = {**to_ext(header)}
 
     def left() -> float:
@@ -224,12 +226,12 @@ async def commit_offset(instance: ClientInstance, group: str, queue: MessageQueu
 
     async def send() -> None:
         try:
-            await _request(instance, queue, RequestCode.UPDATE_CONSUMER_OFFSET, fields, timeout=left())
+            await _request(instance, queue, code, fields, any_replica=False, timeout=left())
         except SubscriptionGroupNotExistError as error:
             if group not in instance.heartbeats.consumer_groups or error.address is None:
                 raise
             await instance.heartbeats.wait_answer(error.address, left())
-            await _request(instance, queue, RequestCode.UPDATE_CONSUMER_OFFSET, fields, timeout=left())
+            await _request(instance, queue, code, fields, any_replica=False, timeout=left())
 
     await instance.first_commits.commit((group, queue.topic, queue.broker_name), send, deadline)
 

@@ -228,9 +228,9 @@ class Assignment:
         self.dispatcher.look_again()
 
     def may_begin(self, held: HeldQueue) -> bool:
-        """Returns whether calls of an ordered queue may begin: its lock is this member's, it is not paused, and the time of its
-        drain, if any, is not over."""
-        return held.is_owned and not held.ends and self.locks.owns(held.queue) and not self.pauses.covers(held)
+        """Returns whether calls of an ordered queue may begin: its lock is certainly this member's, it is not paused, and the time
+        of its drain, if any, is not over."""
+        return held.is_owned and not held.ends and self.locks.is_sure(held.queue) and not self.pauses.covers(held)
 
     def note(self, item: Waiting, outcome: Outcome) -> None:
         """Keeps an abandoned message of an unordered queue that leaves this member, to give it back."""

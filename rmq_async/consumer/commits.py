@@ -219,12 +219,10 @@ class Commits:
         return held.is_owned and self._owns(held.queue)
 
     def _is_confirmed(self, held: HeldQueue) -> bool:
-        """Returns whether the watermark is committed as far as this member can know. Without a connection to the broker's master
-        it cannot know that there is another master: then this does not count."""
+        """Returns whether the watermark is committed at the present master, as far as this member can know."""
         if held.committed != held.progress.watermark or held.queue in self._doubts:
             return False
-        connection = self.connection(held)
-        return connection is None or connection is held.confirmed_by
+        return not self._instance.is_replaced(self._instance.routes.broker_of(held.queue), held.confirmed_by)
 
     def connection(self, held: HeldQueue) -> Connection | None:
         """Returns the open connection to the master of a queue's broker."""
@@ -248,14 +246,14 @@ class Commits:
                     async with held.committing:
                         await self._send(held)
                     sent = True
-            except TimeoutError:
-                return False
-            except RocketMQError as error:
+            except RocketMQError as error:  # a RequestTimeoutError, which is a TimeoutError too, among them
                 if not failed:
                     text = printable(error, 500)
                     logger.warning("the last offset of %s was not committed; trying again: %s", held.shown, text)
                 failed = True
                 await asyncio.sleep(min(pauses.next(), max(deadline() - machine.monotonic(), 0.0)))
+            except TimeoutError:
+                continue  # a stop may have begun meanwhile, which leaves more time
         return True
 
     def report_last(self, held: HeldQueue) -> None:

@@ -49,6 +49,8 @@ logger = logging.getLogger(__name__)
 
 RENEW_EVERY: Final = 20.0
 """Seconds between two renewals of locks, which live for 60 s (``RebalanceLockManager``)."""
+RENEW_MASTERLESS_EVERY: Final = 1.0
+"""Seconds between two renewals while a broker has no master: a new one grants the locks to any member."""
 RENEW_AGAIN_EVERY: Final = 5.0
 """Seconds between two renewals while a lock was not renewed: a broker that is back must hear of it before the lock ends."""
 CLAIM_EVERY: Final = 0.5
@@ -58,6 +60,8 @@ FIRST_ASSIGNMENT: Final = 3.0
 """Maximum seconds for which ``start()`` waits until the queues of the first share are read."""
 LAST_STEPS: Final = 1.0
 """Seconds of a stop that are kept for what follows the drain: handlers that are cancelled, commits and unlocks."""
+LEFT_LATELY: Final = 60.0
+"""Seconds after which a member that has left commits nothing more."""
 LEAVE_TIME: Final = 1.0
 """Seconds for the brokers' answers when the member leaves the group."""
 MOST_ORPHANS: Final = 64
@@ -176,6 +180,7 @@ class Session:
         self.takeover.look = self._first_look
         self.rebalance.listed_twice = self.conflicts.wake
         self.takeover.holders = lambda queues, within: find_holders(instance, self.group, queues, self.rebalance.others, within)
+        self.takeover.is_shared = lambda: self.rebalance.was_shared(LEFT_LATELY)
         self.budget.full = self._make_room
         self.dispatcher.may_begin = self.assignment.may_begin
         for subscription in self.subscriptions.values():
@@ -367,6 +372,7 @@ class Session:
 
     def _route_changed(self, route: TopicRoute) -> None:
         if route.topic in self.topics:
+            self.locks.doubt_replaced()  # before another message of an ordered queue begins
             self.rebalance.trigger()
 
     def _message_ended(self, item: Waiting, outcome: Outcome) -> None:
@@ -445,14 +451,31 @@ class Session:
         locks, renewed = self.locks, machine.monotonic()
         while True:
             await asyncio.sleep(CLAIM_EVERY)
-            if machine.monotonic() - renewed >= (RENEW_AGAIN_EVERY if locks.are_late else RENEW_EVERY):
+            replaced, masterless = locks.doubt_replaced(), locks.is_masterless
+            every = RENEW_MASTERLESS_EVERY if masterless else RENEW_AGAIN_EVERY if locks.are_late else RENEW_EVERY
+            if replaced or machine.monotonic() - renewed >= every:
                 renewed = machine.monotonic()
+                await self._reach_masters(renewed + RENEW_MASTERLESS_EVERY, masterless=masterless)
+                if locks.doubt_replaced():  # its offsets first: other members, to which it may have granted locks, need them
+                    await self.commits.round()
                 await self._confirm()
                 continue
             if locks.owes:
                 await locks.unlock_owed()
             if locks.assumed:
                 await locks.lock(sorted(locks.assumed))
+
+    async def _reach_masters(self, deadline: float, *, masterless: bool) -> None:
+        """Looks for masters, if there are brokers without one, and connects to those that are cut off, until ``deadline``."""
+        instance = self.instance
+        if masterless:
+            await for_each(self.topics, lambda topic: instance.routes.renew(topic, deadline), at_once=AT_ONCE)
+
+        async def connect(address: str) -> None:
+            with suppress(RocketMQError):
+                await instance.pool.connect(address, max(deadline - machine.monotonic(), 0.0))
+
+        await for_each(self.locks.unreached(), connect, at_once=AT_ONCE)
 
     async def _confirm(self) -> None:
         """Renews the locks, and ends the reading of queues whose locks were lost."""

@@ -367,7 +367,9 @@ class Broker(BaseService):
         self.state.offsets.clear_resets()
 
     def serve(self, connection: Connection, frame: Frame) -> Parts | None:
-        fast = not self.failures.pending and self._queue is None and not self._send_back.is_silent and self.broker_id == MASTER_ID
+        fast = (
+            not self.failures.pending and self._queue is None and not self._send_back.is_silent and self.broker_id == MASTER_ID
+        )
         if frame.body and frame.serialize_type == _JSON and fast:
             served = self._fast_send(connection, frame)
             if served is not None:

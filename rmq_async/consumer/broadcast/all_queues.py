@@ -34,3 +34,6 @@ class NoLocks(MemberLocks):
 
     def owns(self, queue: MessageQueue) -> bool:
         return True
+
+    def is_sure(self, queue: MessageQueue) -> bool:
+        return True

@@ -25,7 +25,7 @@ from rmq_protocol.message import MessageQueue
 from ... import machine
 from ..._asyncio import for_each
 from ..._text import printable
-from ...client import ClientInstance, group_members
+from ...client import ClientInstance, group_members, max_offset
 from ...errors import RocketMQError
 from ..fetch import FirstLook
 from .holders import ANSWER_TIME, Holders
@@ -43,6 +43,9 @@ refusal."""
 ASK_LATER_AFTER: Final = 2.0
 OFFSET_PAUSE: Final = 1.0
 """Seconds from a failed request for the committed offset of a queue to the next one."""
+OFFSET_PATIENCE: Final = 5.0
+"""Seconds for which a queue with messages and without an offset is left to its former owner. A new master knows no locks and no
+offsets, so the next owner has the lock at once, while the former one may still be about to commit there."""
 CRASH_MARGIN: Final = 2.0
 FREED_WITHIN: Final = 2.0
 """Seconds after ``handover_timeout`` and CRASH_MARGIN after which a queue is read without its lock. A member that has joined
@@ -101,6 +104,10 @@ class Takeover:
         question about it."""
         self.holders: Callable[[Iterable[MessageQueue], float], Awaitable[Holders]] = _no_other
         """Asks the other members which of these queues they hold. The second argument: seconds to wait for answers, at most."""
+        self.is_shared: Callable[[], bool] = lambda: False
+        """Returns whether other members may have had queues a moment ago."""
+        self._without: dict[MessageQueue, float] = {}
+        """Queue of this member for which the broker has no offset -> monotonic time since which that is known."""
         self._wake = asyncio.Event()
         self.idle = asyncio.Event()
         """An event that is set while there is no queue to take over."""
@@ -138,6 +145,7 @@ class Takeover:
             waited, locked = self._waiting.pop(queue, None), self._ready.pop(queue, None)
             self._late.pop(queue, None)
             self._doubted.pop(queue, None)
+            self._without.pop(queue, None)
             self.errors.pop(queue, None)
             if waited is not None or locked is not None:
                 removed.append(queue)
@@ -307,17 +315,30 @@ class Takeover:
             try:
                 offset, committed = await self.start(queue)
                 look = await self.look(queue, offset) if committed else None
+                early = committed is None and await self._may_be_early(queue, offset)
             except RocketMQError as error:
                 if queue in self._ready:
                     self._ready[queue] = machine.monotonic() + OFFSET_PAUSE
                     self.errors[queue] = printable(error, 300)
                 return
-            if self._ready.pop(queue, None) is not None:
+            if early:
+                if queue in self._ready:
+                    self._ready[queue] = machine.monotonic() + OFFSET_PAUSE
+            elif self._ready.pop(queue, None) is not None:
+                self._without.pop(queue, None)
                 self.errors.pop(queue, None)
                 self._open(queue, offset, committed, look)
                 self._check_idle()
 
         await for_each([queue for queue, at in self._ready.items() if at <= now], read, at_once=AT_ONCE)
+
+    async def _may_be_early(self, queue: MessageQueue, first: int) -> bool:
+        """Returns whether a former owner may still commit a queue without an offset, which is read from ``first`` on otherwise.
+        Raises the errors of the request."""
+        now = machine.monotonic()
+        if not self.is_shared() or now - self._without.setdefault(queue, now) >= OFFSET_PATIENCE:
+            return False
+        return await max_offset(self._instance, queue, any_replica=False) > first
 
 
 async def _no_other(_: Iterable[MessageQueue], within: float) -> Holders:

@@ -62,6 +62,20 @@ class MemberLocks:
     def owns(self, queue: MessageQueue) -> bool:
         return self._of(queue).owns(queue)
 
+    def is_sure(self, queue: MessageQueue) -> bool:
+        return self._of(queue).is_sure(queue)
+
+    @property
+    def is_masterless(self) -> bool:
+        return self.handover.is_masterless or self.own.is_masterless
+
+    def unreached(self) -> list[str]:
+        return [*dict.fromkeys([*self.handover.unreached(), *self.own.unreached()])]
+
+    def doubt_replaced(self) -> bool:
+        found = self.handover.doubt_replaced()
+        return self.own.doubt_replaced() or found
+
     async def lock(self, queues: Iterable[MessageQueue]) -> frozenset[MessageQueue]:
         granted: set[MessageQueue] = set()
 

@@ -6,6 +6,11 @@ queue."""
 # locks under ``%RETRY%<group>`` instead, for two reasons. While the group has any lock under its plain name, a broker of 5.x
 # turns every send to ``%RETRY%<group>`` into a dead letter. And the ACL of 5.x removes this prefix before it checks the right
 # to subscribe with the group, which each member has; a name with a suffix would need another right.
+#
+# A new master, or a restarted one, knows no lock, and grants any. So a lock is in doubt once the master is reached over another
+# connection than the one that has granted it, until it is requested there. While there is no master, nobody can get a lock: each
+# time when all name servers say so counts as a renewal. A member that is separated from them or from the master learns nothing
+# of the kind, and lets go in time.
 
 from __future__ import annotations
 
@@ -26,8 +31,9 @@ from ... import machine
 from ..._asyncio import for_each
 from ..._text import printable
 from ...broker_answers import broker_error
-from ...client import ClientInstance
+from ...client import ClientInstance, is_masterless
 from ...errors import ConnectionLostError, RocketMQError
+from ...transport import Connection
 
 __all__ = ["QueueLocks", "handover_group"]
 
@@ -67,6 +73,10 @@ class QueueLocks:
         """Queue whose unlock was not confirmed -> monotonic time of the first such unlock: the lock may keep other members
         waiting."""
         self._lost: set[MessageQueue] = set()
+        self._granted_by: dict[str, Connection] = {}
+        """Broker name -> connection over which it has granted or renewed locks last."""
+        self._doubted: set[MessageQueue] = set()
+        """Held queues whose locks another process in place of their broker may not have."""
         self._errors: dict[str, RocketMQError] = {}
         self._addresses: dict[str, str] = {}
         """Broker name -> address that answered last, for unlocks while no name server knows the broker."""
@@ -106,6 +116,33 @@ class QueueLocks:
         """Returns whether this client may still write offsets of ``queue``: it is locked and renewed in time, or assumed."""
         since = self._held.get(queue)
         return queue in self._assumed if since is None else machine.monotonic() - since < BELIEVED
+
+    def is_sure(self, queue: MessageQueue) -> bool:
+        """Returns whether ``owns``, and the broker is still the one that has granted the lock, as far as this client knows."""
+        return queue not in self._doubted and self.owns(queue)
+
+    @property
+    def is_masterless(self) -> bool:
+        """Returns whether a broker that has granted locks has no master now: a new one must be noticed soon."""
+        return any(self._instance.routes.address_of(broker_name) is None for broker_name in self._granted_by)
+
+    def doubt_replaced(self) -> bool:
+        """Looks which brokers may be another process than the one that has granted their locks; returns whether there are locks
+        to request there."""
+        for broker_name, known in [*self._granted_by.items()]:
+            if self._instance.is_replaced(broker_name, known):
+                self._replaced(broker_name)
+        return bool(self._doubted)
+
+    def unreached(self) -> list[str]:
+        """Returns the addresses of masters that have granted locks, or of their successors, without an open connection."""
+        found = [self._instance.routes.address_of(broker_name) for broker_name in self._granted_by]
+        return [address for address in found if address is not None and address not in self._instance.pool.open]
+
+    def _replaced(self, broker_name: str) -> None:
+        self._granted_by.pop(broker_name, None)
+        broker_of = self._instance.routes.broker_of
+        self._doubted.update(queue for queue in self._held if broker_of(queue) == broker_name)
 
     async def lock(self, queues: Iterable[MessageQueue]) -> frozenset[MessageQueue]:
         """Requests locks, or renews them; returns the queues that are locked for this client now."""
@@ -151,13 +188,17 @@ class QueueLocks:
     async def renew(self) -> frozenset[MessageQueue]:
         """Renews all locks and requests those of assumed queues; returns the queues lost since the last call.
 
-        A lock is lost when its broker refuses it, or 55 s after the last request that obtained or renewed the lock. An assumed
-        queue is lost when its lock is refused after 60 s: a running client has it.
+        A lock is lost when its broker refuses it, or 55 s after the last request that obtained or renewed the lock, or the last
+        time when the broker certainly had no master. An assumed queue is lost when its lock is refused after 60 s: a running
+        client has it.
         """
         self._drop_ended()
 
         async def ask(broker_name: str, asked: Collection[MessageQueue]) -> None:
+            began = machine.monotonic()
             await self._lock(broker_name, asked, renews=True)
+            if self._instance.routes.address_of(broker_name) is None:
+                await self._keep_without_master(broker_name, asked, began)
 
         await self._for_each_broker([*self._held, *self._assumed], ask)
         self._drop_ended()
@@ -180,6 +221,7 @@ class QueueLocks:
                 to_unlock.append(queue)
                 self._owed.setdefault(queue, machine.monotonic())  # until a broker confirms it: the call may be cancelled
             self._held.pop(queue, None)
+            self._doubted.discard(queue)
         await self._for_each_broker(to_unlock, self._unlock)
 
     async def unlock_owed(self) -> None:
@@ -197,12 +239,19 @@ class QueueLocks:
         for queue in queues:
             for table in (self._held, self._unsure, self._assumed, self._owed):
                 table.pop(queue, None)
+            self._doubted.discard(queue)
             self._lost.discard(queue)
 
     async def unlock_all(self) -> None:
         await self.unlock([*self._held, *self._unsure, *self._assumed])
 
     # -- inside
+
+    async def _keep_without_master(self, broker_name: str, queues: Collection[MessageQueue], began: float) -> None:
+        """Counts locks as renewed at ``began`` if the broker has had no master since then."""
+        timeout = min(self._instance.config.request_timeout, LONGEST_REQUEST)
+        if await is_masterless(self._instance, broker_name, next(iter(queues)).topic, timeout):
+            self._held.update((queue, began) for queue in queues if queue in self._held)
 
     async def _lock(
         self, broker_name: str, queues: Collection[MessageQueue], *, renews: bool = False
@@ -216,6 +265,7 @@ class QueueLocks:
             self._drop_ended()
             asked = frozenset(queues)
             sent = machine.monotonic()
+            connection = self._instance.open_connection(broker_name, any_replica=False)
             self._expect(asked, sent)
             for queue in queues:
                 self._owed.pop(queue, None)
@@ -227,7 +277,21 @@ class QueueLocks:
                 self._keep(broker_name, error)
                 return frozenset()
             self._errors.pop(broker_name, None)
-            return self._take_answer(asked, granted, sent)
+            kept = self._take_answer(asked, granted, sent)
+            self._note_grant(broker_name, connection, asked)
+            return kept
+
+    def _note_grant(self, broker_name: str, before: Connection | None, asked: frozenset[MessageQueue]) -> None:
+        """Notes the connection over which a broker has answered: ``before``, the one before the request, unless there is another
+        one by now."""
+        connection = self._instance.open_connection(broker_name, any_replica=False)
+        if self._granted_by.get(broker_name, connection) is not connection:
+            self._replaced(broker_name)
+        if connection is not None and before in (None, connection):
+            while len(self._granted_by) >= MAX_ADDRESSES:
+                del self._granted_by[next(iter(self._granted_by))]
+            self._granted_by[broker_name] = connection
+            self._doubted -= asked
 
     def _take_answer(
         self, asked: frozenset[MessageQueue], granted: frozenset[MessageQueue], sent: float
@@ -241,6 +305,7 @@ class QueueLocks:
             self._unsure.pop(queue, None)
         for queue in asked - granted:
             self._unsure.pop(queue, None)
+            self._doubted.discard(queue)
             assumed_since = self._assumed.get(queue)
             if self._held.pop(queue, None) is not None or (assumed_since is not None and sent - assumed_since >= LOCK_LIFE):
                 self._assumed.pop(queue, None)
@@ -255,6 +320,7 @@ class QueueLocks:
             self._expect(queues, now)
             for queue in queues:
                 self._held.pop(queue, None)
+                self._doubted.discard(queue)
                 self._owed.setdefault(queue, now)
             body = encode_body(UnlockBatchRequestBody(self._group, self._instance.client_id, tuple(queues)))
             try:
@@ -275,6 +341,7 @@ class QueueLocks:
         for queue, since in [*self._held.items()]:
             if now - since >= BELIEVED:
                 del self._held[queue]
+                self._doubted.discard(queue)
                 self._lost.add(queue)
 
     def _expect(self, queues: Iterable[MessageQueue], sent: float) -> None:

@@ -85,6 +85,11 @@ class Rebalance:
         """The client ids of the other members, as in the brokers' last lists."""
         return sorted(self._members - {self._instance.client_id})
 
+    def was_shared(self, seconds: float) -> bool:
+        """Returns whether there are other members, or were at some time in the last ``seconds``."""
+        since = machine.monotonic() - seconds
+        return bool(self.others) or any(left >= since for left in self.departed.values())
+
     def trigger(self) -> None:
         """Asks for a round soon."""
         self._wake.set()
