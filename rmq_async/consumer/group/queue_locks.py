@@ -8,7 +8,7 @@ queue."""
 # to subscribe with the group, which each member has; a name with a suffix would need another right.
 #
 # A new master, or a restarted one, knows no lock, and grants any. So a lock is in doubt once the master is reached over another
-# connection than the one that has granted it, until it is requested there. While there is no master, nobody can get a lock: each
+# connection than the one that has granted it, until it is requested there. While there is no master, no member can get a lock: each
 # time when all name servers say so counts as a renewal. A member that is separated from them or from the master learns nothing
 # of the kind, and lets go in time.
 

@@ -52,8 +52,10 @@ SEEN: Final = 35.0
 a name server has lost registers within 30 s."""
 MISSING: Final = re.compile(r"queues ([\d, ]+) of topic (\S+) on (\S+) left ")
 """The text of the problem ``queue_missing``, with queues, topic and broker."""
-AROUND: Final = 10.0
-"""Seconds around a failover in which messages may be handled twice, and no others: members keep the offsets of all others."""
+BEFORE: Final = 45.0
+AFTER: Final = 10.0
+"""Seconds before and after a failover in which messages may be handled twice, and no others: members keep the offsets of all
+others, up to one that ran or was not given back when they stopped."""
 REBALANCED: Final = 25.0
 """Seconds within which all members act on a change of the members."""
 SLACK: Final = 1.5
@@ -167,7 +169,7 @@ def repeated(log: GroupLog, troubles: Troubles, losses: Sequence[Loss] = ()) -> 
 def _near_failover(log: GroupLog, delivery: Delivery) -> bool:
     """Returns whether a message was handled when its broker lost its master, or shortly before or after: the new master knows no
     lock, and may grant one to another member at once."""
-    return any(began - AROUND <= delivery.began <= ended + AROUND for began, ended in log.failovers)
+    return any(began - BEFORE <= delivery.began <= ended + AFTER for began, ended in log.failovers)
 
 
 def together(log: GroupLog, troubles: Troubles) -> list[str]:
