@@ -96,8 +96,8 @@ class Worker:
             try:
                 return future.result(LOOK_EVERY)
             except TimeoutError:
-                if future.done():
-                    raise
+                if future.done():  # it has ended just now, or its own error is a TimeoutError
+                    return future.result()
                 if not self._thread.is_alive():
                     raise ClientStateError(
                         "the worker of this process is closed, so the call was not ended; call before the process ends"

@@ -171,6 +171,15 @@ async def test_no_server_at_the_address_is_one_line() -> None:
     assert "127.0.0.1:1" in one_line(ended.err)
 
 
+async def test_a_request_without_an_answer_is_named_and_not_the_time_limit_of_the_demo() -> None:
+    async with EmbeddedRocketMQ() as server:
+        server.lose_answers(1, request=RequestCode.UPDATE_AND_CREATE_TOPIC)
+        ended = await rmq("demo", "--namesrv", server.namesrv, "--timeout", "0.5")
+    assert ended.code == 1
+    assert "UPDATE_AND_CREATE_TOPIC" in one_line(ended.err)
+    assert "not finished" not in ended.err
+
+
 @pytest.mark.slow
 async def test_a_far_cluster_gets_what_can_be_sent_and_read_back_in_time() -> None:
     async with EmbeddedRocketMQ() as server:

@@ -149,6 +149,23 @@ async def test_last_commit_is_sent_although_the_broker_has_confirmed_the_offset(
         assert server.progress("g")[Q0] == 1
 
 
+async def test_last_commit_without_an_answer_is_sent_again(caplog: pytest.LogCaptureFixture) -> None:
+    """Its error is a TimeoutError, as that of the end of the stop."""
+    async with EmbeddedRocketMQ() as server:
+        await create(server.namesrv, queues=1)
+        client = ClientConfig(namesrv=server.namesrv, request_timeout=2.0)
+        consumer = Consumer("g", client=client, rebalance_interval=300.0, commit_interval=300.0)
+        consumer.subscribe("T", Seen())
+        await consumer.start()
+        await send(server.namesrv, b"1")
+        await consumer.wait_settled(1)
+        server.lose_answers(1, request=RequestCode.UPDATE_CONSUMER_OFFSET)
+        asyncio.get_running_loop().call_later(1.0, server.lose_offsets)
+        await consumer.stop()
+        assert server.progress("g")[Q0] == 1
+    assert not [each for each in caplog.records if each.levelname == "ERROR"]
+
+
 @pytest.mark.parametrize("away", [15.0, 60.0])
 def test_stop_waits_for_a_broker_that_is_away(away: float, caplog: pytest.LogCaptureFixture) -> None:
     """The offset was committed before; but the broker that comes, as a new master does, may not have it."""
