@@ -30,7 +30,7 @@ from .._text import printable
 from ..broker_answers import broker_error
 from ..config import host_and_port
 from ..errors import NameServerError
-from .name_servers import NameServers
+from .name_servers import COMPARED_WITHIN, NameServers
 
 __all__ = ["ClusterProbe", "local_address"]
 
@@ -42,9 +42,6 @@ MAX_PAUSE: Final = 1.0
 
 WAIT_SHARE: Final = 0.8
 """Share of a call's timeout for the wait for a cluster; the rest is for the call's request."""
-
-COMPARED_WITHIN: Final = 1.0
-"""Seconds, of which the other name servers get a share, to compare the brokers that they list with those of the first one."""
 
 LOCAL_ADDRESS_TIMEOUT: Final = 1.0
 """Seconds to resolve a name server's host without a connection to it."""

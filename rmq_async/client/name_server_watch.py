@@ -68,6 +68,7 @@ class NameServerWatch:
         try:
             await asyncio.sleep(FIRST * machine.random.uniform(0.5, 1.0))
             while not self._name_servers.is_well:
+                await self._name_servers.look_again(FIRST)  # a connection to where they led may be open, and silent
                 try:
                     await self._ask()
                 except NameServerError as error:

@@ -1,9 +1,10 @@
 """Requests to the name servers, of which any may answer.
 
 All have nearly the same data. The list is shuffled once, and the client stays with the server that answered last. When that one
-fails, the same call tries the others, those to which a connect failed a moment ago last, and the client stays with the first of
-them that answers. A silent server may use only its share of the time that is left: with two servers the second is tried after half
-of it. A server whose connection broke during a request (it may have been restarted since) is tried once more at the end.
+fails, the same call tries the others, those to which a connect failed a moment ago last, and then all other addresses that the
+names lead to; the client stays with the first of them that answers. A silent server may use only its share of the time that is
+left: with two servers the second is tried after half of it. A server whose connection broke during a request (it may have been
+restarted since) is tried once more at the end.
 
 One server's "no" is not enough: it may have been restarted, and brokers register again within 30 s only. So ``others`` asks the
 others at the same time, and ``knows_brokers`` says whether a server is a witness: one that lists no broker knows no topic either.
@@ -39,7 +40,7 @@ from ..errors import (
 from ..tracebacks import without_frames
 from ..transport import ConnectionPool
 
-__all__ = ["Answers", "NameServers", "NoUsableAnswerError", "listed_brokers"]
+__all__ = ["COMPARED_WITHIN", "Answers", "NameServers", "NoUsableAnswerError", "listed_brokers"]
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +52,10 @@ _WANTED: Final = "give the addresses of name servers (port 9876 by default), whi
 
 OTHERS_SHARE: Final = 0.5
 """Share of the time that is left for the answers of the other servers; the rest is for what follows from them."""
+
+COMPARED_WITHIN: Final = 1.0
+"""Seconds, of which the other servers get that share, to compare their answers with that of the first one: when a client starts,
+and for the first route of a topic."""
 
 SILENT_FOR: Final = 10.0
 """Seconds for which a server that gave no answer beside others is not asked beside others again: each of thousands of topics would
@@ -129,14 +134,14 @@ class NameServers:
         deadline = machine.monotonic() + timeout
         failures: dict[str, RocketMQError] = {}
         answered = False
-        queue = self._in_order()
+        queue, siblings = self._in_order(), self._siblings()
         again: list[str] = []
         while queue or again:
             address = queue.pop(0) if queue else again.pop()
             left = deadline - machine.monotonic()
             if left <= 0:
                 break
-            share = left / (len(queue) + len(again) + 1)
+            share = left / (len(queue) + len(again) + 1 + bool(siblings))
             try:
                 response = await self._one(address, command, share)
                 answered = True
@@ -152,10 +157,14 @@ class NameServers:
             else:
                 self._stay_with(address, failures)
                 return result, address
+        if siblings:
+            left = max(deadline - machine.monotonic(), 0.0)
+            heard = await self.others("", command, left / OTHERS_SHARE, read, lambda _: True)
+            for address, result in heard.results.items():
+                self._stay_with(address, failures)
+                return result, address
         if not answered:
-            self.failure = self._failed(
-                failures, answered, timeout
-            )  # not the one that is raised, which gets its callers' frames
+            self.failure = self._failed(failures, answered, timeout)  # the one that is raised gets its callers' frames
             self.on_failure()
         raise self._failed(failures, answered, timeout)
 
@@ -205,8 +214,8 @@ class NameServers:
         share, now = timeout * OTHERS_SHARE, machine.monotonic()
         answers: Answers[T] = Answers({}, {})
         asking: dict[asyncio.Task[T], str] = {}
-        siblings = frozenset(each for configured in self._addresses for each in self._pool.siblings(configured))
-        for other in dict.fromkeys([*self._addresses, *sorted(siblings)]):
+        siblings = self._siblings()
+        for other in [*self._addresses, *siblings]:
             if other != address and self._silent.get(other, now) <= now:
                 asking[asyncio.ensure_future(self._read_from(other, command, share, read))] = other
             elif other != address and other not in siblings:
@@ -283,6 +292,7 @@ class NameServers:
         named = self._pool.lead(address)
         if named != address:
             logger.info("name server %s is asked from now on at %s: %s", named, address, why)
+            self._silent.pop(named, None)
             address = named
         index = self._addresses.index(address) if address in self._addresses else 0
         if index:
@@ -340,6 +350,11 @@ class NameServers:
         if isinstance(error, BrokerError | ProtocolError):
             return f"answered, {printable(error)}"
         return printable(error)
+
+    def _siblings(self) -> list[str]:
+        """Returns the other addresses that the names of the servers lead to."""
+        found = {each for address in self._addresses for each in self._pool.siblings(address)}
+        return sorted(found.difference(self._addresses))
 
     def _in_order(self) -> list[str]:
         first, *others = self._addresses

@@ -34,7 +34,7 @@ from .._asyncio import Flight, SingleFlight, WaitFor
 from .._text import printable, without_faq
 from ..broker_answers import broker_error
 from ..errors import NameServerError, RocketMQError, TopicNotFoundError
-from .name_servers import Answers, NameServers, NoUsableAnswerError, listed_brokers
+from .name_servers import COMPARED_WITHIN, Answers, NameServers, NoUsableAnswerError, listed_brokers
 from .topic_route import BrokerLists, TopicRoute, malformed_addresses, queue_counts, topic_route
 from .topic_use import TopicUse, topics_to_keep
 
@@ -341,9 +341,11 @@ class RouteTable:
         known = self._routes.get(topic)
         if from_all:
             return await self._fullest(topic, answer, deadline)
-        if known is None or known.provisional or answer.route is known or not _lacks(answer.route, known):
+        if known is None or known.provisional:  # queues that are left out now are missing for a whole poll
+            return await self._fullest(topic, answer, min(deadline, machine.monotonic() + COMPARED_WITHIN))
+        if answer.route is known or not _lacks(answer.route, known):
             return answer
-        return await self._fullest(topic, answer, deadline, lambda each: _has_route(each, known))
+        return await self._fullest(topic, answer, deadline, known)
 
     async def _others(
         self, topic: str, answer: _Answer, deadline: float, is_enough: Callable[[_Answer], bool] | None
@@ -373,14 +375,16 @@ class RouteTable:
             raise names.unusable({each.name_server: "it knows no broker yet" for each in said}, heard.failures)
         return answer._replace(witnessed=False)
 
-    async def _fullest(
-        self, topic: str, answer: _Answer, deadline: float, is_enough: Callable[[_Answer], bool] | None = None
-    ) -> _Answer:
+    async def _fullest(self, topic: str, answer: _Answer, deadline: float, known: TopicRoute | None = None) -> _Answer:
         """Returns another name server's route if it names a broker or a master that this one's lacks, and that this one does not
-        list at all: then it knows less, as after a restart. Of a broker that it lists it knows all topics."""
+        list at all: then it knows less, as after a restart. Of a broker that it lists it knows all topics.
+
+        ``known``: the route in use. The first one that lacks nothing of it is enough, and preferred among equally full ones.
+        """
         names = self._name_servers
+        is_enough = None if known is None else partial(_has_route, known=known)
         heard = await self._others(topic, answer, deadline, is_enough)
-        best = max([answer, *heard.results.values()], key=lambda each: _weight(each.route))
+        best = max([answer, *heard.results.values()], key=lambda each: (_weight(each.route), _has_route(each, known)))
         if best is answer:
             return answer
         if absent := _brokers(best.route) - _brokers(answer.route):

@@ -18,7 +18,11 @@ async def test_watch_pauses_after_an_answer_whose_connection_is_lost_again(monke
     monkeypatch.setattr(name_server_watch, "FIRST", 0.02)
     answered = asyncio.Event()
     answered.set()
-    name_servers: Any = SimpleNamespace(addresses=("127.0.0.1:9876",), answered=answered, is_well=False, on_failure=None)
+
+    async def same(_: float) -> bool:
+        return False
+
+    name_servers: Any = SimpleNamespace(addresses=("127.0.0.1:9876",), answered=answered, is_well=False, look_again=same)
     asked = 0
 
     async def ask() -> None:

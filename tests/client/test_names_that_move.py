@@ -9,7 +9,7 @@ from time import monotonic
 
 import pytest
 
-from rmq_async import Admin, Message, Producer, RocketMQError
+from rmq_async import Admin, Message, NameServerError, Producer, RocketMQError
 from rmq_async.client.name_servers import NameServers
 from rmq_async.config import ClientConfig
 from rmq_async.embedded import EmbeddedRocketMQ
@@ -20,7 +20,7 @@ from rmq_async.transport import pool as pool_module
 from rmq_protocol.command import RemotingCommand
 from rmq_protocol.constants import RequestCode
 
-from ..fakes import Link, Names, NameServer, Peer, echo, resolving, silence
+from ..fakes import Link, Names, NameServer, Peer, echo, resolving, route, silence
 from ..waiting import until
 from .support import client
 
@@ -162,6 +162,28 @@ async def test_unknown_topic_at_the_old_place_of_a_name(names: Names, at_once: N
                 assert (await producer.send(Message("T", b"x"))).attempts == 1
 
 
+async def test_name_that_moved_away_from_a_silent_name_server(names: Names, at_once: None) -> None:
+    """The connection to its old address stays open for seconds."""
+    first, second = NameServer(t=route(), u=route()), NameServer(u=route())
+    second.host = THERE
+    async with first:
+        second.port = first.port
+        async with second, client(port_of(first)) as instance:
+            await instance.routes.get("t", 1.0)
+            fall_silent(first)
+            names.hosts["host"] = [THERE]
+            with pytest.raises(NameServerError):
+                await instance.routes.get("u", 0.2)
+            await until(lambda: second.links, 5.0)
+            assert first.open_links
+            await instance.routes.get("u", 1.0)
+
+
+def fall_silent(server: NameServer) -> None:
+    server.answer, server.answers = silence, {}
+    server.serve_other = silence  # type: ignore[method-assign]
+
+
 # Names with several addresses.
 
 
@@ -171,6 +193,24 @@ async def test_first_address_accepts_and_stays_silent(names: Names) -> None:
         async with Producer("group", namesrv=named(server.namesrv), request_timeout=1.0) as producer:
             assert (await producer.send(Message("T", b"x"))).attempts == 1
         assert silent.links
+
+
+async def test_address_in_use_falls_silent(names: Names) -> None:
+    """Its connection stays open, and the other address is asked in the same call."""
+    names.hosts["host"] = [HERE, THERE]
+    first, second = NameServer(t=route(), u=route()), NameServer(u=route())
+    second.host = THERE
+    async with first:
+        second.port = first.port
+        async with second, client(port_of(first)) as instance:
+            await instance.routes.get("t", 1.0)
+            fall_silent(first)
+            began = monotonic()
+            await instance.routes.get("u", 1.0)
+            assert 0.4 < monotonic() - began < 1.0
+            assert instance.name_servers.addresses == (named(first.address),)
+            connection = instance.pool.get(named(first.address))
+            assert connection is None or connection.ip == THERE
 
 
 async def test_address_that_answered_is_the_first_next_time(names: Names) -> None:

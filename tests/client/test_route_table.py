@@ -227,7 +227,7 @@ async def test_another_name_server_is_asked_after_garbage() -> None:
         for _ in range(3):
             await routes.refresh("t")
         assert len(routes.topics) == 1
-        assert liar.asked.count("t") <= 1
+        assert liar.asked.count("t") <= 2  # once beside the other
 
 
 async def test_the_version_changes_with_the_route_only() -> None:
