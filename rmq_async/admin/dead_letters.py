@@ -9,18 +9,14 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Collection
-from functools import partial
 from typing import Final, NamedTuple
 
 from rmq_protocol.command import RemotingCommand
-from rmq_protocol.compression import compress, compression_type
 from rmq_protocol.constants import (
     AUTO_CREATE_TOPIC_KEY,
-    COMPRESSION_TYPE_MASK,
     DLQ_TOPIC_PREFIX,
     RequestCode,
     ResponseCode,
-    SysFlag,
 )
 from rmq_protocol.forwarding import original_topic
 from rmq_protocol.headers import PullMessageResponseHeader, SendMessageRequestHeaderV2, from_ext, to_ext
@@ -36,13 +32,14 @@ from ..broker_answers import broker_error
 from ..client import (
     TOOLS_GROUP,
     ClientInstance,
+    body_as_stored,
     commit_offset,
     committed_offset,
     max_offset,
     min_offset,
     too_large_frame,
 )
-from ..errors import CorruptMessageError, RequestTimeoutError, RocketMQError, TopicNotFoundError
+from ..errors import CorruptMessageError, RocketMQError, TopicNotFoundError
 
 __all__ = ["Skipped", "read", "resend"]
 
@@ -253,7 +250,7 @@ async def _send(instance: ClientInstance, group: str, received: MessageExt, dead
         queue_id = queue.queue_id if route.holders else _ANY_QUEUE  # a static topic's brokers want the number of its own
     holder, broker = route.broker_of(queue), queue.broker_name
     properties = message_properties(message, received.unique_id or received.offset_msg_id)
-    body, sys_flag = await _as_stored(instance, received, deadline)
+    body, sys_flag = await body_as_stored(instance, received, deadline)
     header = SendMessageRequestHeaderV2(
         a=group, b=message.topic, c=AUTO_CREATE_TOPIC_KEY, d=4, e=queue_id, f=sys_flag, g=round(machine.time() * 1000),
         h=message.flag, i=properties, j=0, k=False, l=None, m=False, n=broker,
@@ -262,21 +259,3 @@ async def _send(instance: ClientInstance, group: str, received: MessageExt, dead
     response, address = await instance.ask_broker(holder, message.topic, command, max(deadline - machine.monotonic(), 0.0))
     if response.code != ResponseCode.SUCCESS:
         raise broker_error(response.code, response.remark, request="SEND_MESSAGE_V2", broker=broker, address=address)
-
-
-async def _as_stored(instance: ClientInstance, received: MessageExt, deadline: float) -> tuple[bytes, int]:
-    """Returns the body to send and its flags: a body that was stored compressed is compressed again, if that makes it smaller."""
-    # A broker may refuse the larger body. Old senders use zlib without a flag for the type; only the size of the record then shows
-    # that the body was compressed.
-    body, kind = received.body, compression_type(received.sys_flag)
-    if not received.sys_flag & COMPRESSION_TYPE_MASK and not 0 < received.store_size < len(body):
-        return body, 0
-    try:
-        packed = await instance.threads.run(partial(compress, body, kind), deadline)
-    except TimeoutError:
-        text = (
-            f"dead letter {printable(received.msg_id)} was not sent: its {len(body)} bytes were not compressed in time; call "
-            "again, or raise request_timeout"
-        )
-        raise RequestTimeoutError(text, maybe_stored=False) from None
-    return (packed, int(SysFlag.COMPRESSED | kind.value)) if len(packed) < len(body) else (body, 0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from .broker_clock import BrokerClocks, broker_time_in
 from .clock_requests import look_at_clock
 from .condition import brokers_of, is_silent, last_success_age, loop_problem, name_server_problem
+from .copied_bodies import body_as_stored
 from .group_requests import GroupListener, GroupRequests
 from .instance import ClientInstance
 from .lifecycle import LifeCycle, LifeState
@@ -54,6 +55,7 @@ __all__ = [
     "TopicRoute",
     "TraceRecords",
     "UniqueIds",
+    "body_as_stored",
     "broker_of_message",
     "broker_time_in",
     "brokers_of",

@@ -25,8 +25,10 @@ from rmq_protocol.headers import ConsumerSendMsgBackRequestHeader, SendMessageRe
 from rmq_protocol.message import MessageExt, MessageQueue
 from rmq_protocol.properties import properties_text
 
+from .. import machine
 from ..broker_answers import broker_error
 from ..errors import RocketMQError
+from .copied_bodies import body_as_stored
 from .instance import ClientInstance
 
 __all__ = ["broker_of_message", "retry_brokers", "send_back", "send_copy"]
@@ -91,6 +93,7 @@ async def send_copy(
     copy may be stored.
     """
     times = message.reconsume_times + 1
+    body, sys_flag = await body_as_stored(instance, message, machine.monotonic() + instance.config.request_timeout)
     properties: dict[str, str | None] = {name: value for name, value in message.properties.items() if name not in _NOT_COPIED}
     properties.setdefault(PropertyName.RETRY_TOPIC, topic)
     properties.setdefault(PropertyName.ORIGIN_MESSAGE_ID, message.offset_msg_id)
@@ -104,7 +107,7 @@ async def send_copy(
         c=AUTO_CREATE_TOPIC_KEY,
         d=1,
         e=-1,  # the broker chooses
-        f=0,
+        f=sys_flag,
         g=message.born_time_ms,
         h=message.flag,
         i=properties_text(properties),
@@ -114,7 +117,7 @@ async def send_copy(
         m=False,
         n=broker,
     )
-    command = RemotingCommand(code=RequestCode.SEND_MESSAGE_V2, ext_fields={**to_ext(header)}, body=message.body)
+    command = RemotingCommand(code=RequestCode.SEND_MESSAGE_V2, ext_fields={**to_ext(header)}, body=body)
     await _ask(instance, broker, retry_topic, command, _STORED)
 
 
