@@ -441,11 +441,13 @@ class Assignment:
         """
         while True:
             until = min(deadline, self._drain_until) if retry else -inf
-            self._outcomes.give_backs.withdraw_resting(held, until)
+            self._outcomes.give_backs.withdraw_delayed(held, until)
             if held.is_ordered:
                 self._intake.withdraw_resting(held, until)
-                if self.pauses.covers(held):
-                    self._intake.withdraw_waiting(held)
+            if self.pauses.covers(held):  # they begin no calls
+                waiting = self._intake.withdraw_waiting(held)
+                if held in self.leaving and not held.is_ordered:
+                    self._abandoned.setdefault(held, []).extend(waiting)
             if not (held.running or held.returning or self.dispatcher.is_busy(held)):
                 return True
             left = min(deadline, self._drain_until) - machine.monotonic()

@@ -64,8 +64,8 @@ class Backlog:
         return lines
 
     def check(self, held: HeldQueue, lines: Lines) -> None:
-        """Gives a queue a turn, or takes its turn away, after its lines have changed."""
-        if not lines.ready:
+        """Gives a queue a turn, or takes its turn away, after its lines have changed, or a pause of the queue itself."""
+        if not lines.ready or held.paused:
             self.turns.pop(held, None)
         elif held not in self.turns:
             self.turns[held] = lines

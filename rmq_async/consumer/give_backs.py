@@ -1,9 +1,10 @@
-"""The messages that go back to brokers, in a line for each broker that stores them: a handler's slot, the pulls and the messages
-of other brokers do not wait for a broker that takes none back."""
+"""The messages that are being given back to brokers, in a buffer for each broker that stores them: a handler's slot, the pulls
+and the messages of other brokers do not wait for a broker that takes none back."""
 
-# A line asks for AT_ONCE messages at a time. A message that no broker takes rests in its line: until it is tried again, or, if
-# this member may repeat it, until its next attempt is due, which it makes here. When its broker takes messages back again, those
-# that rest go back to it. The number of messages in a line is bounded: at the bound the queues of its broker are not pulled.
+# A broker is asked for AT_ONCE messages at a time. A message that no broker takes is delayed: until it is tried again, or, if this
+# member may handle it again itself, until its next attempt is due. A circuit breaker keeps a broker that refuses from being asked
+# for each message; when it takes one again, those that are delayed are given back. The number of messages in a buffer is bounded:
+# at the bound the queues of its broker are not pulled.
 
 from __future__ import annotations
 
@@ -27,10 +28,9 @@ from ..health import Problem, ProblemCode
 from .decision import DELAYS, Decision, level_of
 from .held_queue import HeldQueue, Waiting
 from .outcome import Outcome
-from .progress import Progress
 from .subscription import Subscription
 
-__all__ = ["Door", "GiveBacks", "GivenBack", "Report", "WireWork"]
+__all__ = ["CircuitBreaker", "GiveBacks", "GivenBack", "Report", "WireWork"]
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ AT_ONCE: Final = 16
 """Messages of one broker that are given back at a time."""
 MOST_WAITING: Final = 1024
 MOST_SIZE: Final = 32 * 1024 * 1024
-"""Messages in a line, and bytes of their bodies, from which on the queues of its broker are not pulled."""
+"""Messages of one broker, and bytes of their bodies, from which on its queues are not pulled."""
 GOES_ON_BELOW: Final = 0.75
 """Share of both from which on they are pulled again."""
 ROUNDS: Final = 3
@@ -57,13 +57,14 @@ def _nothing(*_: object) -> None:
 
 
 class GivenBack(msgspec.Struct, eq=False):
-    """A message on its way back. ``topic``: the subscribed one, on the wire. ``cause``: the error of its handler; for a message
-    without a call that ended here, why it goes back. ``report``: called once with its outcome. ``item``, ``subscription``: None
-    for a message that this member cannot handle again.
+    """A message that is being given back. ``topic``: the subscribed one, on the wire. ``cause``: the error of its handler; for a
+    message without a call that ended here, why it is given back. ``report``: called once with its outcome. ``item``,
+    ``subscription``: None for a message that this member cannot handle again.
 
     ``since``: monotonic time at which it was given back. ``rounds``: attempts to give it back that have failed. ``here_at``:
     monotonic time of its next attempt at this member; None while that is not decided. ``is_gone``: whether its broker does not
-    store it any more. ``is_last``: whether it is to be a dead letter because its attempts are used up.
+    store it any more. ``is_last``: whether it is to be a dead letter because its attempts are used up. ``illegal``: the error with
+    which brokers refuse it because of what it is; None if they do not.
     """
 
     held: HeldQueue
@@ -75,12 +76,18 @@ class GivenBack(msgspec.Struct, eq=False):
     item: Waiting | None = None
     subscription: Subscription | None = None
     since: float = 0.0
-    progress: Progress | None = None
     rounds: int = 0
     here_at: float | None = None
     is_gone: bool = False
     is_last: bool = False
+    illegal: str | None = None
     has_ended: bool = False
+
+    @property
+    def has_offset(self) -> bool:
+        """Whether its offset is still its own: its queue was neither moved nor given other messages."""
+        held = self.held
+        return self in held.returning and held.progress.is_open(self.message.queue_offset)
 
     @property
     def is_recounted(self) -> bool:
@@ -95,57 +102,57 @@ class GivenBack(msgspec.Struct, eq=False):
 
     @property
     def may_stay(self) -> bool:
-        """Whether this member may handle it again itself: it is no dead letter, and its queue stays here and was not moved."""
+        """Whether this member may handle it again itself: it is no dead letter, and its queue stays here and has it."""
         return (
             self.item is not None
             and self.decision.outcome is Outcome.RETRIED
             and not (self.is_last or self.is_gone)
             and self.held.stays
-            and self.held.progress is self.progress
+            and self.has_offset
         )
 
 
-class Door:
-    """Whether a broker takes messages back, by its last answer. ``error``: that of the last refusal; None after a success.
-    ``refused_at``: monotonic time of that."""
+class CircuitBreaker:
+    """Keeps a broker that refuses messages from being asked for each one. ``error``: that of the last refusal; None after a
+    success. ``refused_at``: monotonic time of that; ``since``: of the first one after the last success."""
 
-    __slots__ = ("_pauses", "closed_until", "error", "failures", "refused_at", "since")
+    __slots__ = ("_pauses", "error", "failures", "open_until", "refused_at", "since")
 
     def __init__(self) -> None:
         self._pauses = Backoff(FIRST_PAUSE, LONGEST_PAUSE)
-        self.closed_until = 0.0
-        """Monotonic time until which it is not asked."""
+        self.open_until = 0.0
+        """Monotonic time until which the broker is not asked."""
         self.failures = 0
         self.error: str | None = None
         self.refused_at = self.since = 0.0
 
-    def refused(self, error: str, now: float, *, closes: bool) -> float | None:
+    def refused(self, error: str, now: float, *, opens: bool) -> float | None:
         """Notes a refusal. Returns the seconds for which the broker is not asked; None if that is not so, or known already.
-        ``closes``: whether other messages are not to be sent to it either."""
+        ``opens``: whether other messages are not to be sent to it either."""
         if self.error is None:
             self.since = now
         self.error, self.refused_at = error, now
-        if now < self.closed_until or not closes:
+        if now < self.open_until or not opens:
             return None
         self.failures += 1
         pause = self._pauses.next()
-        self.closed_until = now + pause
+        self.open_until = now + pause
         return pause
 
-    def accepted(self) -> None:
+    def succeeded(self) -> None:
         if self.error is not None:
             self._pauses.reset()
-            self.closed_until, self.failures, self.error = 0.0, 0, None
+            self.open_until, self.failures, self.error = 0.0, 0, None
 
 
 class WireWork(Protocol):
     """The part that asks brokers."""
 
-    doors: dict[str, Door]
+    breakers: dict[str, CircuitBreaker]
     retried: int
 
     def broker_of(self, back: GivenBack) -> str:
-        """Returns the broker whose line takes the message."""
+        """Returns the broker that stores the message."""
 
     def is_wanted(self, back: GivenBack) -> bool:
         """Returns whether the message is still this member's to give back."""
@@ -154,36 +161,36 @@ class WireWork(Protocol):
         """Gives the message back; returns None if no broker has taken it."""
 
 
-class _Line:
-    """The messages of one broker. ``resting``: a heap by the monotonic time at which each goes on."""
+class _Buffer:
+    """The messages of one broker. ``delayed``: a heap by the monotonic time at which each is due."""
 
-    __slots__ = ("at", "broker", "is_full", "ready", "resting", "size", "timer", "under_way")
+    __slots__ = ("at", "broker", "delayed", "in_flight", "is_full", "ready", "size", "timer")
 
     def __init__(self, broker: str) -> None:
         self.broker = broker
         self.ready: deque[GivenBack] = deque()
-        self.resting: list[tuple[float, int, GivenBack]] = []
-        self.under_way: dict[GivenBack, asyncio.Task[None]] = {}
+        self.delayed: list[tuple[float, int, GivenBack]] = []
+        self.in_flight: dict[GivenBack, asyncio.Task[None]] = {}
         self.size = 0
         self.is_full = False
         self.timer: asyncio.TimerHandle | None = None
         self.at = inf
 
     def __len__(self) -> int:
-        return len(self.ready) + len(self.resting) + len(self.under_way)
+        return len(self.ready) + len(self.delayed) + len(self.in_flight)
 
     def __iter__(self) -> Iterator[GivenBack]:
         yield from [*self.ready]
-        yield from [*self.under_way]
-        for _, _, back in [*self.resting]:
+        yield from [*self.in_flight]
+        for _, _, back in [*self.delayed]:
             yield back
 
 
 class GiveBacks:
-    """The lines of one member.
+    """The buffers of one member.
 
-    ``freed``: called with a message that enters a line: it is no longer buffered. ``again``: called with one that is to be
-    handled again here. ``ended``: called with one that has left its line, and its outcome. ``has_room``: called with a broker
+    ``freed``: called with a message that enters a buffer: it is no longer buffered. ``again``: called with one that is to be
+    handled again here. ``ended``: called with one that has left its buffer, and its outcome. ``has_room``: called with a broker
     whose queues may be pulled again.
     """
 
@@ -191,7 +198,7 @@ class GiveBacks:
         self._loop = asyncio.get_running_loop()
         self._work = work
         self._spawn = spawn
-        self._lines: dict[str, _Line] = {}
+        self._buffers: dict[str, _Buffer] = {}
         self._number = count()
         self._empty = asyncio.Event()
         self._empty.set()
@@ -201,36 +208,40 @@ class GiveBacks:
         self.has_room: Callable[[str], None] = _nothing
 
     def __len__(self) -> int:
-        """Number of messages in all lines; from any thread."""
-        return sum(len(line) for line in [*self._lines.values()])
+        """Number of messages in all buffers; from any thread."""
+        return sum(len(buffer) for buffer in [*self._buffers.values()])
 
     @property
     def size(self) -> int:
         """Bytes of their bodies."""
-        return sum(line.size for line in [*self._lines.values()])
+        return sum(buffer.size for buffer in [*self._buffers.values()])
 
     def is_full(self, broker: str) -> bool:
-        """Returns whether the queues of a broker are not to be pulled, because its line is full."""
-        line = self._lines.get(broker)
-        return line is not None and line.is_full
+        """Returns whether the queues of a broker are not to be pulled, because its buffer is full."""
+        buffer = self._buffers.get(broker)
+        return buffer is not None and buffer.is_full
 
     def oldest(self) -> list[MessageExt]:
         """Returns all messages, the oldest one among them; from any thread."""
-        return [back.message for line in [*self._lines.values()] for back in line]
+        return [back.message for buffer in [*self._buffers.values()] for back in buffer]
 
     def problems(self) -> list[Problem]:
-        """Returns a problem for each broker that takes no messages back; from any thread."""
+        """Returns a problem for each broker that takes no messages back, or not all; from any thread."""
         found, now = list[Problem](), machine.monotonic()
-        for broker, door in [*self._work.doors.items()]:
-            line, error = self._lines.get(broker), door.error
-            waiting = 0 if line is None else len(line)
-            counts = len(self) > 0 if line is None else waiting > 0 or now - door.refused_at < SHOWN_FOR
-            if error is None or not counts:
-                continue
-            text = f"broker {broker} has taken no message back for {now - door.since:.0f} s, {waiting} wait: {error}"
-            if line is not None and line.is_full:
-                text = f"{text}; these are so many that its queues are paused"
-            found.append(Problem(ProblemCode.NOT_TAKEN_BACK, text, broker=broker))
+        for broker, buffer in [*self._buffers.items()]:
+            breaker, waiting = self._work.breakers.get(broker), len(buffer)
+            texts: list[str] = []
+            if breaker is not None and breaker.error is not None and (waiting or now - breaker.refused_at < SHOWN_FOR):
+                since = now - breaker.since
+                texts.append(f"broker {broker} has taken no message back for {since:.0f} s, {waiting} wait: {breaker.error}")
+            illegal = [back for back in buffer if back.illegal is not None]
+            if illegal:
+                one = illegal[0]
+                texts.append(f"{len(illegal)} messages cannot be given back, {one.message.msg_id} is one: {one.illegal}")
+            if buffer.is_full:
+                texts.append(f"{waiting} messages of broker {broker} wait, so many that its queues are paused")
+            if texts:
+                found.append(Problem(ProblemCode.NOT_TAKEN_BACK, "; ".join(texts), broker=broker))
         return found
 
     def add(self, back: GivenBack) -> None:
@@ -238,33 +249,33 @@ class GiveBacks:
         message = back.message
         self._enter(back)
         broker = self._work.broker_of(back)
-        line = self._lines.get(broker)
-        if line is None:
-            line = self._lines[broker] = _Line(broker)
+        buffer = self._buffers.get(broker)
+        if buffer is None:
+            buffer = self._buffers[broker] = _Buffer(broker)
         self._empty.clear()
-        line.size += len(message.body)
-        line.ready.append(back)
-        if len(line) >= MOST_WAITING or line.size >= MOST_SIZE:
-            if not line.is_full:
-                logger.warning("%d messages wait to be given back to broker %s: its queues are paused", len(line), broker)
-            line.is_full = True
-        self._pump(line)
+        buffer.size += len(message.body)
+        buffer.ready.append(back)
+        if len(buffer) >= MOST_WAITING or buffer.size >= MOST_SIZE:
+            if not buffer.is_full:
+                logger.warning("%d messages wait to be given back to broker %s: its queues are paused", len(buffer), broker)
+            buffer.is_full = True
+        self._fill(buffer)
 
     def end_now(self, back: GivenBack, outcome: Outcome) -> None:
         """Ends a message that no broker needs to take."""
         self._enter(back)
         self._end(None, back, outcome)
 
-    def withdraw_resting(self, held: HeldQueue, until: float) -> None:
+    def withdraw_delayed(self, held: HeldQueue, until: float) -> None:
         """Abandons the messages of a queue whose next attempt here is due after ``until`` (monotonic)."""
-        for line in self._lines.values():
-            late = [back for due, _, back in line.resting if back.held is held and back.here_at is not None and due > until]
-            self._remove(line, late)
+        for buffer in self._buffers.values():
+            late = [back for due, _, back in buffer.delayed if back.held is held and back.here_at is not None and due > until]
+            self._remove(buffer, late)
 
     def abandon(self, held: HeldQueue | None = None) -> None:
         """Abandons all messages of a queue, or of all queues: they stay unsettled."""
-        for line in self._lines.values():
-            self._remove(line, [back for back in line if held is None or back.held is held])
+        for buffer in self._buffers.values():
+            self._remove(buffer, [back for back in buffer if held is None or back.held is held])
 
     async def until_empty(self) -> None:
         await self._empty.wait()
@@ -272,53 +283,51 @@ class GiveBacks:
     def close(self) -> None:
         """Abandons all messages, and cancels the timers."""
         self.abandon()
-        for line in self._lines.values():
-            self._wake_at(line, inf)
+        for buffer in self._buffers.values():
+            self._set_timer(buffer, inf)
 
     # -- inside
 
     def _enter(self, back: GivenBack) -> None:
         held = back.held
-        back.since, back.progress = machine.monotonic(), held.progress
-        if back.item is None or held.running.pop(back.item, None) is not None:
-            held.returning.add(back.message.queue_offset)
-        else:  # the queue was moved, and the offset is another message's
-            back.progress = None
+        back.since = machine.monotonic()
+        if back.item is None or held.running.pop(back.item, None) is not None:  # else the offset is another message's
+            held.returning.add(back)
         self.freed(back)
 
-    def _pump(self, line: _Line) -> None:
-        while line.ready and len(line.under_way) < AT_ONCE:
-            back = line.ready.popleft()
-            line.under_way[back] = self._spawn(f"{back.message.msg_id} back", self._try(line, back))
-        self._look_at(line)
+    def _fill(self, buffer: _Buffer) -> None:
+        while buffer.ready and len(buffer.in_flight) < AT_ONCE:
+            back = buffer.ready.popleft()
+            buffer.in_flight[back] = self._spawn(f"{back.message.msg_id} back", self._try(buffer, back))
+        self._schedule(buffer)
 
-    async def _try(self, line: _Line, back: GivenBack) -> None:
+    async def _try(self, buffer: _Buffer, back: GivenBack) -> None:
         outcome: Outcome | None = None
         try:
             outcome = await self._work.try_once(back) if self._work.is_wanted(back) else Outcome.ABANDONED
         except Exception:
             logger.exception("message %s was not given back; it is tried again", back.message.msg_id)
         finally:
-            line.under_way.pop(back, None)
+            buffer.in_flight.pop(back, None)
             if not back.has_ended:
-                self._tried(line, back, outcome)
+                self._tried(buffer, back, outcome)
 
-    def _tried(self, line: _Line, back: GivenBack, outcome: Outcome | None) -> None:
+    def _tried(self, buffer: _Buffer, back: GivenBack, outcome: Outcome | None) -> None:
         if outcome is None and not self._work.is_wanted(back):
             outcome = Outcome.ABANDONED
         if outcome is None:
-            self._rest(line, back)
+            self._delay(buffer, back)
         else:
-            self._end(line, back, outcome)
+            self._end(buffer, back, outcome)
             if outcome is not Outcome.ABANDONED:
-                self._call_up(line)
-        self._pump(line)
+                self._retry_delayed(buffer)
+        self._fill(buffer)
 
-    def _rest(self, line: _Line, back: GivenBack) -> None:
-        """Lets a message rest that no broker has taken."""
+    def _delay(self, buffer: _Buffer, back: GivenBack) -> None:
+        """Delays a message that no broker has taken."""
         back.rounds += 1
-        now, door = machine.monotonic(), self._work.doors.get(line.broker)
-        if back.may_stay and (back.here_at is not None or max(back.rounds, door.failures if door else 0) >= ROUNDS):
+        now, breaker = machine.monotonic(), self._work.breakers.get(buffer.broker)
+        if back.may_stay and (back.here_at is not None or max(back.rounds, breaker.failures if breaker else 0) >= ROUNDS):
             if back.here_at is None:
                 delay = back.decision.delay
                 back.here_at = back.since + (DELAYS[back.level(now) - 1] if delay is None else delay)
@@ -326,54 +335,61 @@ class GiveBacks:
             due = back.here_at
         else:
             due = now + pause_after(back.rounds, FIRST_PAUSE, LONGEST_PAUSE, machine.random.random())
-        heappush(line.resting, (due, next(self._number), back))
+        heappush(buffer.delayed, (due, next(self._number), back))
 
-    def _call_up(self, line: _Line) -> None:
-        """Gives the messages back that rest until an attempt here, if their broker takes messages back again."""
-        door = self._work.doors.get(line.broker)
-        if door is None or door.error is not None or not line.resting:
+    def _retry_delayed(self, buffer: _Buffer) -> None:
+        """Gives the messages back that are delayed, if their broker takes messages back again: not those that are due here in a
+        second, nor those that it refuses because of what they are."""
+        breaker = self._work.breakers.get(buffer.broker)
+        if breaker is None or breaker.error is not None or not buffer.delayed:
             return
-        stay = machine.monotonic() + DELAYS[0]
-        line.ready.extend([back for due, _, back in line.resting if back.here_at is None or due > stay])
-        line.resting = [entry for entry in line.resting if entry[2].here_at is not None and entry[0] <= stay]
-        heapify(line.resting)
-
-    def _look_at(self, line: _Line) -> None:
-        """Sets the timer of a line: for the next message that goes on, and for the next question to a broker that refuses."""
-        at = line.resting[0][0] if line.resting else inf
-        door = self._work.doors.get(line.broker)
-        if line.resting and door is not None and door.error is not None and not (line.ready or line.under_way):
-            at = min(at, max(door.closed_until, machine.monotonic() + FIRST_PAUSE))
-        self._wake_at(line, at)
-
-    def _wake_at(self, line: _Line, at: float) -> None:
-        if at == line.at:
-            return
-        if line.timer is not None:
-            line.timer.cancel()
-        line.at, line.timer = at, None
-        if at < inf:
-            line.timer = self._loop.call_later(max(at - machine.monotonic(), 0.0), self._wake, line, context=Context())
-
-    def _wake(self, line: _Line) -> None:
-        line.at, line.timer = inf, None
-        now = machine.monotonic()
-        while line.resting and line.resting[0][0] <= now:
-            back = heappop(line.resting)[2]
-            if back.here_at is None or not back.may_stay:
-                line.ready.append(back)
+        soon = machine.monotonic() + DELAYS[0]
+        left: list[tuple[float, int, GivenBack]] = []
+        for entry in buffer.delayed:
+            due, _, back = entry
+            if back.illegal is not None or (back.here_at is not None and due <= soon):
+                left.append(entry)
             else:
-                self._repeat(line, back)
-        door = self._work.doors.get(line.broker)
-        asks = door is not None and door.error is not None and door.closed_until <= now
-        if asks and line.resting and not (line.ready or line.under_way):
-            latest = max(line.resting)  # the one that gains most if its broker takes it
-            line.resting.remove(latest)
-            heapify(line.resting)
-            line.ready.append(latest[2])
-        self._pump(line)
+                buffer.ready.append(back)
+        buffer.delayed = left
+        heapify(buffer.delayed)
 
-    def _repeat(self, line: _Line, back: GivenBack) -> None:
+    def _schedule(self, buffer: _Buffer) -> None:
+        """Sets the timer of a buffer: for the next message that is due, and for the next question to a broker that refuses."""
+        at = buffer.delayed[0][0] if buffer.delayed else inf
+        breaker = self._work.breakers.get(buffer.broker)
+        if buffer.delayed and breaker is not None and breaker.error is not None and not (buffer.ready or buffer.in_flight):
+            at = min(at, max(breaker.open_until, machine.monotonic() + FIRST_PAUSE))
+        self._set_timer(buffer, at)
+
+    def _set_timer(self, buffer: _Buffer, at: float) -> None:
+        if at == buffer.at:
+            return
+        if buffer.timer is not None:
+            buffer.timer.cancel()
+        buffer.at, buffer.timer = at, None
+        if at < inf:
+            buffer.timer = self._loop.call_later(max(at - machine.monotonic(), 0.0), self._on_timer, buffer, context=Context())
+
+    def _on_timer(self, buffer: _Buffer) -> None:
+        buffer.at, buffer.timer = inf, None
+        now = machine.monotonic()
+        while buffer.delayed and buffer.delayed[0][0] <= now:
+            back = heappop(buffer.delayed)[2]
+            if back.here_at is None or not back.may_stay:
+                buffer.ready.append(back)
+            else:
+                self._repeat(buffer, back)
+        breaker = self._work.breakers.get(buffer.broker)
+        asks = breaker is not None and breaker.error is not None and breaker.open_until <= now
+        if asks and buffer.delayed and not (buffer.ready or buffer.in_flight):
+            latest = max(buffer.delayed)  # the one that gains most if its broker takes it
+            buffer.delayed.remove(latest)
+            heapify(buffer.delayed)
+            buffer.ready.append(latest[2])
+        self._fill(buffer)
+
+    def _repeat(self, buffer: _Buffer, back: GivenBack) -> None:
         """Has a message handled again at this member."""
         item = back.item
         assert item is not None
@@ -382,43 +398,41 @@ class GiveBacks:
         if item.held_since is None:
             item.held_since = machine.monotonic()
         self._work.retried += 1
-        self._leave(line, back)
+        self._leave(buffer, back)
         self.again(back)
 
-    def _remove(self, line: _Line, gone: list[GivenBack]) -> None:
+    def _remove(self, buffer: _Buffer, gone: list[GivenBack]) -> None:
         if not gone:
             return
         found = set(gone)
-        line.ready = deque([back for back in line.ready if back not in found])
-        line.resting = [entry for entry in line.resting if entry[2] not in found]
-        heapify(line.resting)
+        buffer.ready = deque([back for back in buffer.ready if back not in found])
+        buffer.delayed = [entry for entry in buffer.delayed if entry[2] not in found]
+        heapify(buffer.delayed)
         for back in gone:
-            if (task := line.under_way.pop(back, None)) is not None:
+            if (task := buffer.in_flight.pop(back, None)) is not None:
                 task.cancel()
-            self._end(line, back, Outcome.ABANDONED)
-        self._pump(line)
+            self._end(buffer, back, Outcome.ABANDONED)
+        self._fill(buffer)
 
-    def _end(self, line: _Line | None, back: GivenBack, outcome: Outcome) -> None:
-        offset = back.message.queue_offset
-        if outcome is not Outcome.ABANDONED and back.progress is not None and offset in back.held.returning:
-            back.progress.settle(offset)
-        self._leave(line, back)
+    def _end(self, buffer: _Buffer | None, back: GivenBack, outcome: Outcome) -> None:
+        if outcome is not Outcome.ABANDONED and back.has_offset:
+            back.held.progress.settle(back.message.queue_offset)
+        self._leave(buffer, back)
         self.ended(back, outcome)
         if back.here_at is None:
             back.report(outcome)
 
-    def _leave(self, line: _Line | None, back: GivenBack) -> None:
-        """Notes that a message has left its line; None for one that was in none."""
+    def _leave(self, buffer: _Buffer | None, back: GivenBack) -> None:
+        """Notes that a message has left its buffer; None for one that was in none."""
         held = back.held
         back.has_ended = True
-        if held.progress is back.progress:
-            held.returning.discard(back.message.queue_offset)
+        held.returning.discard(back)
         held.changed.set()
-        if line is None:
+        if buffer is None:
             return
-        line.size -= len(back.message.body)
-        if line.is_full and len(line) < GOES_ON_BELOW * MOST_WAITING and line.size < GOES_ON_BELOW * MOST_SIZE:
-            line.is_full = False
-            self.has_room(line.broker)
-        if not any(self._lines.values()):
+        buffer.size -= len(back.message.body)
+        if buffer.is_full and len(buffer) < GOES_ON_BELOW * MOST_WAITING and buffer.size < GOES_ON_BELOW * MOST_SIZE:
+            buffer.is_full = False
+            self.has_room(buffer.broker)
+        if not any(self._buffers.values()):
             self._empty.set()

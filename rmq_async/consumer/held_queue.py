@@ -7,6 +7,7 @@ from collections.abc import Hashable, Sequence
 from enum import Enum
 from itertools import accumulate, repeat
 from operator import mul
+from typing import Protocol
 
 from msgspec import Struct
 
@@ -38,6 +39,12 @@ class QueueState(Enum):
     RELEASED = "released"
     STOPPED = "stopped"
     LOST = "lost"
+
+
+class Returning(Protocol):
+    """A message that is being given back."""
+
+    message: MessageExt
 
 
 class HeldQueue:
@@ -83,8 +90,8 @@ class HeldQueue:
         self.mean_size: float | None = None
         self.running: dict[Waiting, Delivery] = {}
         """Messages of this queue in calls that run, or that are being settled."""
-        self.returning: set[int] = set()
-        """Offsets of messages without a handler here that are being given back."""
+        self.returning: set[Returning] = set()
+        """Messages that are being given back."""
         self.state = QueueState.RUNNING
         self.announced = True
         """Whether callbacks may name it: False until ``on_assigned``, if that is set, is called with it."""
@@ -161,27 +168,29 @@ class HeldQueue:
             self.low_end = end if self.low_end is None else min(self.low_end, end)
 
     def go_back(self, offset: int) -> None:
-        """Moves the queue below what was read, without messages that wait from ``offset`` on. Those in calls are compared with
-        the ones that are pulled again (``still_running``)."""
+        """Moves the queue below what was read, without messages that wait from ``offset`` on. Those in calls, or being given back,
+        are compared with the ones that are pulled again (``without_known``)."""
         self.repeated_to = max(self.repeated_to, self.progress.next)
         self.progress.go_back(offset)
         self.cursor = min(self.cursor, offset)
         self.begun = min(self.begun, offset)
         self.looked_at = False
-        self.returning = {each for each in self.returning if each < offset}
         self.low_end = self.end = None
 
-    def still_running(self, messages: list[MessageExt]) -> list[MessageExt]:
-        """Returns those of ``messages``, just pulled, that are not in calls already. A call for another message at the offset of
-        one no longer counts for the queue."""
+    def without_known(self, messages: list[MessageExt]) -> list[MessageExt]:
+        """Returns those of ``messages``, just pulled, that are not in calls, or being given back, already. What becomes of another
+        message at the offset of one no longer counts for the queue."""
         running = {item.message.queue_offset: item for item in self.running}
+        returning = {each.message.queue_offset: each for each in self.returning}
         fresh = []
         for message in messages:
-            item = running.get(message.queue_offset)
-            if item is not None and is_at(message, place_of(item.message)):
+            item, back = running.get(message.queue_offset), returning.get(message.queue_offset)
+            if any(each is not None and is_at(message, place_of(each.message)) for each in (item, back)):
                 continue
             if item is not None:
                 del self.running[item]
+            if back is not None:
+                self.returning.discard(back)
             fresh.append(message)
         return fresh
 

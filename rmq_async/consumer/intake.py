@@ -168,7 +168,7 @@ class Intake:
         entered = progress.enter_all([message.queue_offset for message in result.messages])
         fresh = [*compress(result.messages, entered)]  # without those that are pulled again with others that were dropped
         if held.cursor < held.repeated_to:
-            fresh = held.still_running(fresh)
+            fresh = held.without_known(fresh)
         if held.subscription is None:
             self._buffer_again(held, fresh)
         elif fresh:
@@ -316,8 +316,8 @@ class Intake:
     def drop_unbegun(self, held: HeldQueue) -> None:
         """Drops the messages without a call that lie above all those that are in calls, settled or being given back, except
         failed ones that wait for another attempt."""
-        running = [item.message.queue_offset for item in held.running]
-        self._drop(held, max([*running, *held.returning, held.progress.highest_settled], default=-1))
+        unsettled = [each.message.queue_offset for each in (*held.running, *held.returning)]
+        self._drop(held, max([*unsettled, held.progress.highest_settled]))
 
     def drop_waiting(self, held: HeldQueue) -> None:
         """Drops the messages without a call, except failed ones that wait for another attempt; they are pulled again. Messages

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Final
 
 from rmq_protocol.constants import RETRY_TOPIC_PREFIX
@@ -14,7 +15,7 @@ from .._text import printable
 from ..client import ClientInstance, broker_of_message, brokers_of, is_silent, retry_brokers, send_back, send_copy
 from ..errors import ConnectionLostError, RocketMQError
 from .decision import DEAD, IN_PLACE_LIMIT, Decision
-from .give_backs import Door, GiveBacks, GivenBack, Report
+from .give_backs import CircuitBreaker, GiveBacks, GivenBack, Report
 from .group_limit import GroupLimits
 from .held_queue import HeldQueue, Waiting
 from .outcome import Outcome
@@ -40,7 +41,8 @@ class Outcomes:
     dead-letter each copy, so none is sent for another attempt. ``retried``, ``dead_lettered``: numbers of messages that brokers
     have accepted for another attempt, or as dead letters; ``retried`` includes attempts that this member repeats itself.
     ``unsure``: number of requests without an answer, whose messages may be delivered twice. ``given_up``: words of the log for a
-    message after its last attempt. ``doors``: by broker name.
+    message after its last attempt. ``breakers``, ``copy_breakers``: by broker name, for the messages of the broker itself and for
+    copies of others. ``stored``: returns whether a message is where it was read; raises the errors of the requests.
     """
 
     given_up = "dead-lettered"
@@ -52,10 +54,11 @@ class Outcomes:
         self.retried = 0
         self.dead_lettered = 0
         self.unsure = 0
-        self.doors: dict[str, Door] = {}
+        self.breakers: dict[str, CircuitBreaker] = {}
+        self.copy_breakers: dict[str, CircuitBreaker] = {}
         self.limits = GroupLimits(instance, group)
         self.give_backs: GiveBacks
-        """The lines in which messages wait for brokers."""
+        self.stored: Callable[[GivenBack], Awaitable[bool]] = _stored
 
     def settle(
         self, subscription: Subscription, item: Waiting, decision: Decision, cause: BaseException, report: Report
@@ -85,7 +88,7 @@ class Outcomes:
         """Asks the broker that stores a message to take it back, unless that has refused lately, and then others to store a
         copy. Returns None if none has done so."""
         origin = self.broker_of(back)
-        if self._is_open(origin):
+        if self._may_ask(origin, self.breakers):
             refusal = await self._ask(origin, back)
             if isinstance(refusal, Outcome):
                 return refusal
@@ -110,18 +113,20 @@ class Outcomes:
         if self._is_locked and not self._is_dead(back):
             return []
         names = await retry_brokers(self._instance, self._group, self._instance.config.request_timeout)
-        found = [name for name in names if name != origin and self._is_open(name)]
+        found = [name for name in names if name != origin and self._may_ask(name, self.copy_breakers)]
         machine.random.shuffle(found)
         known, _ = brokers_of(self._instance)
         return sorted(found, key=lambda name: name in known and not known[name].reachable)
 
     async def _ask(self, broker: str, back: GivenBack, *, copy: bool = False) -> Outcome | Refusal:
-        """Asks one broker. ``copy``: whether it gets a copy; its own broker gets one too where it cannot copy the right message,
-        or would count the attempts wrongly."""
+        """Asks one broker. ``copy``: whether it gets a copy; its own broker gets one too where it has not, or not any more, the
+        message that it would copy, or would count the attempts wrongly."""
         instance, group, decision = self._instance, self._group, back.decision
+        breakers = self.copy_breakers if copy else self.breakers
         try:
             limit = await self._look_at_limit(broker, back)
-            copy = copy or back.is_gone or await self._is_miscounted(broker, back)
+            if not copy:
+                copy = await self._needs_copy(broker, back)
             dead = self._is_dead(back)
             if copy:
                 level = 0 if dead else back.level(machine.monotonic())
@@ -132,10 +137,10 @@ class Outcomes:
         except RocketMQError as error:
             refusal = refusal_of(error)
             if refusal is not Refusal.STORED:
-                self._note(broker, back, refusal, error)
+                self._note(broker, back, refusal, error, breakers)
                 return refusal
-        if (door := self.doors.get(broker)) is not None:
-            door.accepted()
+        if (breaker := breakers.get(broker)) is not None:
+            breaker.succeeded()
         if dead:
             self.dead_lettered += 1
             if decision.outcome is Outcome.RETRIED:  # else the log has it
@@ -147,9 +152,15 @@ class Outcomes:
     def _level_of(self, back: GivenBack) -> int:
         return back.decision.level if back.here_at is None else back.level(machine.monotonic())
 
-    async def _is_miscounted(self, broker: str, back: GivenBack) -> bool:
-        """Returns whether the broker's record of a message lacks attempts that this member has made, and a copy can say so."""
-        if self._is_locked or not back.is_recounted:
+    async def _needs_copy(self, broker: str, back: GivenBack) -> bool:
+        """Returns whether the message's own broker is to get a copy. A broker finds the message by its place in the commit log: in
+        an older store that may be another message's."""
+        if back.is_gone:
+            return True
+        if not await self.stored(back):
+            back.is_gone = self._is_locked
+            return True
+        if self._is_locked or not back.is_recounted or self._is_dead(back):
             return False
         return broker in await retry_brokers(self._instance, self._group, self._instance.config.request_timeout)
 
@@ -177,14 +188,16 @@ class Outcomes:
         topic = self._instance.names.shown(back.topic) if back.subscription is None else back.subscription.topic
         self.log_given_up(topic, message, attempt, by, cause if isinstance(cause, str) else error_text(cause))
 
-    def _is_open(self, broker: str) -> bool:
+    def _may_ask(self, broker: str, breakers: Mapping[str, CircuitBreaker]) -> bool:
         """Returns whether a broker is to be asked: it has not refused lately, and is not silent, which other requests than these
         find out."""
-        door = self.doors.get(broker)
-        return (door is None or door.closed_until <= machine.monotonic()) and not is_silent(self._instance, broker)
+        breaker = breakers.get(broker)
+        return (breaker is None or breaker.open_until <= machine.monotonic()) and not is_silent(self._instance, broker)
 
-    def _note(self, broker: str, back: GivenBack, refusal: Refusal, error: RocketMQError) -> None:
-        """Notes and logs that a broker has not taken a message."""
+    def _note(
+        self, broker: str, back: GivenBack, refusal: Refusal, error: RocketMQError, breakers: dict[str, CircuitBreaker]
+    ) -> None:
+        """Notes and logs that a broker has not taken a message, or a copy of it."""
         text, message = printable(error, 500), back.message
         if refusal is Refusal.UNSURE or (isinstance(error, ConnectionLostError) and error.maybe_stored):
             self.unsure += 1
@@ -196,14 +209,22 @@ class Outcomes:
                 text,
             )
             return
-        closes = refusal is not Refusal.ILLEGAL and (refusal not in _PASSING or back.rounds >= PATIENCE)
-        pause = self.doors.setdefault(broker, Door()).refused(text, machine.monotonic(), closes=closes)
+        if refusal is Refusal.ILLEGAL:
+            if back.illegal is None:
+                logger.warning("message %s cannot be given back: %s", message.msg_id, text)
+            back.illegal = text
+            return
+        opens = refusal not in _PASSING or back.rounds >= PATIENCE
+        pause = breakers.setdefault(broker, CircuitBreaker()).refused(text, machine.monotonic(), opens=opens)
         if pause is not None:
             logger.warning(
                 "message %s was not taken by broker %s, which is asked again in %.1f s: %s", message.msg_id, broker, pause, text
             )
-        elif refusal is Refusal.ILLEGAL:
-            logger.warning("message %s cannot be given back: %s", message.msg_id, text)
+
+
+async def _stored(_: GivenBack) -> bool:
+    """Returns True: brokers store what was read from them."""
+    return True
 
 
 def shown_message(topic: str, message: MessageExt) -> str:

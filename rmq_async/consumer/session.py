@@ -31,13 +31,14 @@ from .calls import HandlerCalls
 from .commits import Doubts
 from .config import ConsumerConfig
 from .dispatch import Dispatcher
-from .fetch import Budget, FirstLook, Looks, Pulling, PullLimits
+from .fetch import Budget, FirstLook, Looks, Pulling, PullLimits, Seen
 from .give_backs import GiveBacks, GivenBack
 from .group import Conflicts, check_filter, find_holders
 from .held_queue import HeldQueue, Waiting
 from .intake import Intake
 from .membership import Clustering
 from .outcome import Outcome
+from .place import place_of
 from .settled import SettledLog
 from .settling import Settling
 from .subscription import Subscription
@@ -165,6 +166,7 @@ class Session:
         self.intake.dispatcher = self.assignment.dispatcher = self.dispatcher
         self.give_backs.freed, self.give_backs.ended = self._freed, self._given_back
         self.give_backs.again, self.give_backs.has_room = self._here_again, self._has_room
+        self.outcomes.stored = self._is_stored
         self.commits.is_sure, self.commits.make_sure = self.intake.is_sure, self.intake.make_sure
         self.commits.spawn = self.intake.spawn = self.supervisor.once
         self.intake.pull_again = self.assignment.pull_again
@@ -424,6 +426,12 @@ class Session:
         if back.item is not None:
             self.assignment.note(back.item, outcome)
         self._progressed(back.held)
+
+    async def _is_stored(self, back: GivenBack) -> bool:
+        """Returns whether a queue has the message that was read, after a look where its store may be another one."""
+        held = back.held
+        await self.intake.make_sure(held, self.config.handover_timeout)
+        return back.has_offset or await self.looks.at(held.queue, place_of(back.message)) is Seen.SAME
 
     def _here_again(self, back: GivenBack) -> None:
         """Has a message handled again that no broker has taken back."""

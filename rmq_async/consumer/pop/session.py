@@ -20,16 +20,18 @@ from rmq_protocol.message import MessageQueue
 from ... import machine
 from ..._asyncio import StopScope, for_each
 from ...client import ClientInstance, TopicRoute, committed_offset, max_offset
-from ...errors import RocketMQError
+from ...errors import BrokerError, RocketMQError
 from ..attached import Attached
 from ..blocking import Block
 from ..broker_requests import MemberRequests
 from ..calls import HandlerCalls
 from ..config import ConsumerConfig
 from ..dispatch import Dispatcher
+from ..fetch import Looks, Seen
 from ..give_backs import GiveBacks, GivenBack
 from ..held_queue import HeldQueue, QueueState, Waiting
 from ..outcome import Outcome
+from ..place import place_of
 from ..settled import SettledLog
 from ..subscription import Subscription
 from ..supervisor import Supervisor
@@ -89,6 +91,7 @@ class PopSession:
         self.give_backs = self.outcomes.give_backs = GiveBacks(self.outcomes, self.supervisor.once)
         self.give_backs.freed, self.give_backs.ended = self._freed, self._given_back
         self.give_backs.has_room = self._has_room
+        self.outcomes.stored, self._looks = self._is_stored, Looks(instance, group)
         settling = PopSettling(
             config.retry, self.outcomes, self.settled, self._message_ended, self._all_done, lambda: self.member.limit
         )
@@ -440,6 +443,16 @@ class PopSession:
         self.settled_at = machine.monotonic()
         if self.closing:
             self._changed.set()
+
+    async def _is_stored(self, back: GivenBack) -> bool:
+        """Returns whether a broker has a popped message where it was popped: its store may be another one meanwhile."""
+        lease = back.item
+        assert isinstance(lease, Lease)
+        queue = MessageQueue(back.topic, lease.handle.broker_name, lease.handle.queue_id)
+        try:
+            return await self._looks.at(queue, place_of(back.message)) is Seen.SAME
+        except BrokerError:  # it does not give the queue to read
+            return True
 
     def _has_room(self, broker: str) -> None:
         """Has the sources of a broker popped again."""

@@ -199,6 +199,138 @@ def test_broker_that_is_known_to_be_silent_is_not_asked() -> None:
     Simulation(1, brokers=2, faults=None).run(main)
 
 
+@pytest.mark.parametrize("what", ["queue", "topic", "all"])
+def test_paused_queue_begins_no_attempt_here_and_stops_at_once(what: str) -> None:
+    async def main(s: Simulation) -> None:
+        await create(s.namesrv, queues=1)
+        s.brokers[0].broker.refuse_give_backs(ResponseCode.SERVICE_NOT_AVAILABLE)
+        handler = Once(10)
+        paused: list[Any] = {"queue": [A], "topic": ["T"], "all": []}[what]
+        consumer = member("g", s.namesrv, "one", handler, start_from="earliest", retry=Retry(delays=(20,)))
+        await consumer.start()
+        await send_to(s.namesrv, A, b"bad")
+        await until(lambda: handler.attempts == [1])
+        await asyncio.sleep(5)
+        consumer.pause(*paused)
+        await asyncio.sleep(40)
+        assert handler.attempts == [1]
+        consumer.resume(*paused)
+        await until(lambda: handler.attempts == [1, 2])
+        await asyncio.sleep(5)
+        consumer.pause(*paused)
+        await asyncio.sleep(40)
+        began = s.now
+        await consumer.stop()
+        assert s.now - began < 1
+        assert handler.attempts == [1, 2]
+
+    Simulation(1, brokers=1, faults=None).run(main)
+
+
+def test_message_that_brokers_refuse_because_of_what_it_is_is_not_asked_for_without_end(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def main(s: Simulation) -> None:
+        await create(s.namesrv, queues=1)
+        (machine,) = s.brokers
+        machine.broker.refuse_give_backs(ResponseCode.MESSAGE_ILLEGAL)
+        ends = {b"retried": ValueError("fails"), b"given up": DeadLetter("fails")}
+
+        async def handler(message: MessageExt) -> None:
+            raise ends[message.body]
+
+        consumer = member("g", s.namesrv, "one", handler, start_from="earliest", retry=Retry(delays=(3600,)))
+        async with consumer:
+            await send_to(s.namesrv, A, *ends)
+            await asyncio.sleep(600)
+            assert machine.broker.requests[RequestCode.CONSUMER_SEND_MSG_BACK] < 50
+            assert sum("cannot be given back" in record.message for record in caplog.records) == 2
+            (problem,) = consumer.health().problems
+            assert problem.code == "not_taken_back"
+            assert "2 messages cannot be given back" in problem.text
+
+    Simulation(1, brokers=1, faults=None).run(main)
+
+
+def test_broker_that_takes_no_copies_is_asked_to_take_its_own_messages_back() -> None:
+    async def main(s: Simulation) -> None:
+        await create(s.namesrv, queues=1)
+        a, b = s.brokers
+        await send_to(s.namesrv, A, *[b"bad%d" % number for number in range(20)])
+        await send_to(s.namesrv, B, *[b"bad-b%d" % number for number in range(20)])
+        a.broker.refuse_give_backs(REFUSED)
+        b.broker.failures.add(REFUSED, 10**6, RequestCode.SEND_MESSAGE_V2)
+        consumer = member("g", s.namesrv, "one", Once(), start_from="earliest", retry=Retry(delays=(600,)))
+        async with consumer:
+            await asyncio.sleep(30)
+            assert codes(consumer) == [("not_taken_back", "broker-a")]
+            assert sum(each.topic == "SCHEDULE_TOPIC_XXXX" for each in b.stored()) == 20
+
+    Simulation(1, brokers=2, faults=None).run(main)
+
+
+def test_copy_of_a_compressed_message_is_compressed() -> None:
+    """Its body alone is larger than what brokers take."""
+
+    async def main(s: Simulation) -> None:
+        await create(s.namesrv, queues=1)
+        s.brokers[0].broker.refuse_give_backs(REFUSED)
+        handler = Once()
+        consumer = member("g", s.namesrv, "one", handler, start_from="earliest", retry=Retry(delays=(1,)))
+        async with consumer, Producer("p", namesrv=s.namesrv, max_message_size=8_000_000) as producer:
+            await producer.send(Message("T", b"bad".ljust(6_000_000)), queue=A)
+            await until(lambda: handler.done, 30.0)
+        assert [broker for _, _, broker in handler.calls] == ["broker-a", "broker-b"]
+
+    Simulation(1, brokers=2, faults=None).run(main)
+
+
+@pytest.mark.parametrize("retry", [Retry(delays=(5,)), Retry(limit=4, delays=(5,))], ids=["the group's", "its own"])
+def test_attempts_here_and_of_copies_count_together(retry: Retry) -> None:
+    async def main(s: Simulation) -> None:
+        await create(s.namesrv, queues=1)
+        async with Admin(namesrv=s.namesrv) as admin:
+            await admin.create_group("g", retry_max_times=4)
+        for machine in s.brokers:
+            machine.broker.refuse_give_backs(REFUSED)
+        handler = Once(100)
+        async with member("g", s.namesrv, "one", handler, start_from="earliest", retry=retry) as consumer:
+            await send_to(s.namesrv, A, b"bad")
+            await until(lambda: len(handler.calls) == 3, 60.0)
+            s.brokers[1].broker.refuse_give_backs(None)
+            await until(lambda: consumer.stats().dead_lettered, 200.0)
+        assert handler.attempts == [1, 2, 3, 4, 5]
+
+    Simulation(1, brokers=2, faults=None).run(main)
+
+
+@pytest.mark.parametrize("mode", ["pull", "pop"])
+def test_stop_beside_a_broker_that_is_frozen_takes_its_time_only(mode: Any) -> None:
+    async def main(s: Simulation) -> None:
+        await create(s.namesrv, queues=1)
+        (machine,) = s.brokers
+        calls: list[bytes] = []
+
+        async def handler(message: MessageExt) -> None:
+            calls.append(message.body)
+            raise DeadLetter("fails")
+
+        consumer = member("g", s.namesrv, "one", handler, start_from="earliest", stop_timeout=5.0, mode=mode)
+        await consumer.start()
+        machine.broker.refuse_give_backs(ResponseCode.SERVICE_NOT_AVAILABLE)
+        await send_to(s.namesrv, A, *[b"%d" % number for number in range(100)])
+        await until(lambda: len(calls) == 100, 60.0)
+        machine.pause()
+        await asyncio.sleep(20)
+        began = s.now
+        await consumer.stop()
+        assert s.now - began < 5.5
+        assert [task.get_name() for task in asyncio.all_tasks()] == [asyncio.current_task().get_name()]  # type: ignore[union-attr]
+        machine.resume()
+
+    Simulation(1, brokers=1, faults=None).run(main)
+
+
 def test_message_that_no_broker_takes_is_handled_here_again_with_the_same_delays() -> None:
     async def main(s: Simulation) -> None:
         await create(s.namesrv, queues=1)
