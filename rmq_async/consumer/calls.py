@@ -3,7 +3,7 @@
 # A call that waits has its own task. Calls that end in their first step may share a task, one after the other (``eager``), and
 # their messages are settled together: no other code of the loop runs between them.
 #
-# A call occupies its slot until its handler has ended. Messages that go back to brokers wait in lines of their own
+# A call occupies its slot until its handler has ended. Messages that go back to brokers wait in buffers of their own
 # (``give_backs``); the key or queue of an ordered one is held until it has its outcome. A call with hooks keeps its task until
 # then, because hooks see the outcome.
 

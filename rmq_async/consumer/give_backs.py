@@ -2,8 +2,8 @@
 and the messages of other brokers do not wait for a broker that takes none back."""
 
 # A broker is asked for AT_ONCE messages at a time. A message that no broker takes is delayed: until it is tried again, or, if this
-# member may handle it again itself, until its next attempt is due. A circuit breaker keeps a broker that refuses from being asked
-# for each message; when it takes one again, those that are delayed are given back. The number of messages in a buffer is bounded:
+# member may handle it again itself, until its next attempt is due. While a broker refuses messages, its circuit breaker bounds how
+# often it is asked; when it takes one again, those that are delayed are given back. The number of messages in a buffer is bounded:
 # at the bound the queues of its broker are not pulled.
 
 from __future__ import annotations
@@ -23,14 +23,15 @@ import msgspec
 from rmq_protocol.message import MessageExt
 
 from .. import machine
-from .._backoff import Backoff, pause_after
+from .._backoff import pause_after
 from ..health import Problem, ProblemCode
+from .circuit_breaker import FIRST_PAUSE, LONGEST_PAUSE, CircuitBreaker
 from .decision import DELAYS, Decision, level_of
 from .held_queue import HeldQueue, Waiting
 from .outcome import Outcome
 from .subscription import Subscription
 
-__all__ = ["CircuitBreaker", "GiveBacks", "GivenBack", "Report", "WireWork"]
+__all__ = ["GiveBack", "GiveBacks", "Report", "Requests"]
 
 logger = logging.getLogger(__name__)
 
@@ -43,8 +44,6 @@ GOES_ON_BELOW: Final = 0.75
 """Share of both from which on they are pulled again."""
 ROUNDS: Final = 3
 """Attempts to give a message back after which this member handles it again itself."""
-FIRST_PAUSE: Final = 0.5
-LONGEST_PAUSE: Final = 30.0
 SHOWN_FOR: Final = 60.0
 """Seconds for which ``health()`` reports a refusal when no message waits any more, unless its broker has taken one back."""
 
@@ -56,7 +55,7 @@ def _nothing(*_: object) -> None:
     """Does nothing: the default of the callbacks."""
 
 
-class GivenBack(msgspec.Struct, eq=False):
+class GiveBack(msgspec.Struct, eq=False):
     """A message that is being given back. ``topic``: the subscribed one, on the wire. ``cause``: the error of its handler; for a
     message without a call that ended here, why it is given back. ``report``: called once with its outcome. ``item``,
     ``subscription``: None for a message that this member cannot handle again.
@@ -112,52 +111,20 @@ class GivenBack(msgspec.Struct, eq=False):
         )
 
 
-class CircuitBreaker:
-    """Keeps a broker that refuses messages from being asked for each one. ``error``: that of the last refusal; None after a
-    success. ``refused_at``: monotonic time of that; ``since``: of the first one after the last success."""
-
-    __slots__ = ("_pauses", "error", "failures", "open_until", "refused_at", "since")
-
-    def __init__(self) -> None:
-        self._pauses = Backoff(FIRST_PAUSE, LONGEST_PAUSE)
-        self.open_until = 0.0
-        """Monotonic time until which the broker is not asked."""
-        self.failures = 0
-        self.error: str | None = None
-        self.refused_at = self.since = 0.0
-
-    def refused(self, error: str, now: float, *, opens: bool) -> float | None:
-        """Notes a refusal. Returns the seconds for which the broker is not asked; None if that is not so, or known already.
-        ``opens``: whether other messages are not to be sent to it either."""
-        if self.error is None:
-            self.since = now
-        self.error, self.refused_at = error, now
-        if now < self.open_until or not opens:
-            return None
-        self.failures += 1
-        pause = self._pauses.next()
-        self.open_until = now + pause
-        return pause
-
-    def succeeded(self) -> None:
-        if self.error is not None:
-            self._pauses.reset()
-            self.open_until, self.failures, self.error = 0.0, 0, None
-
-
-class WireWork(Protocol):
-    """The part that asks brokers."""
+class Requests(Protocol):
+    """The requests that give messages back. ``breakers``: by broker name. ``retried``: number of messages that have another
+    attempt."""
 
     breakers: dict[str, CircuitBreaker]
     retried: int
 
-    def broker_of(self, back: GivenBack) -> str:
+    def broker_of(self, back: GiveBack) -> str:
         """Returns the broker that stores the message."""
 
-    def is_wanted(self, back: GivenBack) -> bool:
+    def is_wanted(self, back: GiveBack) -> bool:
         """Returns whether the message is still this member's to give back."""
 
-    async def try_once(self, back: GivenBack) -> Outcome | None:
+    async def try_once(self, back: GiveBack) -> Outcome | None:
         """Gives the message back; returns None if no broker has taken it."""
 
 
@@ -168,9 +135,9 @@ class _Buffer:
 
     def __init__(self, broker: str) -> None:
         self.broker = broker
-        self.ready: deque[GivenBack] = deque()
-        self.delayed: list[tuple[float, int, GivenBack]] = []
-        self.in_flight: dict[GivenBack, asyncio.Task[None]] = {}
+        self.ready: deque[GiveBack] = deque()
+        self.delayed: list[tuple[float, int, GiveBack]] = []
+        self.in_flight: dict[GiveBack, asyncio.Task[None]] = {}
         self.size = 0
         self.is_full = False
         self.timer: asyncio.TimerHandle | None = None
@@ -179,7 +146,7 @@ class _Buffer:
     def __len__(self) -> int:
         return len(self.ready) + len(self.delayed) + len(self.in_flight)
 
-    def __iter__(self) -> Iterator[GivenBack]:
+    def __iter__(self) -> Iterator[GiveBack]:
         yield from [*self.ready]
         yield from [*self.in_flight]
         for _, _, back in [*self.delayed]:
@@ -194,17 +161,17 @@ class GiveBacks:
     whose queues may be pulled again.
     """
 
-    def __init__(self, work: WireWork, spawn: Spawn) -> None:
+    def __init__(self, requests: Requests, spawn: Spawn) -> None:
         self._loop = asyncio.get_running_loop()
-        self._work = work
+        self._requests = requests
         self._spawn = spawn
         self._buffers: dict[str, _Buffer] = {}
         self._number = count()
         self._empty = asyncio.Event()
         self._empty.set()
-        self.freed: Callable[[GivenBack], None] = _nothing
-        self.again: Callable[[GivenBack], None] = _nothing
-        self.ended: Callable[[GivenBack, Outcome], None] = _nothing
+        self.freed: Callable[[GiveBack], None] = _nothing
+        self.again: Callable[[GiveBack], None] = _nothing
+        self.ended: Callable[[GiveBack, Outcome], None] = _nothing
         self.has_room: Callable[[str], None] = _nothing
 
     def __len__(self) -> int:
@@ -221,17 +188,17 @@ class GiveBacks:
         buffer = self._buffers.get(broker)
         return buffer is not None and buffer.is_full
 
-    def oldest(self) -> list[MessageExt]:
-        """Returns all messages, the oldest one among them; from any thread."""
+    def messages(self) -> list[MessageExt]:
+        """Returns all messages; from any thread."""
         return [back.message for buffer in [*self._buffers.values()] for back in buffer]
 
     def problems(self) -> list[Problem]:
         """Returns a problem for each broker that takes no messages back, or not all; from any thread."""
         found, now = list[Problem](), machine.monotonic()
         for broker, buffer in [*self._buffers.items()]:
-            breaker, waiting = self._work.breakers.get(broker), len(buffer)
+            breaker, waiting = self._breaker(broker), len(buffer)
             texts: list[str] = []
-            if breaker is not None and breaker.error is not None and (waiting or now - breaker.refused_at < SHOWN_FOR):
+            if breaker is not None and (waiting or now - breaker.refused_at < SHOWN_FOR):
                 since = now - breaker.since
                 texts.append(f"broker {broker} has taken no message back for {since:.0f} s, {waiting} wait: {breaker.error}")
             illegal = [back for back in buffer if back.illegal is not None]
@@ -244,11 +211,11 @@ class GiveBacks:
                 found.append(Problem(ProblemCode.NOT_TAKEN_BACK, "; ".join(texts), broker=broker))
         return found
 
-    def add(self, back: GivenBack) -> None:
+    def add(self, back: GiveBack) -> None:
         """Begins to give a message back."""
         message = back.message
         self._enter(back)
-        broker = self._work.broker_of(back)
+        broker = self._requests.broker_of(back)
         buffer = self._buffers.get(broker)
         if buffer is None:
             buffer = self._buffers[broker] = _Buffer(broker)
@@ -261,7 +228,7 @@ class GiveBacks:
             buffer.is_full = True
         self._fill(buffer)
 
-    def end_now(self, back: GivenBack, outcome: Outcome) -> None:
+    def end_now(self, back: GiveBack, outcome: Outcome) -> None:
         """Ends a message that no broker needs to take."""
         self._enter(back)
         self._end(None, back, outcome)
@@ -288,7 +255,12 @@ class GiveBacks:
 
     # -- inside
 
-    def _enter(self, back: GivenBack) -> None:
+    def _breaker(self, broker: str) -> CircuitBreaker | None:
+        """Returns the circuit breaker of a broker whose last answer was a refusal; None for another one."""
+        breaker = self._requests.breakers.get(broker)
+        return None if breaker is None or breaker.error is None else breaker
+
+    def _enter(self, back: GiveBack) -> None:
         held = back.held
         back.since = machine.monotonic()
         if back.item is None or held.running.pop(back.item, None) is not None:  # else the offset is another message's
@@ -301,10 +273,10 @@ class GiveBacks:
             buffer.in_flight[back] = self._spawn(f"{back.message.msg_id} back", self._try(buffer, back))
         self._schedule(buffer)
 
-    async def _try(self, buffer: _Buffer, back: GivenBack) -> None:
+    async def _try(self, buffer: _Buffer, back: GiveBack) -> None:
         outcome: Outcome | None = None
         try:
-            outcome = await self._work.try_once(back) if self._work.is_wanted(back) else Outcome.ABANDONED
+            outcome = await self._requests.try_once(back) if self._requests.is_wanted(back) else Outcome.ABANDONED
         except Exception:
             logger.exception("message %s was not given back; it is tried again", back.message.msg_id)
         finally:
@@ -312,8 +284,8 @@ class GiveBacks:
             if not back.has_ended:
                 self._tried(buffer, back, outcome)
 
-    def _tried(self, buffer: _Buffer, back: GivenBack, outcome: Outcome | None) -> None:
-        if outcome is None and not self._work.is_wanted(back):
+    def _tried(self, buffer: _Buffer, back: GiveBack, outcome: Outcome | None) -> None:
+        if outcome is None and not self._requests.is_wanted(back):
             outcome = Outcome.ABANDONED
         if outcome is None:
             self._delay(buffer, back)
@@ -323,10 +295,10 @@ class GiveBacks:
                 self._retry_delayed(buffer)
         self._fill(buffer)
 
-    def _delay(self, buffer: _Buffer, back: GivenBack) -> None:
+    def _delay(self, buffer: _Buffer, back: GiveBack) -> None:
         """Delays a message that no broker has taken."""
         back.rounds += 1
-        now, breaker = machine.monotonic(), self._work.breakers.get(buffer.broker)
+        now, breaker = machine.monotonic(), self._breaker(buffer.broker)
         if back.may_stay and (back.here_at is not None or max(back.rounds, breaker.failures if breaker else 0) >= ROUNDS):
             if back.here_at is None:
                 delay = back.decision.delay
@@ -340,11 +312,10 @@ class GiveBacks:
     def _retry_delayed(self, buffer: _Buffer) -> None:
         """Gives the messages back that are delayed, if their broker takes messages back again: not those that are due here in a
         second, nor those that it refuses because of what they are."""
-        breaker = self._work.breakers.get(buffer.broker)
-        if breaker is None or breaker.error is not None or not buffer.delayed:
+        if not buffer.delayed or self._breaker(buffer.broker) is not None:
             return
         soon = machine.monotonic() + DELAYS[0]
-        left: list[tuple[float, int, GivenBack]] = []
+        left: list[tuple[float, int, GiveBack]] = []
         for entry in buffer.delayed:
             due, _, back = entry
             if back.illegal is not None or (back.here_at is not None and due <= soon):
@@ -357,8 +328,8 @@ class GiveBacks:
     def _schedule(self, buffer: _Buffer) -> None:
         """Sets the timer of a buffer: for the next message that is due, and for the next question to a broker that refuses."""
         at = buffer.delayed[0][0] if buffer.delayed else inf
-        breaker = self._work.breakers.get(buffer.broker)
-        if buffer.delayed and breaker is not None and breaker.error is not None and not (buffer.ready or buffer.in_flight):
+        breaker = self._breaker(buffer.broker)
+        if buffer.delayed and breaker is not None and not (buffer.ready or buffer.in_flight):
             at = min(at, max(breaker.open_until, machine.monotonic() + FIRST_PAUSE))
         self._set_timer(buffer, at)
 
@@ -380,16 +351,15 @@ class GiveBacks:
                 buffer.ready.append(back)
             else:
                 self._repeat(buffer, back)
-        breaker = self._work.breakers.get(buffer.broker)
-        asks = breaker is not None and breaker.error is not None and breaker.open_until <= now
-        if asks and buffer.delayed and not (buffer.ready or buffer.in_flight):
+        breaker = self._breaker(buffer.broker)
+        if breaker is not None and breaker.open_until <= now and buffer.delayed and not (buffer.ready or buffer.in_flight):
             latest = max(buffer.delayed)  # the one that gains most if its broker takes it
             buffer.delayed.remove(latest)
             heapify(buffer.delayed)
             buffer.ready.append(latest[2])
         self._fill(buffer)
 
-    def _repeat(self, buffer: _Buffer, back: GivenBack) -> None:
+    def _repeat(self, buffer: _Buffer, back: GiveBack) -> None:
         """Has a message handled again at this member."""
         item = back.item
         assert item is not None
@@ -397,11 +367,11 @@ class GiveBacks:
         item.message = msgspec.structs.replace(item.message, reconsume_times=item.attempt - 1)
         if item.held_since is None:
             item.held_since = machine.monotonic()
-        self._work.retried += 1
+        self._requests.retried += 1
         self._leave(buffer, back)
         self.again(back)
 
-    def _remove(self, buffer: _Buffer, gone: list[GivenBack]) -> None:
+    def _remove(self, buffer: _Buffer, gone: list[GiveBack]) -> None:
         if not gone:
             return
         found = set(gone)
@@ -414,7 +384,7 @@ class GiveBacks:
             self._end(buffer, back, Outcome.ABANDONED)
         self._fill(buffer)
 
-    def _end(self, buffer: _Buffer | None, back: GivenBack, outcome: Outcome) -> None:
+    def _end(self, buffer: _Buffer | None, back: GiveBack, outcome: Outcome) -> None:
         if outcome is not Outcome.ABANDONED and back.has_offset:
             back.held.progress.settle(back.message.queue_offset)
         self._leave(buffer, back)
@@ -422,7 +392,7 @@ class GiveBacks:
         if back.here_at is None:
             back.report(outcome)
 
-    def _leave(self, buffer: _Buffer | None, back: GivenBack) -> None:
+    def _leave(self, buffer: _Buffer | None, back: GiveBack) -> None:
         """Notes that a message has left its buffer; None for one that was in none."""
         held = back.held
         back.has_ended = True

@@ -14,8 +14,9 @@ from .._functions import error_text
 from .._text import printable
 from ..client import ClientInstance, broker_of_message, brokers_of, is_silent, retry_brokers, send_back, send_copy
 from ..errors import ConnectionLostError, RocketMQError
+from .circuit_breaker import CircuitBreaker
 from .decision import DEAD, IN_PLACE_LIMIT, Decision
-from .give_backs import CircuitBreaker, GiveBacks, GivenBack, Report
+from .give_backs import GiveBack, GiveBacks, Report
 from .group_limit import GroupLimits
 from .held_queue import HeldQueue, Waiting
 from .outcome import Outcome
@@ -58,7 +59,7 @@ class Outcomes:
         self.copy_breakers: dict[str, CircuitBreaker] = {}
         self.limits = GroupLimits(instance, group)
         self.give_backs: GiveBacks
-        self.stored: Callable[[GivenBack], Awaitable[bool]] = _stored
+        self.stored: Callable[[GiveBack], Awaitable[bool]] = _stored
 
     def settle(
         self, subscription: Subscription, item: Waiting, decision: Decision, cause: BaseException, report: Report
@@ -66,25 +67,25 @@ class Outcomes:
         """Begins to carry out a decision for a message whose handler has failed with ``cause``. ``report``: called with its
         outcome, during the call or later: ABANDONED if its queue leaves this member before a broker has accepted the message."""
         topic = self._instance.names.wire(subscription.topic)
-        self.give_backs.add(GivenBack(item.held, topic, item.message, decision, cause, report, item, subscription))
+        self.give_backs.add(GiveBack(item.held, topic, item.message, decision, cause, report, item, subscription))
 
     def give_back(self, held: HeldQueue, topic: str, message: MessageExt, cause: str) -> None:
         """Begins to give back a message that this member does not handle. ``topic``: the one that was subscribed to. ``cause``:
         why, for the log."""
         wire_topic = self._instance.names.wire(topic)
-        self.give_backs.add(GivenBack(held, wire_topic, message, Decision(Outcome.RETRIED), cause))
+        self.give_backs.add(GiveBack(held, wire_topic, message, Decision(Outcome.RETRIED), cause))
 
     def log_given_up(self, topic: str, message: MessageExt, attempt: int, by: str, reason: str) -> None:
         """Logs that a message gets no further attempt after number ``attempt``. ``by``: what made that."""
         logger.error("%s: %s, attempt %d%s: %s", self.given_up, shown_message(topic, message), attempt, by, reason)
 
-    def broker_of(self, back: GivenBack) -> str:
+    def broker_of(self, back: GiveBack) -> str:
         return broker_of_message(self._instance, back.topic, back.message)
 
-    def is_wanted(self, back: GivenBack) -> bool:
+    def is_wanted(self, back: GiveBack) -> bool:
         return back.held.is_owned
 
-    async def try_once(self, back: GivenBack) -> Outcome | None:
+    async def try_once(self, back: GiveBack) -> Outcome | None:
         """Asks the broker that stores a message to take it back, unless that has refused lately, and then others to store a
         copy. Returns None if none has done so."""
         origin = self.broker_of(back)
@@ -108,7 +109,7 @@ class Outcomes:
                 return outcome
         return None
 
-    async def _others(self, origin: str, back: GivenBack) -> list[str]:
+    async def _others(self, origin: str, back: GiveBack) -> list[str]:
         """Returns the brokers that may store a copy, in the order in which they are asked."""
         if self._is_locked and not self._is_dead(back):
             return []
@@ -118,7 +119,7 @@ class Outcomes:
         known, _ = brokers_of(self._instance)
         return sorted(found, key=lambda name: name in known and not known[name].reachable)
 
-    async def _ask(self, broker: str, back: GivenBack, *, copy: bool = False) -> Outcome | Refusal:
+    async def _ask(self, broker: str, back: GiveBack, *, copy: bool = False) -> Outcome | Refusal:
         """Asks one broker. ``copy``: whether it gets a copy; its own broker gets one too where it has not, or not any more, the
         message that it would copy, or would count the attempts wrongly."""
         instance, group, decision = self._instance, self._group, back.decision
@@ -149,10 +150,10 @@ class Outcomes:
         self.retried += 1
         return Outcome.RETRIED
 
-    def _level_of(self, back: GivenBack) -> int:
+    def _level_of(self, back: GiveBack) -> int:
         return back.decision.level if back.here_at is None else back.level(machine.monotonic())
 
-    async def _needs_copy(self, broker: str, back: GivenBack) -> bool:
+    async def _needs_copy(self, broker: str, back: GiveBack) -> bool:
         """Returns whether the message's own broker is to get a copy. A broker finds the message by its place in the commit log: in
         an older store that may be another message's."""
         if back.is_gone:
@@ -164,7 +165,7 @@ class Outcomes:
             return False
         return broker in await retry_brokers(self._instance, self._group, self._instance.config.request_timeout)
 
-    async def _look_at_limit(self, broker: str, back: GivenBack) -> int:
+    async def _look_at_limit(self, broker: str, back: GiveBack) -> int:
         """Returns the number of attempts after the first one, by the decision or else by the group's ``retryMaxTimes``, and notes
         whether a message has used them up, so that it becomes a dead letter."""
         decision, limit = back.decision, back.decision.max_times
@@ -176,10 +177,10 @@ class Outcomes:
             back.is_last = limit is not None and back.message.reconsume_times >= limit
         return IN_PLACE_LIMIT if limit is None else limit
 
-    def _is_dead(self, back: GivenBack) -> bool:
+    def _is_dead(self, back: GiveBack) -> bool:
         return back.decision.outcome is Outcome.DEAD_LETTERED or back.is_last or back.is_gone
 
-    def _log_last(self, back: GivenBack) -> None:
+    def _log_last(self, back: GiveBack) -> None:
         """Logs a message that was to have another attempt, and is a dead letter by the group's limit or since it is not stored any
         more."""
         message, cause = back.message, back.cause
@@ -195,7 +196,7 @@ class Outcomes:
         return (breaker is None or breaker.open_until <= machine.monotonic()) and not is_silent(self._instance, broker)
 
     def _note(
-        self, broker: str, back: GivenBack, refusal: Refusal, error: RocketMQError, breakers: dict[str, CircuitBreaker]
+        self, broker: str, back: GiveBack, refusal: Refusal, error: RocketMQError, breakers: dict[str, CircuitBreaker]
     ) -> None:
         """Notes and logs that a broker has not taken a message, or a copy of it."""
         text, message = printable(error, 500), back.message
@@ -222,7 +223,7 @@ class Outcomes:
             )
 
 
-async def _stored(_: GivenBack) -> bool:
+async def _stored(_: GiveBack) -> bool:
     """Returns True: brokers store what was read from them."""
     return True
 

@@ -32,7 +32,7 @@ from .commits import Doubts
 from .config import ConsumerConfig
 from .dispatch import Dispatcher
 from .fetch import Budget, FirstLook, Looks, Pulling, PullLimits, Seen
-from .give_backs import GiveBacks, GivenBack
+from .give_backs import GiveBack, GiveBacks
 from .group import Conflicts, check_filter, find_holders
 from .held_queue import HeldQueue, Waiting
 from .intake import Intake
@@ -418,22 +418,22 @@ class Session:
             self.orphans[topic] = self.orphans.get(topic, 0) + 1
         self.outcomes.give_back(held, topic, message, "no handler here subscribes to its topic")
 
-    def _freed(self, back: GivenBack) -> None:
+    def _freed(self, back: GiveBack) -> None:
         if back.item is not None:
             self.budget.give(1, len(back.message.body))
 
-    def _given_back(self, back: GivenBack, outcome: Outcome) -> None:
+    def _given_back(self, back: GiveBack, outcome: Outcome) -> None:
         if back.item is not None:
             self.assignment.note(back.item, outcome)
         self._progressed(back.held)
 
-    async def _is_stored(self, back: GivenBack) -> bool:
+    async def _is_stored(self, back: GiveBack) -> bool:
         """Returns whether a queue has the message that was read, after a look where its store may be another one."""
         held = back.held
         await self.intake.make_sure(held, self.config.handover_timeout)
         return back.has_offset or await self.looks.at(held.queue, place_of(back.message)) is Seen.SAME
 
-    def _here_again(self, back: GivenBack) -> None:
+    def _here_again(self, back: GiveBack) -> None:
         """Has a message handled again that no broker has taken back."""
         item, subscription = back.item, back.subscription
         assert item is not None

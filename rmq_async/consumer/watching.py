@@ -139,7 +139,7 @@ def lag_of(session: Session) -> Lag:
 def oldest_age(session: _Holder, clocks: BrokerClocks) -> float | None:
     """Returns the age of the oldest message that a member has; None without one."""
     held = [message for delivery in list(session.calls.running) for message in delivery.messages]
-    held += [*session.dispatcher.oldest(), *session.give_backs.oldest()]
+    held += [*session.dispatcher.oldest(), *session.give_backs.messages()]
     return max((clocks.age(each.queue.broker_name, each.store_time_ms) for each in held), default=None)
 
 

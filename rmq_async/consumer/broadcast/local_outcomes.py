@@ -6,7 +6,7 @@ from __future__ import annotations
 from rmq_protocol.message import MessageExt
 
 from ..decision import Decision
-from ..give_backs import GivenBack, Report
+from ..give_backs import GiveBack, Report
 from ..held_queue import HeldQueue, Waiting
 from ..outcome import Outcome
 from ..outcomes import Outcomes
@@ -27,7 +27,7 @@ class LocalOutcomes(Outcomes):
         self, subscription: Subscription, item: Waiting, decision: Decision, cause: BaseException, report: Report
     ) -> None:
         self.dead_lettered += 1
-        back = GivenBack(item.held, subscription.topic, item.message, decision, cause, report, item)
+        back = GiveBack(item.held, subscription.topic, item.message, decision, cause, report, item)
         self.give_backs.end_now(back, Outcome.DEAD_LETTERED)
 
     def give_back(self, held: HeldQueue, topic: str, message: MessageExt, cause: str) -> None:

@@ -17,7 +17,7 @@ from ...client import ClientInstance
 from ..config import Retry
 from ..decision import DEAD, Decision
 from ..delivery import Delivery
-from ..give_backs import GivenBack, Report
+from ..give_backs import GiveBack, Report
 from ..held_queue import HeldQueue, Waiting
 from ..outcome import Outcome
 from ..outcomes import Outcomes
@@ -68,13 +68,13 @@ class PopOutcomes(Outcomes):
     ) -> None:
         topic = real_topic(lease.handle.retry, lease.topic, self._group)
         decision = decision._replace(max_times=0)
-        self.give_backs.add(GivenBack(lease.held, topic, lease.message, decision, cause, report, lease, subscription))
+        self.give_backs.add(GiveBack(lease.held, topic, lease.message, decision, cause, report, lease, subscription))
 
-    def is_wanted(self, back: GivenBack) -> bool:
+    def is_wanted(self, back: GiveBack) -> bool:
         lease = _lease(back)
         return super().is_wanted(back) and (back.decision.outcome is Outcome.RETRIED or lease.expires > machine.monotonic())
 
-    async def try_once(self, back: GivenBack) -> Outcome | None:
+    async def try_once(self, back: GiveBack) -> Outcome | None:
         decision, lease = back.decision, _lease(back)
         if decision.outcome is Outcome.RETRIED:
             await self._core.nack(lease, delay_after(lease.attempt) if decision.delay is None else decision.delay)
@@ -86,7 +86,7 @@ class PopOutcomes(Outcomes):
         return outcome
 
 
-def _lease(back: GivenBack) -> Lease:
+def _lease(back: GiveBack) -> Lease:
     assert isinstance(back.item, Lease)
     return back.item
 

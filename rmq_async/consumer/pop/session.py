@@ -28,7 +28,7 @@ from ..calls import HandlerCalls
 from ..config import ConsumerConfig
 from ..dispatch import Dispatcher
 from ..fetch import Looks, Seen
-from ..give_backs import GiveBacks, GivenBack
+from ..give_backs import GiveBack, GiveBacks
 from ..held_queue import HeldQueue, QueueState, Waiting
 from ..outcome import Outcome
 from ..place import place_of
@@ -435,16 +435,16 @@ class PopSession:
         self.core.ack(*leases)
         self.free(*leases)
 
-    def _freed(self, back: GivenBack) -> None:
+    def _freed(self, back: GiveBack) -> None:
         assert isinstance(back.item, Lease)
         self.free(back.item)
 
-    def _given_back(self, back: GivenBack, _: Outcome) -> None:
+    def _given_back(self, back: GiveBack, _: Outcome) -> None:
         self.settled_at = machine.monotonic()
         if self.closing:
             self._changed.set()
 
-    async def _is_stored(self, back: GivenBack) -> bool:
+    async def _is_stored(self, back: GiveBack) -> bool:
         """Returns whether a broker has a popped message where it was popped: its store may be another one meanwhile."""
         lease = back.item
         assert isinstance(lease, Lease)

@@ -13,7 +13,7 @@ from rmq_async.consumer.commits import Commits, Doubts
 from rmq_async.consumer.decision import Decision
 from rmq_async.consumer.delivery import Delivery
 from rmq_async.consumer.fetch import Budget
-from rmq_async.consumer.give_backs import GiveBacks, GivenBack
+from rmq_async.consumer.give_backs import GiveBack, GiveBacks
 from rmq_async.consumer.group import Takeover, handover
 from rmq_async.consumer.held_queue import HeldQueue, QueueState, Waiting
 from rmq_async.consumer.outcomes import Outcomes
@@ -43,7 +43,7 @@ async def test_settle_of_a_call_from_before_the_queue_was_moved() -> None:
     outcomes, reported = Outcomes(NO_INSTANCE, "g"), list[Outcome]()
     outcomes.give_backs = GiveBacks(outcomes, NO_INSTANCE)
     outcomes.give_backs.end_now(
-        GivenBack(held, "T", item.message, Decision(Outcome.RETRIED), "", reported.append, item), Outcome.RETRIED
+        GiveBack(held, "T", item.message, Decision(Outcome.RETRIED), "", reported.append, item), Outcome.RETRIED
     )
     assert held.progress.watermark == 3
     assert reported == [Outcome.RETRIED]
