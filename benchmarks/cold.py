@@ -34,7 +34,7 @@ from send import BenchmarkError, create_topic, stored_messages, target
 
 from rmq_async import Message, Producer, RocketMQError
 from rmq_async.testing import ScriptedPeer, routes_to
-from tests.holes import black_hole
+from tests.support.holes import black_hole
 
 BURSTS: Final = ((20_000, None), (65_535, 15.0))
 """Sends, and the ``timeout`` of each; None: the default."""

@@ -47,7 +47,7 @@ from tests.cluster.group_memory import idle_queue, memory
 from tests.cluster.group_runs import mixed, poisoned, rolling_restart
 from tests.cluster.group_starts import new_groups
 from tests.cluster.java_members import java_members
-from tests.group_cuts import CUTS, WAYS, Cuts, bytes_of, cut_each, fields_of
+from tests.support.group_cuts import CUTS, WAYS, Cuts, bytes_of, cut_each, fields_of
 
 Record = dict[str, object]
 Result = tuple[bool, Record]

@@ -28,7 +28,7 @@ from outbox import engine_at
 import rmq_async
 from rmq_async import MessageExt
 from rmq_async.inbox import Inbox
-from tests.postgres import postgres
+from tests.support.postgres import postgres
 
 TRANSACTIONS, EACH = 10, 100
 

@@ -22,7 +22,7 @@ from rmq_async import Admin, run
 from rmq_async.testing.cluster import RealCluster
 from tests.cluster.inbox_kills import run_with_kills
 from tests.cluster.inbox_service import Settings
-from tests.postgres import PostgreSQL, postgres_server
+from tests.support.postgres import PostgreSQL, postgres_server
 
 ORDERS = 20_000
 

@@ -34,7 +34,7 @@ from rmq_async.outbox import Outbox
 from rmq_async.outbox.rows import row_of
 from rmq_async.outbox.store import Sent, Store
 from rmq_async.testing.cluster import RealCluster
-from tests.postgres import postgres
+from tests.support.postgres import postgres
 
 BODY = b"x" * 256
 PORTION = 256

@@ -27,7 +27,7 @@ from rmq_async.outbox import Outbox, StuckMessage
 from rmq_async.testing.cluster import RealCluster
 from tests.cluster.outbox_kills import drained, run_with_kills
 from tests.cluster.outbox_service import Settings, engine_for
-from tests.postgres import postgres
+from tests.support.postgres import postgres
 
 ORDERS = 20_000
 

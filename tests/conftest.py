@@ -24,8 +24,8 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from . import canaries, compiling, held_ports
-from .chains import REAL_SERVERS, SPARK_CHAIN, chain_of
+from .support import canaries, compiling, held_ports
+from .support.chains import REAL_SERVERS, SPARK_CHAIN, chain_of
 
 pytest_plugins = ["pytester"]
 

@@ -26,7 +26,14 @@ HASHES: Final = "testing/simulation/test_hashes.py"
 ELSEWHERE: Final = (
     *("cluster", "spark", "stress", "embedded/test_java.py", HASHES),
     *("testing/simulation/test_planted.py", "testing/simulation/test_scenarios.py"),
-    *("test_compare.py", "test_docs.py", "test_docs_site.py", "test_examples.py", "test_release.py", "test_tutorial.py"),
+    *(
+        "benchmarks",
+        "project/test_docs.py",
+        "project/test_docs_site.py",
+        "project/test_examples.py",
+        "project/test_release.py",
+        "project/test_tutorial.py",
+    ),
 )
 """They need a cluster or Spark, or run programs, pages and seeds as a whole."""
 COSTLY: Final = (
@@ -39,7 +46,12 @@ COSTLY: Final = (
     *("producer/test_forgetting.py", "producer/test_limits.py", "producer/test_moved_broker.py"),
     *("producer/test_moved_client.py", "producer/test_oneway.py", "producer/test_order.py", "producer/test_pile.py"),
     *("protocol/test_bodies.py", "protocol/test_headers.py", "protocol/test_heartbeat.py", "protocol/test_hostile_bytes.py"),
-    *("protocol/test_small_formats.py", "protocol/test_stored_limits.py", "test_options.py", "test_public_names.py"),
+    *(
+        "protocol/test_small_formats.py",
+        "protocol/test_stored_limits.py",
+        "library/test_options.py",
+        "project/test_public_names.py",
+    ),
     *("testing/simulation/test_chance.py", "testing/simulation/test_clusters_simulated.py"),
     *("testing/simulation/test_network_swarm.py", "testing/simulation/test_simulation.py", "transport/test_deadlines.py"),
     *("transport/test_requests.py", "transport/test_unread.py", "transport/test_waiting.py"),
@@ -57,7 +69,7 @@ def command_of(arguments: list[str], hashes: bool) -> list[str]:
         if not (ROOT / "tests" / name).exists():
             sys.exit(f"there is no tests/{name}; correct {Path(__file__).name}")
     ignored = [f"--ignore=tests/{name}" for name in left_out]
-    return ["-m", "pytest", "-q", "-n", "4", *ignored, "--ignore-glob=tests/test_benchmark*", *arguments]
+    return ["-m", "pytest", "-q", "-n", "4", *ignored, *arguments]
 
 
 def run_traced(arguments: list[str]) -> int:

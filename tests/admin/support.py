@@ -11,7 +11,7 @@ from rmq_async.admin import Admin
 from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_protocol.command import RemotingCommand
 
-from ..fakes import Broker, Link, NameServer, route
+from ..support.fakes import Broker, Link, NameServer, route
 
 
 def scripted(broker: Broker, answers: dict[int, Any]) -> None:

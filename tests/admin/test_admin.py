@@ -29,8 +29,8 @@ from rmq_protocol.message import MessageQueue
 
 from ..client.support import until
 from ..consumer.support import put
-from ..fakes import Broker, NameServer, route
-from ..instances import client_of
+from ..support.fakes import Broker, NameServer, route
+from ..support.instances import client_of
 
 pytestmark = pytest.mark.virtual_time
 

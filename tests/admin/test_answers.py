@@ -32,7 +32,7 @@ from rmq_protocol.route import BrokerData, QueueData, TopicRouteData
 
 from ..client.support import until
 from ..consumer.support import record
-from ..fakes import Broker, Link, NameServer, Peer, route, silence
+from ..support.fakes import Broker, Link, NameServer, Peer, route, silence
 from ..transport.support import Exact
 from .support import one_broker, scripted
 

@@ -14,7 +14,7 @@ from rmq_protocol.headers import PullMessageRequestHeader
 
 from ..consumer.group.support import until
 from ..consumer.support import record
-from ..fakes import NameServer, PullBroker, RawClient, route
+from ..support.fakes import NameServer, PullBroker, RawClient, route
 from .support import send, worker
 
 

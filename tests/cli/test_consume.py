@@ -15,7 +15,7 @@ from rmq_async import Message, Producer
 from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_protocol.constants import ResponseCode
 
-from ..waiting import until
+from ..support.waiting import until
 from .support import START, Ended, Rmq, end, environment, one_line, rmq, start
 
 

@@ -11,7 +11,7 @@ from rmq_async import Admin, Consumer, DeadLetter, Message, MessageExt, Producer
 from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_protocol.constants import SysFlag
 
-from ..fakes import RawClient
+from ..support.fakes import RawClient
 from .support import START, Rmq, environment, one_line
 
 

@@ -17,7 +17,7 @@ from rmq_async import ClientConfig, Credentials
 from rmq_async.cli.options import client_config, client_options
 from rmq_async.testing._certificates import Certificates
 
-from ..canaries import SECRET_KEY, SECURITY_TOKEN, is_clean
+from ..support.canaries import SECRET_KEY, SECURITY_TOKEN, is_clean
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,7 @@ import pytest
 from rmq_async.cli.signals import signals_handled
 from rmq_async.embedded import EmbeddedRocketMQ
 
-from ..waiting import until
+from ..support.waiting import until
 from .outbox.support import Table, some
 from .support import end, start
 

@@ -24,7 +24,7 @@ from rmq_async.cli.top.figures import Watch
 from rmq_async.cli.top.view import whole as whole_view
 from rmq_async.embedded import EmbeddedRocketMQ
 
-from ..waiting import until
+from ..support.waiting import until
 from .support import START, end, environment, one_line, rmq, start
 from .terminal import Terminal
 

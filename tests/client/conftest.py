@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from ..instances import registered
-from ..leftovers import sockets
-from ..loops import pytest_asyncio_loop_factories as pytest_asyncio_loop_factories
+from ..support.instances import registered
+from ..support.leftovers import sockets
+from ..support.loops import pytest_asyncio_loop_factories as pytest_asyncio_loop_factories
 from .support import until
 
 

@@ -12,8 +12,8 @@ from typing import Any
 from rmq_async.client import ClientInstance
 from rmq_async.config import ClientConfig
 
-from ..fakes import Peer
-from ..waiting import until as until
+from ..support.fakes import Peer
+from ..support.waiting import until as until
 
 GARBAGE = b'{"queueDatas":[{'
 

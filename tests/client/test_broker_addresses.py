@@ -14,7 +14,7 @@ from rmq_async import Admin, ClientConfig, Consumer, Message, NameServerError, P
 from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_protocol.constants import RequestCode, ResponseCode
 
-from ..fakes import NameServer, Peer, refuse, silence
+from ..support.fakes import NameServer, Peer, refuse, silence
 
 Client = Producer | PullConsumer | Admin | Consumer
 UNSUPPORTED = refuse(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, " request type 106 not supported")

@@ -16,7 +16,7 @@ from rmq_async.client.instance import ClientInstance
 from rmq_async.config import ClientConfig
 from rmq_async.embedded import EmbeddedRocketMQ
 
-from ..fakes import NameServer
+from ..support.fakes import NameServer
 from .support import client, config_of, fork, until
 
 

@@ -24,7 +24,7 @@ from rmq_protocol.constants import RequestCode
 from rmq_protocol.heartbeat import ConsumerData
 from rmq_protocol.stored import decode_messages
 
-from ..fakes import Link, NameServer, Peer, RawClient, route
+from ..support.fakes import Link, NameServer, Peer, RawClient, route
 from .support import client, until
 
 NOTIFY, RESET, STATUS = 40, RequestCode.RESET_CONSUMER_CLIENT_OFFSET, RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT

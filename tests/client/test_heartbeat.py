@@ -21,7 +21,7 @@ from rmq_protocol.constants import RequestCode
 from rmq_protocol.heartbeat import ConsumerData, HeartbeatData, decode_heartbeat, encode_heartbeat
 from rmq_protocol.route import BrokerData, QueueData, TopicRouteData
 
-from ..fakes import Broker, NameServer, route
+from ..support.fakes import Broker, NameServer, route
 from .support import client, config_of, ours, until
 
 pytestmark = pytest.mark.virtual_time

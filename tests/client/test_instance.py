@@ -26,8 +26,8 @@ from rmq_protocol.command import RemotingCommand
 from rmq_protocol.ids import unpack_unique_id
 from rmq_protocol.route import BrokerData, QueueData, TopicRouteData
 
-from ..fakes import Broker, Link, NameServer, Peer, echo, late, route, silence
-from ..instances import registered
+from ..support.fakes import Broker, Link, NameServer, Peer, echo, late, route, silence
+from ..support.instances import registered
 from .support import client, config_of, fork, ours, until
 
 # Sharing.

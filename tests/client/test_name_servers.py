@@ -17,7 +17,7 @@ from rmq_async.errors import NameServerError, RequestTimeoutError
 from rmq_async.transport import ConnectionPool
 from rmq_protocol.command import RemotingCommand
 
-from ..fakes import Link, Peer, echo, refuse, reset, silence
+from ..support.fakes import Link, Peer, echo, refuse, reset, silence
 from .support import until
 
 ASK = RemotingCommand(code=106)

@@ -20,8 +20,8 @@ from rmq_async.transport import pool as pool_module
 from rmq_protocol.command import RemotingCommand
 from rmq_protocol.constants import RequestCode
 
-from ..fakes import Link, Names, NameServer, Peer, echo, resolving, route, silence
-from ..waiting import until
+from ..support.fakes import Link, Names, NameServer, Peer, echo, resolving, route, silence
+from ..support.waiting import until
 from .support import client
 
 HERE, THERE = "127.0.0.1", "127.0.0.2"

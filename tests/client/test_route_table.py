@@ -23,7 +23,7 @@ from rmq_protocol.command import RemotingCommand
 from rmq_protocol.constants import RequestCode
 from rmq_protocol.route import BrokerData, QueueData, TopicRouteData, encode_route
 
-from ..fakes import Link, NameServer, cut, route, silence
+from ..support.fakes import Link, NameServer, cut, route, silence
 from .support import GARBAGE, until
 
 BAD_ANSWERS: dict[str, Any] = {

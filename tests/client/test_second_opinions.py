@@ -23,7 +23,7 @@ from rmq_protocol.command import RemotingCommand
 from rmq_protocol.constants import RequestCode
 from rmq_protocol.route import BrokerData, QueueData, TopicRouteData
 
-from ..fakes import Answer, Link, NameServer, Peer, route, silence
+from ..support.fakes import Answer, Link, NameServer, Peer, route, silence
 from .support import client
 
 A, B, C = "127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3"

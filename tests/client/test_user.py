@@ -15,7 +15,7 @@ from rmq_async.consumer import PullConsumer
 from rmq_async.errors import ClientStateError, ForkedError, WrongLoopError
 from rmq_async.producer import Producer
 
-from ..fakes import NameServer, Peer, silence
+from ..support.fakes import NameServer, Peer, silence
 from .support import fork
 
 MAKERS: dict[str, Any] = {

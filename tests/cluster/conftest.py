@@ -18,7 +18,7 @@ import pytest
 from rmq_async.testing._config import PROFILES
 from rmq_async.testing.cluster import OLD_VERSION, ExternalCluster, RealCluster, require
 
-from ..chains import chain_of
+from ..support.chains import chain_of
 
 HERE: Final = Path(__file__).parent
 QUICK_TO_CLEAN: Final = {

@@ -19,7 +19,7 @@ from sqlalchemy import func, select, text
 from rmq_async import Message, Producer
 from rmq_async.testing.cluster import RealCluster
 
-from ..postgres import PostgreSQL
+from ..support.postgres import PostgreSQL
 from .accounting import read_all
 from .inbox_service import PAYMENTS, Settings, inbox_for, outbox_for, payments_table
 from .inbox_service import __file__ as SERVICE

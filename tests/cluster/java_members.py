@@ -1,4 +1,4 @@
-"""Members of a consumer group that are the official client's push consumers, all in one JVM (tests/java/GroupMembers.java)."""
+"""Members of a consumer group that are the official client's push consumers, all in one JVM (GroupMembers.java)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from time import monotonic
 
-from ..java.program import started
+from ..support.java.program import started
 
 __all__ = ["JavaMember", "JavaMembers", "java_members"]
 

@@ -13,7 +13,7 @@ from rmq_async import Admin, Message, Producer, RocketMQError
 from rmq_async.testing.cluster import RealCluster, Server
 from rmq_async.transport import CloseReason, Connection, ConnectionPool
 
-from ..instances import client_of
+from ..support.instances import client_of
 from .accounting import read_all, stored_count
 from .history import Copy, History, copies, verdict
 

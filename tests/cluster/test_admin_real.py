@@ -27,7 +27,7 @@ from rmq_async import (
 from rmq_async.errors import BrokerError, ClientStateError, GroupNotOnlineError, QueryNotFoundError, RequestTimeoutError
 from rmq_async.testing.cluster import RealCluster
 
-from ..instances import client_of
+from ..support.instances import client_of
 
 NOWHERE = "F" * 24 + "0000"
 

@@ -24,8 +24,8 @@ from rmq_async.testing.cluster import RealCluster
 from rmq_protocol.command import RemotingCommand
 from rmq_protocol.constants import RequestCode
 
-from ..instances import client_of
-from ..waiting import until
+from ..support.instances import client_of
+from ..support.waiting import until
 
 SLEEP: Final = float(os.environ.get("RMQ_ASYNC_SLEEP", "5"))
 BLOCK: Final = 5.0 if SLEEP > 60 else 2.6

@@ -25,8 +25,8 @@ from rmq_protocol.json_body import decode_body
 from rmq_protocol.message import MessageQueue
 
 from ..consumer.support import collect, each, put
-from ..fakes import resolving
-from ..instances import client_of
+from ..support.fakes import resolving
+from ..support.instances import client_of
 
 
 def new_topic() -> str:

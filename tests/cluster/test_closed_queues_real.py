@@ -13,7 +13,7 @@ from rmq_protocol.command import RemotingCommand
 from rmq_protocol.constants import RequestCode
 
 from ..consumer.group.support import until
-from ..instances import client_of
+from ..support.instances import client_of
 
 Cluster = RealCluster | ExternalCluster
 

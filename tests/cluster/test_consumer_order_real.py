@@ -11,7 +11,7 @@ from uuid import uuid4
 from rmq_async import Admin, Consumer, Message, MessageExt, Producer
 from rmq_async.testing.cluster import RealCluster
 
-from ..java.program import require_javac
+from ..support.java.program import require_javac
 from .group_members import Group
 from .group_order import key_rates, ordered_changes
 from .java_members import java_members

@@ -11,7 +11,7 @@ from rmq_async import Admin, Producer, run
 from rmq_async.testing import ClusterProxy
 from rmq_async.testing.cluster import RealCluster
 
-from ..cuts import CutSends, Judge, send_one, send_two
+from ..support.cuts import CutSends, Judge, send_one, send_two
 from .accounting import read_all
 from .history import copies
 

@@ -28,7 +28,7 @@ from rmq_protocol.command import RemotingCommand
 from rmq_protocol.constants import RequestCode, ResponseCode
 from rmq_protocol.headers import ConsumerSendMsgBackRequestHeader, to_ext
 
-from ..instances import client_of
+from ..support.instances import client_of
 
 NO_POLLS = {"route_poll_interval": 600.0}
 

@@ -16,7 +16,7 @@ from rmq_async.consumer.pulling import PullRequest, pull_once
 from rmq_async.embedded.sql92 import ConditionError, compile_condition
 from rmq_async.testing.cluster import ExternalCluster, RealCluster
 
-from ..instances import client_of
+from ..support.instances import client_of
 
 VECTORS = json.loads((Path(__file__).parents[1] / "embedded" / "conditions.json").read_text())
 

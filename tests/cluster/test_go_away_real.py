@@ -17,7 +17,7 @@ from rmq_async.transport import CloseReason
 from rmq_protocol.constants import RequestCode
 from rmq_protocol.stored import decode_messages
 
-from ..fakes import RawClient, pull_fields
+from ..support.fakes import RawClient, pull_fields
 from .accounting import read_all
 from .history import copies, faults
 from .load import Load, Watch, new_topic, print_counts

@@ -16,8 +16,8 @@ from rmq_async.testing.cluster import OLD_VERSION, RealCluster
 from rmq_protocol.constants import SysFlag
 
 from ..consumer.group.support import until
-from ..fakes import RawClient
-from ..java.program import require_javac
+from ..support.fakes import RawClient
+from ..support.java.program import require_javac
 from .dead_letters import readable_dead_letters
 from .test_group_tools_real import mqadmin
 

@@ -7,8 +7,8 @@ import asyncio
 
 from rmq_async.testing.cluster import RealCluster
 
-from ..frame_cuts import Place
-from ..group_cuts import CUTS, WAYS, cut_each, fields_of
+from ..support.frame_cuts import Place
+from ..support.group_cuts import CUTS, WAYS, cut_each, fields_of
 
 EVERY = 3
 """The suite takes every third field, ``benchmarks/consumer_runs.py --what cuts`` each."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rmq_async.testing.cluster import RealCluster
 
-from ..java.program import require_javac
+from ..support.java.program import require_javac
 from .group_calls import high
 from .group_hung import hangs
 from .group_member import DEAD, RAISES

@@ -12,7 +12,7 @@ from rmq_async import Admin, Consumer, Message, MessageExt, Producer
 from rmq_async.testing.cluster import RealCluster
 
 from ..consumer.group.support import until
-from ..java.program import require_javac, started
+from ..support.java.program import require_javac, started
 
 
 class Tools:

@@ -22,7 +22,7 @@ from rmq_protocol.constants import RequestCode
 from rmq_protocol.heartbeat import ConsumerData, HeartbeatData, SubscriptionData, encode_heartbeat
 from rmq_protocol.message import MessageQueue
 
-from ..fakes import RawClient, pull_fields
+from ..support.fakes import RawClient, pull_fields
 
 OWN, HOLD, COMMIT = 4, 6, 5
 """Flags of a pull with its own subscription; one that waits; one that commits."""

@@ -12,7 +12,7 @@ import pytest
 from rmq_async import Admin, run
 from rmq_async.testing.cluster import RealCluster
 
-from ..postgres import PostgreSQL, postgres_server
+from ..support.postgres import PostgreSQL, postgres_server
 from .conftest import NO_TIMERS, started
 from .inbox_kills import run_with_kills
 from .inbox_service import Settings

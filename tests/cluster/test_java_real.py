@@ -9,9 +9,9 @@ import pytest
 
 from rmq_async.testing.cluster import RealCluster
 
-from ..java.allocations import VECTORS, computed
-from ..java.expected import KEY_LINES, missing_key_lines
-from ..java.program import (
+from ..support.java.allocations import VECTORS, computed
+from ..support.java.expected import KEY_LINES, missing_key_lines
+from ..support.java.program import (
     CHECK_INTERVAL,
     CHECK_MAX,
     CHECK_TIMEOUT,

@@ -24,7 +24,7 @@ from rmq_async.testing.cluster import ExternalCluster, RealCluster
 from rmq_protocol.constants import RequestCode
 
 from ..embedded.test_second_port import check_second_port, check_unit_flags
-from ..instances import client_of
+from ..support.instances import client_of
 
 AnyCluster = RealCluster | ExternalCluster
 

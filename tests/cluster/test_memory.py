@@ -17,7 +17,7 @@ import uvloop
 from rmq_async import Admin, Message, Producer, run
 from rmq_async.testing.cluster import RealCluster
 
-from ..instances import client_of
+from ..support.instances import client_of
 from .accounting import stored_count
 
 WORKERS = 64

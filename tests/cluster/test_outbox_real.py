@@ -17,7 +17,7 @@ from rmq_async import Admin, Message, Producer, run
 from rmq_async.outbox import Outbox, StuckMessage
 from rmq_async.testing.cluster import RealCluster
 
-from ..postgres import postgres
+from ..support.postgres import postgres
 from .accounting import read_all
 from .conftest import NO_TIMERS, started
 from .outbox_kills import Service, count, drained, prepare, run_with_kills

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from ..benchmark_runs import run
+from ..support.benchmark_runs import run
 
 
 async def test_production_mode_measures_signed_messages(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from rmq_async import Admin, Message, MessageExt, Producer, PullConsumer, errors, run
 from rmq_async.testing.cluster import ExternalCluster, RealCluster
 
-from ..instances import client_of
+from ..support.instances import client_of
 
 LARGE = b"large " * 20_000
 

@@ -26,8 +26,8 @@ from rmq_protocol.command import decode_command
 from rmq_protocol.constants import RequestCode
 from rmq_protocol.frame import FrameDecoder
 
-from ..instances import client_of
-from ..waiting import until
+from ..support.instances import client_of
+from ..support.waiting import until
 from .accounting import judge, read_all
 from .conftest import NO_TIMERS, started
 

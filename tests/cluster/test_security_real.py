@@ -36,7 +36,7 @@ from rmq_async.testing._probe import Access, ask
 from rmq_async.testing.cluster import RealCluster
 from rmq_protocol.constants import RequestCode
 
-from ..canaries import SECRET_KEY, is_clean
+from ..support.canaries import SECRET_KEY, is_clean
 from ..transport.support import until
 from .conftest import NO_TIMERS, run, started
 

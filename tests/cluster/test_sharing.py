@@ -19,7 +19,7 @@ from rmq_protocol.command import RemotingCommand
 from rmq_protocol.constants import RequestCode
 from rmq_protocol.json_body import decode_body
 
-from ..instances import client_of, registered
+from ..support.instances import client_of, registered
 
 HEARTBEAT = 1.0
 

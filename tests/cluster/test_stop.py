@@ -22,8 +22,8 @@ from rmq_async.producer.core import ProducerCore
 from rmq_async.testing.cluster import RealCluster
 from rmq_async.transport import Connection
 
-from ..instances import client_of, registered
 from ..producer.support import core_of
+from ..support.instances import client_of, registered
 from .accounting import judge, read_all
 
 Runner = Callable[[Coroutine[Any, Any, None]], None]

@@ -20,7 +20,7 @@ from rmq_async.testing._jars import find_java, resolve
 from rmq_async.testing.cluster import RealCluster
 from rmq_protocol.trace import TRACE_TOPIC, TraceContext, TraceType, decode_trace
 
-from ..waiting import until
+from ..support.waiting import until
 
 TOPIC = "trace-real"
 LOGGING = """\

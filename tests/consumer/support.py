@@ -18,8 +18,8 @@ from rmq_protocol.message import MessageExt, MessageQueue
 from rmq_protocol.properties import encode_properties
 from rmq_protocol.stored import encode_stored
 
-from ..fakes import NameServer, OnPull, PullBroker, route
-from ..instances import client_of
+from ..support.fakes import NameServer, OnPull, PullBroker, route
+from ..support.instances import client_of
 
 TOPIC = "t"
 

@@ -14,7 +14,7 @@ from rmq_async import Admin, Message, MessageQueue, Producer, PullConsumer
 from rmq_async.testing.threaded import ThreadedRocketMQ
 from rmq_protocol.stored import decode_pull, encode_stored
 
-from ..calls import counted
+from ..support.calls import counted
 
 TOPIC = "calls"
 QUEUES, PULLED = 8, 32

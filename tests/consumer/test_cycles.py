@@ -15,9 +15,9 @@ from rmq_async.errors import ClientStateError, CorruptMessageError, RocketMQErro
 from rmq_protocol.message import MessageQueue
 
 from ..client.support import GARBAGE, until
-from ..cycles import frozen as frozen
-from ..cycles import no_cycle
-from ..fakes import cut, refuse, silence
+from ..support.cycles import frozen as frozen
+from ..support.cycles import no_cycle
+from ..support.fakes import cut, refuse, silence
 from .support import TOPIC, collect, record, scripted, under_way
 
 CALLS = 4

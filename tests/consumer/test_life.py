@@ -25,8 +25,8 @@ from rmq_async.results import PullStatus
 from rmq_protocol.message import MessageExt, MessageQueue
 
 from ..client.support import fork, ours, until
-from ..fakes import silence
-from ..instances import client_of
+from ..support.fakes import silence
+from ..support.instances import client_of
 from .support import TOPIC, bodies, embedded, put, scripted, under_way
 
 QUEUE = MessageQueue(TOPIC, "broker-a", 0)

@@ -21,7 +21,7 @@ from rmq_protocol.message import Message
 from rmq_protocol.route import BrokerData, QueueData, TopicRouteData
 from rmq_protocol.topics import LogicQueueMappingItem, TopicConfigAndQueueMapping, TopicQueueMappingDetail
 
-from ..fakes import Link
+from ..support.fakes import Link
 from .support import TOPIC, collect, each, embedded, offsets_by_queue, put, record, scripted
 
 pytestmark = pytest.mark.virtual_time

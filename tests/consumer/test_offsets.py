@@ -25,7 +25,7 @@ from rmq_protocol.headers import PullMessageRequestHeader
 from rmq_protocol.heartbeat import decode_heartbeat
 from rmq_protocol.message import MessageQueue
 
-from ..fakes import Link, silence
+from ..support.fakes import Link, silence
 from .support import TOPIC, embedded, record, scripted
 
 pytestmark = pytest.mark.virtual_time

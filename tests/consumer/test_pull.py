@@ -33,7 +33,7 @@ from rmq_protocol.message import MessageQueue
 from rmq_protocol.route import BrokerData, QueueData, TopicQueueMapping, TopicRouteData, encode_route
 from rmq_protocol.stored import decode_pull
 
-from ..fakes import silence
+from ..support.fakes import silence
 from .support import TOPIC, embedded, put, record, scripted, under_way
 
 QUEUE = MessageQueue(TOPIC, "broker-a", 0)

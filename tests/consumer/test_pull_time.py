@@ -17,7 +17,7 @@ from rmq_protocol.command import RemotingCommand
 from rmq_protocol.constants import RequestCode
 from rmq_protocol.headers import PullMessageRequestHeader
 
-from ..fakes import Link
+from ..support.fakes import Link
 from ..transport.support import Exact
 from .support import TOPIC, collect, record, scripted
 

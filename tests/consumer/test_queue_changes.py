@@ -21,7 +21,7 @@ from rmq_protocol.headers import PullMessageRequestHeader
 from rmq_protocol.route import BrokerData, QueueData, TopicRouteData
 
 from ..client.support import until
-from ..fakes import Link, NameServer, route
+from ..support.fakes import Link, NameServer, route
 from .support import TOPIC, collect, each, record, scripted
 
 pytestmark = pytest.mark.virtual_time

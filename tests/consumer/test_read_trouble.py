@@ -23,7 +23,7 @@ from rmq_protocol.headers import PullMessageRequestHeader
 from rmq_protocol.message import MessageQueue
 
 from ..client.support import until
-from ..fakes import route
+from ..support.fakes import route
 from .support import TOPIC, bodies, collect, each, embedded, offsets_by_queue, pulls_under_way, put, record, scripted
 
 pytestmark = pytest.mark.virtual_time

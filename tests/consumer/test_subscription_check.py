@@ -16,7 +16,7 @@ from rmq_protocol.constants import RequestCode
 from rmq_protocol.heartbeat import ConsumerData, HeartbeatData, SubscriptionData, encode_heartbeat
 from rmq_protocol.subscription import build_subscription
 
-from ..fakes import RawClient
+from ..support.fakes import RawClient
 
 
 def member(*subscriptions: SubscriptionData, model: str = "CLUSTERING") -> ConsumerData:

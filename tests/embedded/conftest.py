@@ -8,9 +8,9 @@ import pytest
 
 from rmq_async.embedded import EmbeddedRocketMQ, ManualClock
 
-from ..fakes import RawClient
-from ..leftovers import nothing_is_left
-from ..loops import pytest_asyncio_loop_factories as pytest_asyncio_loop_factories
+from ..support.fakes import RawClient
+from ..support.leftovers import nothing_is_left
+from ..support.loops import pytest_asyncio_loop_factories as pytest_asyncio_loop_factories
 
 
 @pytest.fixture(autouse=True)

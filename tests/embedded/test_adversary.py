@@ -18,7 +18,7 @@ from rmq_protocol.heartbeat import HeartbeatData, encode_heartbeat
 from rmq_protocol.message import MessageQueue
 from rmq_protocol.route import decode_route, publish_queues
 
-from ..fakes import RawClient, oneway, pull_fields, send_fields
+from ..support.fakes import RawClient, oneway, pull_fields, send_fields
 from .inside import START
 
 MAX = RequestCode.GET_MAX_OFFSET

@@ -29,7 +29,7 @@ from rmq_protocol.heartbeat import (
     java_hash,
 )
 
-from ..fakes import RawClient
+from ..support.fakes import RawClient
 from .inside import broker_of
 
 pytestmark = pytest.mark.virtual_time

@@ -14,7 +14,7 @@ from rmq_protocol.constants import RequestCode
 from rmq_protocol.heartbeat import ConsumerData, HeartbeatData, ProducerData, SubscriptionData, encode_heartbeat
 from rmq_protocol.message import MessageQueue
 
-from ..fakes import RawClient, pull_fields
+from ..support.fakes import RawClient, pull_fields
 from .inside import START
 from .transactions.support import COMMIT, answer_to, beat, checks, end, put_half
 

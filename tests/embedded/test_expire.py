@@ -12,7 +12,7 @@ from rmq_protocol.constants import RequestCode
 from rmq_protocol.message import MessageQueue
 from rmq_protocol.stored import decode_messages
 
-from ..fakes import RawClient, send_fields
+from ..support.fakes import RawClient, send_fields
 
 QUEUE = MessageQueue("T", "broker-a", 0)
 MIN, MAX, EARLIEST, SEARCH = 31, 30, 32, 29

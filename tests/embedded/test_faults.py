@@ -11,7 +11,7 @@ from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_protocol.constants import RequestCode
 from rmq_protocol.heartbeat import HeartbeatData, encode_heartbeat
 
-from ..fakes import RawClient, oneway, send_fields
+from ..support.fakes import RawClient, oneway, send_fields
 
 pytestmark = pytest.mark.virtual_time
 

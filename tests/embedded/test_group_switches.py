@@ -22,7 +22,7 @@ from rmq_protocol.constants import LanguageCode, RequestCode
 from rmq_protocol.heartbeat import ConsumerData, HeartbeatData, SubscriptionData, encode_heartbeat
 from rmq_protocol.message import MessageQueue
 
-from ..fakes import RawClient
+from ..support.fakes import RawClient
 from .inside import START, broker_of
 
 LIST, RESET, UNREGISTER = RequestCode.GET_CONSUMER_LIST_BY_GROUP, RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, 35

@@ -13,7 +13,7 @@ from rmq_protocol.bodies import SubscriptionGroupConfig, SubscriptionGroupWrappe
 from rmq_protocol.constants import RequestCode
 from rmq_protocol.heartbeat import ConsumerData, HeartbeatData, SubscriptionData, encode_heartbeat
 
-from ..fakes import RawClient
+from ..support.fakes import RawClient
 from .inside import broker_of
 
 PUT = RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP

@@ -21,7 +21,7 @@ from rmq_protocol.constants import MAX_FRAME_SIZE, RESPONSE_FLAG, RequestCode, S
 from rmq_protocol.errors import ProtocolError
 from rmq_protocol.frame import Frame, FrameDecoder
 
-from ..fakes import RawClient, pull_fields, send_fields
+from ..support.fakes import RawClient, pull_fields, send_fields
 from .inside import broker_of, congested, name_server_of
 
 pytestmark = pytest.mark.virtual_time

@@ -1,14 +1,14 @@
-"""The official Java client against the embedded broker: every case of the program in tests/java, and messages both ways.
+"""The official Java client against the embedded broker: every case of the program in tests/support/java, and messages both ways.
 
-One JVM runs all cases at once (see tests/java/program.py); the tests look at what it saw.
+One JVM runs all cases at once (see tests/support/java/program.py); the tests look at what it saw.
 """
 
 from __future__ import annotations
 
 import pytest
 
-from ..java.expected import KEY_LINES, missing_key_lines
-from ..java.program import BATCHED, FROM_PYTHON, Record, against_embedded, require_javac, strange_replies
+from ..support.java.expected import KEY_LINES, missing_key_lines
+from ..support.java.program import BATCHED, FROM_PYTHON, Record, against_embedded, require_javac, strange_replies
 
 
 @pytest.fixture(scope="module")

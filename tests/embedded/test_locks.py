@@ -11,7 +11,7 @@ from rmq_protocol.bodies import LockBatchRequestBody, LockBatchResponseBody, Unl
 from rmq_protocol.constants import RequestCode
 from rmq_protocol.message import MessageQueue
 
-from ..fakes import RawClient
+from ..support.fakes import RawClient
 from .inside import broker_of
 
 

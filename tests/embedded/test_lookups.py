@@ -15,7 +15,7 @@ from rmq_protocol.constants import RequestCode
 from rmq_protocol.ids import unpack_offset_id
 from rmq_protocol.stored import decode_messages
 
-from ..fakes import RawClient, oneway, send_fields
+from ..support.fakes import RawClient, oneway, send_fields
 from .inside import START, broker_of, log_of
 
 QUERY = RequestCode.QUERY_MESSAGE

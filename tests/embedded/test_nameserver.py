@@ -12,7 +12,7 @@ from rmq_protocol.cluster import decode_cluster_info
 from rmq_protocol.constants import RequestCode, SerializeType
 from rmq_protocol.route import decode_route, publish_queues
 
-from ..fakes import RawClient
+from ..support.fakes import RawClient
 
 ROUTE = RequestCode.GET_ROUTEINFO_BY_TOPIC
 

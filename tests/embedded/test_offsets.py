@@ -12,7 +12,7 @@ from rmq_protocol.ids import unpack_offset_id
 from rmq_protocol.message import MessageQueue
 from rmq_protocol.stored import decode_messages
 
-from ..fakes import RawClient
+from ..support.fakes import RawClient
 
 MAX = RequestCode.GET_MAX_OFFSET
 MIN = RequestCode.GET_MIN_OFFSET

@@ -7,7 +7,7 @@ from rmq_protocol.bodies import ConsumeStats, decode_body
 from rmq_protocol.constants import RequestCode
 from rmq_protocol.heartbeat import ConsumerData, HeartbeatData, SubscriptionData, encode_heartbeat
 
-from ..fakes import RawClient, pull_fields, send_fields
+from ..support.fakes import RawClient, pull_fields, send_fields
 from .inside import broker_of
 
 NAMES = [f"{number * 7919 % 1009:x}" for number in range(40)]

@@ -15,7 +15,7 @@ from rmq_protocol.constants import RequestCode
 from rmq_protocol.headers import PullMessageRequestHeader, from_ext
 from rmq_protocol.stored import decode_messages
 
-from ..fakes import RawClient, pull_fields, send_fields
+from ..support.fakes import RawClient, pull_fields, send_fields
 from .inside import broker_of
 
 SUSPEND = {"sysFlag": "6"}

@@ -13,7 +13,7 @@ from rmq_protocol.heartbeat import ConsumerData, HeartbeatData, ProducerData, en
 from rmq_protocol.properties import decode_properties
 from rmq_protocol.stored import decode_messages
 
-from ..fakes import RawClient, oneway, pull_fields, send_fields
+from ..support.fakes import RawClient, oneway, pull_fields, send_fields
 from .inside import broker_of, congested
 
 pytestmark = pytest.mark.virtual_time

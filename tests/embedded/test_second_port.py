@@ -14,7 +14,7 @@ from rmq_async.embedded.sockets import listen
 from rmq_async.testing._ports import find_ports
 from rmq_protocol.constants import RequestCode, ResponseCode
 
-from ..fakes import RawClient
+from ..support.fakes import RawClient
 
 
 def second(address: str) -> str:

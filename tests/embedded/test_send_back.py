@@ -15,7 +15,7 @@ from rmq_protocol.constants import RequestCode
 from rmq_protocol.message import MessageExt, MessageQueue
 from rmq_protocol.properties import properties_text
 
-from ..fakes import UNIQUE_ID, RawClient
+from ..support.fakes import UNIQUE_ID, RawClient
 from .inside import START, broker_of, log_of
 
 BACK = RequestCode.CONSUMER_SEND_MSG_BACK

@@ -17,7 +17,7 @@ from rmq_protocol.message import MessageExt, MessageQueue
 from rmq_protocol.properties import encode_properties, properties_text
 from rmq_protocol.stored import decode_messages, encode_stored
 
-from ..fakes import UNIQUE_ID, RawClient, oneway, send_fields
+from ..support.fakes import UNIQUE_ID, RawClient, oneway, send_fields
 
 ADDED = {"CLUSTER": "DefaultCluster", "MSG_REGION": "DefaultRegion", "TRACE_ON": "true"}
 REPLY = {"TRACE_ON": "true", "MSG_REGION": "DefaultRegion"}

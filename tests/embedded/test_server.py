@@ -13,8 +13,8 @@ import pytest
 from rmq_async.embedded import EmbeddedRocketMQ, ManualClock
 from rmq_protocol.constants import RequestCode
 
-from ..fakes import RawClient, pull_fields, send_fields
-from ..leftovers import start_twice_at_once
+from ..support.fakes import RawClient, pull_fields, send_fields
+from ..support.leftovers import start_twice_at_once
 
 ROUTE = RequestCode.GET_ROUTEINFO_BY_TOPIC
 MAX = RequestCode.GET_MAX_OFFSET

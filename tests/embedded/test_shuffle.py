@@ -9,7 +9,7 @@ import pytest
 
 from rmq_async.embedded import EmbeddedRocketMQ
 
-from ..fakes import RawClient, oneway, send_fields
+from ..support.fakes import RawClient, oneway, send_fields
 
 NUMBERS = [b"%02d" % number for number in range(40)]
 

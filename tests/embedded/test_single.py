@@ -14,7 +14,7 @@ from rmq_protocol.cluster import decode_cluster_info
 from rmq_protocol.constants import RequestCode
 from rmq_protocol.route import TopicRouteData, decode_route
 
-from ..fakes import RawClient
+from ..support.fakes import RawClient
 
 ROUTE = RequestCode.GET_ROUTEINFO_BY_TOPIC
 

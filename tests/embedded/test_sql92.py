@@ -1,4 +1,4 @@
-"""SQL92 conditions: the outcomes of Java's own classes (``tests.java.conditions``), and the limits."""
+"""SQL92 conditions: the outcomes of Java's own classes (``tests.support.java.conditions``), and the limits."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rmq_protocol.constants import RequestCode
 from rmq_protocol.heartbeat import ConsumerData, HeartbeatData, SubscriptionData, encode_heartbeat
 from rmq_protocol.stored import decode_messages
 
-from ..fakes import RawClient, pull_fields
+from ..support.fakes import RawClient, pull_fields
 
 VECTORS = json.loads((Path(__file__).parent / "conditions.json").read_text())
 PROPERTIES, CASES = VECTORS[0], VECTORS[1:]

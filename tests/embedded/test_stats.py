@@ -24,7 +24,7 @@ from rmq_protocol.constants import RequestCode
 from rmq_protocol.heartbeat import ConsumerData, HeartbeatData, SubscriptionData, encode_heartbeat
 from rmq_protocol.message import MessageQueue
 
-from ..fakes import RawClient
+from ..support.fakes import RawClient
 
 COMMIT = RequestCode.UPDATE_CONSUMER_OFFSET
 

@@ -17,7 +17,7 @@ import pytest
 from rmq_protocol.command import RemotingCommand, encode_command
 from rmq_protocol.constants import MAX_FRAME_SIZE
 
-from ..fakes import RawClient, send_fields
+from ..support.fakes import RawClient, send_fields
 
 CLIENTS = 1000
 ROUNDS = 6

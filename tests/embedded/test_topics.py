@@ -16,7 +16,7 @@ from rmq_protocol.constants import RequestCode
 from rmq_protocol.route import QueueData, decode_route
 from rmq_protocol.topics import TopicConfig, decode_topic_config
 
-from ..fakes import RawClient, pull_fields
+from ..support.fakes import RawClient, pull_fields
 from .inside import broker_of, log_of
 
 

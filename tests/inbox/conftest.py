@@ -9,12 +9,12 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from rmq_async.inbox import Inbox
 
-from ..databases import clean as clean
-from ..databases import engine as engine
-from ..databases import postgres_url as postgres_url
-from ..databases import sessions as sessions
-from ..databases import url as url
-from ..loops import pytest_asyncio_loop_factories as pytest_asyncio_loop_factories
+from ..support.databases import clean as clean
+from ..support.databases import engine as engine
+from ..support.databases import postgres_url as postgres_url
+from ..support.databases import sessions as sessions
+from ..support.databases import url as url
+from ..support.loops import pytest_asyncio_loop_factories as pytest_asyncio_loop_factories
 
 _numbers = itertools.count()
 

@@ -15,7 +15,7 @@ from rmq_async import MessageExt
 from rmq_async.errors import ConfigError, InvalidGroupError, InvalidMessageError
 from rmq_async.inbox import Inbox
 
-from ..databases import Sessions, on_postgresql, on_sqlite
+from ..support.databases import Sessions, on_postgresql, on_sqlite
 
 
 def received(unique_id: str | None = "A1", *, offset: int = 7, **properties: str) -> MessageExt:

@@ -14,7 +14,7 @@ from rmq_async.outbox import Outbox, OutboxStatus, outbox_table
 from rmq_async.outbox.relay import Relay
 from rmq_async.outbox.store import Store
 
-from ..databases import Sessions, on_postgresql, on_sqlite, prepare_sqlite
+from ..support.databases import Sessions, on_postgresql, on_sqlite, prepare_sqlite
 
 __all__ = [
     "Sessions", "bodies", "on_postgresql", "on_sqlite", "prepare_sqlite", "relay_of", "rows", "settled", "store_of", "until",

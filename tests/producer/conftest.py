@@ -28,11 +28,11 @@ from rmq_async.producer.oneway.pacing import OnewayPacing
 from rmq_async.transport import Connection, ConnectionPool
 from rmq_async.transport.deadlines import Deadlines
 
-from .. import held_ports
-from ..fakes import Cluster
-from ..instances import registered
-from ..leftovers import made_of
-from ..loops import pytest_asyncio_loop_factories as pytest_asyncio_loop_factories
+from ..support import held_ports
+from ..support.fakes import Cluster
+from ..support.instances import registered
+from ..support.leftovers import made_of
+from ..support.loops import pytest_asyncio_loop_factories as pytest_asyncio_loop_factories
 from .support import gathers_nothing, until
 
 PROTOCOL_TESTS = Path(__file__).parents[1] / "protocol"

@@ -17,9 +17,9 @@ from rmq_async.producer.routing.avoidance import Avoidance
 from rmq_async.producer.routing.topic_queues import HeaderSettings, TopicQueues
 from rmq_protocol.route import TopicRouteData
 
-from ..fakes import TOPIC, Cluster
-from ..waiting import spin as spin
-from ..waiting import until as until
+from ..support.fakes import TOPIC, Cluster
+from ..support.waiting import spin as spin
+from ..support.waiting import until as until
 
 GRACE = 0.05
 """Seconds by which a call may be late."""

@@ -10,7 +10,7 @@ from rmq_async import Admin, ConnectError, Message, Producer, PullConsumer, Rock
 from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_protocol.route import BrokerData, TopicRouteData
 
-from ..fakes import Cluster
+from ..support.fakes import Cluster
 
 
 @pytest.mark.virtual_time

@@ -12,7 +12,7 @@ from rmq_async import Message, MessageQueue, SendError, SendResult, errors
 from rmq_async.results import BatchSendResult, SendStatus
 from rmq_protocol.constants import ResponseCode, SerializeType
 
-from ..fakes import TOPIC, Cluster, each, fields, raw, refuse, status, stored
+from ..support.fakes import TOPIC, Cluster, each, fields, raw, refuse, status, stored
 from .support import Send, every_way, message, messages, producer
 
 pytestmark = pytest.mark.virtual_time

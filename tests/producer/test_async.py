@@ -12,8 +12,8 @@ import pytest
 
 from rmq_async import Producer, SendError, errors
 
-from ..fakes import TOPIC, Cluster, each, late, refuse, silence, stored
-from ..instances import client_of
+from ..support.fakes import TOPIC, Cluster, each, late, refuse, silence, stored
+from ..support.instances import client_of
 from .support import Calls, message, messages, outcomes, producer, spin, until
 
 

@@ -27,7 +27,7 @@ from rmq_async.client.unique_ids import UniqueIds
 from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_protocol.batch import encode_batch
 
-from ..fakes import TOPIC, Cluster, each, late, refuse, reset, silence, stored
+from ..support.fakes import TOPIC, Cluster, each, late, refuse, reset, silence, stored
 from .support import Calls, message, messages, outcomes, producer, seeded, until
 
 pytestmark = pytest.mark.virtual_time

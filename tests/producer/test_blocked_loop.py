@@ -15,8 +15,8 @@ import uvloop
 from rmq_async import Producer, errors
 from rmq_async.embedded import EmbeddedRocketMQ
 
-from ..fakes import TOPIC, Cluster
-from ..instances import client_of
+from ..support.fakes import TOPIC, Cluster
+from ..support.instances import client_of
 from .support import Taken, message, messages, outcomes, producer, spin, timed, until
 
 

@@ -20,8 +20,8 @@ import rmq_protocol
 from rmq_async import Credentials, Hook, Message, MessageQueue, Producer, SendContext
 from rmq_async.testing.threaded import ThreadedRocketMQ
 
-from ..calls import counted
-from ..fakes import TOPIC
+from ..support.calls import counted
+from ..support.fakes import TOPIC
 from .support import message, messages
 
 OURS = (os.path.dirname(rmq_async.__file__), os.path.dirname(rmq_protocol.__file__))

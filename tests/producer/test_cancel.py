@@ -15,7 +15,7 @@ from rmq_async.producer.admission.ordering import Line
 from rmq_async.producer.core import ProducerCore
 from rmq_async.transport import Connection
 
-from ..fakes import Cluster, cut, each, late, refuse, stored
+from ..support.fakes import Cluster, cut, each, late, refuse, stored
 from .support import core_of, message, messages, outcomes, producer, seeded, spin, until
 
 Call = Callable[[Producer], Awaitable[Any]]

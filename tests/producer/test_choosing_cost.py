@@ -15,7 +15,7 @@ import pytest
 from rmq_async import FaultTable
 from rmq_async import producer as room
 
-from ..fakes import TOPIC, Cluster, each, refuse, silence
+from ..support.fakes import TOPIC, Cluster, each, refuse, silence
 from .support import message, outcomes, producer
 
 pytestmark = pytest.mark.virtual_time

@@ -14,7 +14,7 @@ import pytest
 from rmq_async import Producer, RocketMQError
 from rmq_async.testing import ScriptedPeer, routes_to
 
-from ..loops import unblocked
+from ..support.loops import unblocked
 from .support import message
 
 

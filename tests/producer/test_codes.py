@@ -20,7 +20,7 @@ from rmq_async.producer.routing.fault_table import Blame, FaultTable, blame
 from rmq_protocol.constants import ResponseCode
 from rmq_protocol.reply import create_reply
 
-from ..fakes import Cluster, Link, Sent, each, refuse, status, stored
+from ..support.fakes import Cluster, Link, Sent, each, refuse, status, stored
 from .support import message, messages, outcomes, producer
 
 pytestmark = pytest.mark.virtual_time

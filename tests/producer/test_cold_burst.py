@@ -15,8 +15,8 @@ import pytest
 from rmq_async import Producer, errors
 from rmq_async.testing import ScriptedPeer, ThreadedRocketMQ, routes_to
 
-from ..fakes import TOPIC
-from ..holes import black_hole
+from ..support.fakes import TOPIC
+from ..support.holes import black_hole
 from .support import message, messages, outcomes, until
 
 pytestmark = pytest.mark.wall_clock

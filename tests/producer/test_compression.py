@@ -11,7 +11,7 @@ import pytest
 from rmq_protocol.compression import CompressionType, decompress
 from rmq_protocol.constants import SysFlag
 
-from ..fakes import Cluster, Sent, each, refuse, stored
+from ..support.fakes import Cluster, Sent, each, refuse, stored
 from .support import message, producer, until
 
 pytestmark = pytest.mark.virtual_time

@@ -10,9 +10,9 @@ from msgspec.structs import replace
 from rmq_async import SendError, errors
 from rmq_protocol.route import BrokerData
 
-from ..fakes import TOPIC, Broker, Cluster, cut, late, refuse, silence
-from ..holes import black_hole
-from ..instances import client_of
+from ..support.fakes import TOPIC, Broker, Cluster, cut, late, refuse, silence
+from ..support.holes import black_hole
+from ..support.instances import client_of
 from .support import Send, every_way, message, messages, outcomes, producer, spin, timed, until
 
 

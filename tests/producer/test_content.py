@@ -14,7 +14,7 @@ import pytest
 from rmq_async import Message, Producer
 from rmq_protocol.properties import decode_properties
 
-from ..fakes import TOPIC, Cluster, Sent
+from ..support.fakes import TOPIC, Cluster, Sent
 from .support import message, producer, until
 
 Way = Callable[[Producer, Message], Awaitable[Any]]

@@ -14,7 +14,7 @@ import pytest
 
 from rmq_async import Message, MessageQueue, Producer
 
-from ..fakes import Cluster, each, refuse, stored
+from ..support.fakes import Cluster, each, refuse, stored
 from .support import message, producer, until
 
 pytestmark = pytest.mark.virtual_time

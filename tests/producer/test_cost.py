@@ -13,8 +13,8 @@ import pytest
 from rmq_async import Producer
 from rmq_async.embedded import EmbeddedRocketMQ
 
-from ..fakes import TOPIC
-from ..instances import client_of
+from ..support.fakes import TOPIC
+from ..support.instances import client_of
 from .support import message, until
 
 pytestmark = pytest.mark.wall_clock

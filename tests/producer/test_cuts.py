@@ -29,8 +29,8 @@ from rmq_async.testing import ClusterProxy, Direction
 from rmq_protocol.command import RemotingCommand
 
 from ..cluster.history import Copy, copies
-from ..cuts import CutSends, Judge, Send, again, length_of, send_one, send_two
-from ..instances import client_of
+from ..support.cuts import CutSends, Judge, Send, again, length_of, send_one, send_two
+from ..support.instances import client_of
 
 pytestmark = pytest.mark.virtual_time
 

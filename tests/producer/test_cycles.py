@@ -11,10 +11,10 @@ import pytest
 from rmq_async import Message, Producer
 from rmq_async.errors import ClientStateError, RequestTimeoutError
 
-from ..cycles import frozen as frozen
-from ..cycles import no_cycle
-from ..fakes import TOPIC, Cluster, refuse, silence
-from ..instances import client_of
+from ..support.cycles import frozen as frozen
+from ..support.cycles import no_cycle
+from ..support.fakes import TOPIC, Cluster, refuse, silence
+from ..support.instances import client_of
 from .support import core_of, message, messages, outcomes, producer, tasks_named, until
 
 CALLS = 10

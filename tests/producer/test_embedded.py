@@ -17,7 +17,7 @@ from rmq_async import Message, Producer, SendStatus, errors
 from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_protocol.constants import RequestCode, ResponseCode
 
-from ..fakes import TOPIC
+from ..support.fakes import TOPIC
 from .harm import harm
 from .support import message, messages, outcomes, seeded, timed
 

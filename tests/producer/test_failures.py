@@ -19,8 +19,8 @@ from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_async.producer.routing.avoidance import KEPT, MOST_ITEMS
 from rmq_async.producer.routing.suspects import FailureTable
 
-from ..fakes import TOPIC, Cluster, cut, late, refuse, silence, stored
-from ..instances import client_of
+from ..support.fakes import TOPIC, Cluster, cut, late, refuse, silence, stored
+from ..support.instances import client_of
 from .support import Send, Taken, awaited, core_of, every_way, is_available, message, messages, outcomes, producer, timed, until
 
 TIMEOUT = 0.9

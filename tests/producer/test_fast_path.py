@@ -21,8 +21,8 @@ from rmq_protocol.constants import RequestCode
 from rmq_protocol.properties import RESERVED_NAMES, decode_properties
 from rmq_protocol.signing import SIGNATURE, sign
 
-from ..calls import counted
-from ..fakes import TOPIC, Cluster, Sent
+from ..support.calls import counted
+from ..support.fakes import TOPIC, Cluster, Sent
 from .support import producer, until
 
 USER = Credentials("alice", "her secret", "a token")

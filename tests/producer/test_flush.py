@@ -8,7 +8,7 @@ import pytest
 
 from rmq_async import errors
 
-from ..fakes import Cluster, Link, Sent, late, refuse, silence, stored
+from ..support.fakes import Cluster, Link, Sent, late, refuse, silence, stored
 from .support import message, messages, outcomes, producer, spin, timed, until
 
 pytestmark = pytest.mark.virtual_time

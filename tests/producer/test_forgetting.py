@@ -20,7 +20,7 @@ from rmq_protocol.command import RemotingCommand
 from rmq_protocol.constants import RequestCode
 from rmq_protocol.route import BrokerData, QueueData, TopicRouteData, encode_route
 
-from ..fakes import Link, NameServer
+from ..support.fakes import Link, NameServer
 from .support import until
 
 pytestmark = pytest.mark.virtual_time

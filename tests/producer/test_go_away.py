@@ -14,8 +14,8 @@ from rmq_async.transport import CloseReason
 from rmq_protocol.constants import RequestCode
 from rmq_protocol.recall import RecallHandle, encode_recall_handle
 
-from ..fakes import TOPIC, Cluster, Link, Sent, each, late, refuse, silence, stored
-from ..instances import client_of
+from ..support.fakes import TOPIC, Cluster, Link, Sent, each, late, refuse, silence, stored
+from ..support.instances import client_of
 from .support import Send, every_way, message, messages, outcomes, producer, timed, until
 
 pytestmark = pytest.mark.virtual_time

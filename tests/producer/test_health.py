@@ -21,7 +21,7 @@ from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_async.testing import FaultProxy, ScriptedPeer
 from rmq_async.testing.scripted import routes_to
 
-from ..waiting import until
+from ..support.waiting import until
 
 pytestmark = pytest.mark.wall_clock
 

@@ -13,7 +13,7 @@ from rmq_async.testing import ScriptedPeer, routes_to
 from rmq_async.testing.scripted import HEARTBEATS, Answer, Expect
 from rmq_protocol.constants import RequestCode
 
-from ..holes import black_hole
+from ..support.holes import black_hole
 from .support import message, timed
 
 STORED = {"msgId": "7F00000100002A9F0000000000000001", "queueId": "0", "queueOffset": "0"}

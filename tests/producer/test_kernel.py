@@ -15,8 +15,8 @@ from rmq_protocol.command import RemotingCommand
 from rmq_protocol.constants import RequestCode
 from rmq_protocol.heartbeat import decode_heartbeat
 
-from ..fakes import TOPIC, Cluster, refuse, reset, with_second_ports
-from ..instances import client_of
+from ..support.fakes import TOPIC, Cluster, refuse, reset, with_second_ports
+from ..support.instances import client_of
 from .support import message, producer, until
 
 Way = Callable[[Producer, Message], Awaitable[Any]]

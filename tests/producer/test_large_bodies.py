@@ -20,7 +20,7 @@ from rmq_async.transport.threads import MAX_THREADS
 from rmq_protocol.compression import CompressionType, compress
 from rmq_protocol.constants import SysFlag
 
-from ..fakes import TOPIC, Cluster, Link, Sent, push, stored
+from ..support.fakes import TOPIC, Cluster, Link, Sent, push, stored
 from .support import message, outcomes, producer, timed, until
 
 LARGE = b"much of the same " * 10_000

@@ -15,8 +15,8 @@ from rmq_async.producer.routing import broker_probe as detector
 from rmq_async.producer.routing.fault_table import LatencyTable
 from rmq_protocol.constants import RequestCode
 
-from ..fakes import TOPIC, Cluster, Link, Sent, late, refuse, silence, stored
-from ..instances import client_of
+from ..support.fakes import TOPIC, Cluster, Link, Sent, late, refuse, silence, stored
+from ..support.instances import client_of
 from .support import Send, Taken, core_of, every_way, is_available, message, messages, outcomes, producer, spin, timed, until
 
 QUICK = FaultTable((0.02, 0.1), (0.0, 0.3), isolation=0.2)

@@ -10,7 +10,7 @@ from rmq_async import Producer, errors
 from rmq_async.client.instance import _instances
 from rmq_async.embedded import EmbeddedRocketMQ
 
-from ..fakes import TOPIC, Cluster, late, silence
+from ..support.fakes import TOPIC, Cluster, late, silence
 from .support import Calls, Send, every_call, every_way, message, messages, outcomes, producer, spin, timed, until
 
 pytestmark = pytest.mark.virtual_time

@@ -9,7 +9,7 @@ import pytest
 from rmq_async import BackpressureError, Message, Producer, errors
 from rmq_async.embedded import EmbeddedRocketMQ
 
-from ..fakes import TOPIC, Cluster, Link, Sent, late, refuse, silence, stored
+from ..support.fakes import TOPIC, Cluster, Link, Sent, late, refuse, silence, stored
 from .support import Calls, Send, every_way, message, messages, outcomes, producer, spin, timed, until
 
 

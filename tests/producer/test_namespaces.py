@@ -27,8 +27,8 @@ from rmq_async.embedded import EmbeddedRocketMQ, ManualClock
 from rmq_async.errors import GroupNotOnlineError, OffsetRangeError, QueryNotFoundError
 from rmq_protocol.constants import RequestCode
 
-from ..fakes import TOPIC, Cluster
-from ..instances import client_of
+from ..support.fakes import TOPIC, Cluster
+from ..support.instances import client_of
 from .support import messages, producer, until
 
 pytestmark = pytest.mark.virtual_time

@@ -15,8 +15,8 @@ from rmq_async.producer.oneway.pacing import FIRST_WINDOW, SHARE, OnewayPacing, 
 from rmq_async.transport import RequestTable
 from rmq_async.transport.send_window import LONG
 
-from ..fakes import TOPIC, Cluster, cut, late, refuse, silence, stored
-from ..instances import client_of
+from ..support.fakes import TOPIC, Cluster, cut, late, refuse, silence, stored
+from ..support.instances import client_of
 from .support import message, messages, outcomes, producer, spin, timed, until
 
 pytestmark = pytest.mark.virtual_time

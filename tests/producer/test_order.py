@@ -14,8 +14,8 @@ from rmq_async.producer.admission import ordering as order
 from rmq_async.producer.oneway.pacing import pacing_of
 from rmq_async.transport import Connection
 
-from ..fakes import TOPIC, Broker, Cluster, each, late, refuse, silence, stored
-from ..instances import client_of
+from ..support.fakes import TOPIC, Broker, Cluster, each, late, refuse, silence, stored
+from ..support.instances import client_of
 from .support import core_of, message, messages, outcomes, producer, seeded, spin, timed, until
 
 Way = Callable[[Producer, Message], Awaitable[Any]]

@@ -26,7 +26,7 @@ from rmq_async.errors import QueueNotExistError
 from rmq_async.testing.simulation import Simulation
 from rmq_protocol.route import BrokerData, QueueData, TopicQueueMapping, TopicRouteData
 
-from ..fakes import TOPIC, Cluster
+from ..support.fakes import TOPIC, Cluster
 from .support import producer
 
 pytestmark = pytest.mark.virtual_time

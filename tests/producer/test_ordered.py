@@ -28,7 +28,7 @@ from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_async.errors import ForbiddenError
 from rmq_protocol.constants import RequestCode
 
-from ..fakes import TOPIC, Cluster, Link, MostUnderWay, Sent, each, late, refuse, silence, stored
+from ..support.fakes import TOPIC, Cluster, Link, MostUnderWay, Sent, each, late, refuse, silence, stored
 from .support import core_of, message, messages, outcomes, producer, queue_places, seeded, spin, timed, until
 
 SENDS = 240

@@ -19,7 +19,7 @@ from rmq_async import Message, Producer, PullConsumer, errors
 from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_async.otel import OpenTelemetryHook, context_of
 
-from ..fakes import TOPIC, Cluster, cut, each, refuse, silence, stored
+from ..support.fakes import TOPIC, Cluster, cut, each, refuse, silence, stored
 from .support import message, messages, outcomes, producer, until
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"

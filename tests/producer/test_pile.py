@@ -11,7 +11,7 @@ import pytest
 from rmq_async import Producer, SendResult
 from rmq_async.embedded import EmbeddedRocketMQ
 
-from ..fakes import TOPIC
+from ..support.fakes import TOPIC
 from .support import message
 
 LIMIT = 65_535

@@ -13,7 +13,7 @@ from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_async.errors import QueueNotExistError
 from rmq_protocol.constants import RequestCode
 
-from ..fakes import Answer, Cluster, Link, Sent, refuse, stored
+from ..support.fakes import Answer, Cluster, Link, Sent, refuse, stored
 from .support import Send, awaited, batched, deferred
 
 pytestmark = pytest.mark.virtual_time

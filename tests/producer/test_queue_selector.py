@@ -11,7 +11,7 @@ import pytest
 from rmq_async import Message, MessageQueue, errors, select_best, select_by_hash, select_by_machine_room
 from rmq_async.producer import prepare, send_prepared
 
-from ..fakes import TOPIC, Cluster, late, refuse, silence
+from ..support.fakes import TOPIC, Cluster, late, refuse, silence
 from .support import core_of, message, messages, outcomes, producer, timed
 
 pytestmark = pytest.mark.virtual_time

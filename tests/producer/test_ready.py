@@ -12,7 +12,7 @@ from rmq_async.producer import ProducerState
 from rmq_protocol.constants import RequestCode
 from rmq_protocol.heartbeat import decode_heartbeat
 
-from ..fakes import TOPIC, Cluster, Link
+from ..support.fakes import TOPIC, Cluster, Link
 from .support import Send, awaited, batched, deferred, message, producer, timed, until
 
 pytestmark = pytest.mark.virtual_time

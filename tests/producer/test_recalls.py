@@ -11,7 +11,7 @@ from rmq_async.embedded import EmbeddedRocketMQ, ManualClock
 from rmq_protocol.constants import RequestCode
 from rmq_protocol.recall import RecallHandle, encode_recall_handle
 
-from ..fakes import TOPIC
+from ..support.fakes import TOPIC
 from .support import until
 
 pytestmark = pytest.mark.virtual_time

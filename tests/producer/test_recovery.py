@@ -16,7 +16,7 @@ from rmq_async.producer.calls.recovery import FEWEST
 from rmq_async.transport import Connection, ConnectionPool
 from rmq_async.transport.send_window import FIRST_SIZE
 
-from ..fakes import Cluster, late, silence
+from ..support.fakes import Cluster, late, silence
 from .support import core_of, message, messages, outcomes, producer, until
 
 pytestmark = pytest.mark.virtual_time

@@ -20,8 +20,8 @@ from rmq_protocol.headers import ReplyMessageRequestHeader, to_ext
 from rmq_protocol.properties import properties_text
 from rmq_protocol.route import BrokerData, QueueData, TopicRouteData
 
-from ..fakes import TOPIC, Broker, Cluster, Link, Sent, push, refuse, silence, stored
-from ..instances import client_of
+from ..support.fakes import TOPIC, Broker, Cluster, Link, Sent, push, refuse, silence, stored
+from ..support.instances import client_of
 from .support import core_of, message, outcomes, producer, timed, until
 
 pytestmark = pytest.mark.virtual_time

@@ -11,8 +11,8 @@ import pytest
 from rmq_async import SendError, SendStatus, errors
 from rmq_async.errors import Attempt, BrokerSystemError, RequestTimeoutError, SystemBusyError
 
-from ..fakes import Cluster, cut, each, late, refuse, reset, silence, status, stored, twice
-from ..instances import client_of
+from ..support.fakes import Cluster, cut, each, late, refuse, reset, silence, status, stored, twice
+from ..support.instances import client_of
 from .support import GRACE, Send, deferred, every_way, message, messages, outcomes, producer, spin, timed, until
 
 pytestmark = pytest.mark.virtual_time

@@ -24,7 +24,7 @@ from rmq_async.errors import (
 )
 from rmq_protocol.route import BrokerData, TopicRouteData
 
-from ..fakes import Cluster, Link, Sent, cut, each, refuse, silence, stored
+from ..support.fakes import Cluster, Link, Sent, cut, each, refuse, silence, stored
 from .support import Calls, message, messages, outcomes, producer, spin, timed, until
 
 CHOICES: list[tuple[Message, dict[str, Any]]] = [(messages(2)[0], {}), (messages(2)[1], {"key": 1})]

@@ -10,8 +10,8 @@ from rmq_async import Message, MessageQueue, errors
 from rmq_protocol.constants import ResponseCode
 from rmq_protocol.route import NO_BROKER, BrokerData, QueueData, TopicQueueMapping, TopicRouteData
 
-from ..fakes import TOPIC, Cluster, each, refuse, stored
-from ..instances import client_of
+from ..support.fakes import TOPIC, Cluster, each, refuse, stored
+from ..support.instances import client_of
 from .support import Send, every_way, message, outcomes, producer, until
 
 pytestmark = pytest.mark.virtual_time

@@ -32,10 +32,10 @@ from rmq_protocol.constants import RequestCode
 from rmq_protocol.errors import LocalProtocolError
 from rmq_protocol.signing import SIGNATURE, sign
 
-from .. import canaries
-from ..canaries import SECRET_KEY, SECURITY_TOKEN, is_clean
-from ..fakes import SENDS, Answer, Cluster, cut, refuse, silence
-from ..instances import client_of
+from ..support import canaries
+from ..support.canaries import SECRET_KEY, SECURITY_TOKEN, is_clean
+from ..support.fakes import SENDS, Answer, Cluster, cut, refuse, silence
+from ..support.instances import client_of
 
 pytestmark = pytest.mark.virtual_time
 

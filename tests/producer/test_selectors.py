@@ -16,8 +16,8 @@ from rmq_async import ClientConfig, Message, MessageQueue, errors, select_at_ran
 from rmq_async.producer.routing.topic_queues import HeaderSettings, TopicQueues
 from rmq_protocol.heartbeat import java_hash
 
-from ..fakes import TOPIC, Cluster
-from ..instances import client_of
+from ..support.fakes import TOPIC, Cluster
+from ..support.instances import client_of
 from .support import message, messages, producer, seeded, timed
 
 KEYS = ("", "order-12345", "中文", "😀", "polygenelubricants", True, False, 0, -7, 2**31 - 1, -(2**31), 2**40, -(2**63))

@@ -12,8 +12,8 @@ import pytest
 from rmq_async import ClientConfig, Producer, ProducerConfig, errors
 from rmq_async.embedded import EmbeddedRocketMQ
 
-from ..fakes import TOPIC, Cluster
-from ..instances import client_of
+from ..support.fakes import TOPIC, Cluster
+from ..support.instances import client_of
 from .support import every_call, message, outcomes, producer
 
 

@@ -18,7 +18,7 @@ from rmq_protocol.message import MessageExt
 from rmq_protocol.properties import decode_properties
 from rmq_protocol.trace import TRACE_TOPIC, MessageType, TraceContext, TraceType, decode_trace
 
-from ..fakes import TOPIC, Cluster, Sent, each, fields, refuse, silence, status, stored
+from ..support.fakes import TOPIC, Cluster, Sent, each, fields, refuse, silence, status, stored
 from .support import core_of, message, messages, outcomes, producer, timed, until
 
 pytestmark = pytest.mark.virtual_time

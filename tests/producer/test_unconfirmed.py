@@ -10,7 +10,7 @@ import pytest
 from rmq_async import ClientStateError, SendStatus
 from rmq_protocol.constants import ResponseCode
 
-from ..fakes import Cluster, each, late, refuse, silence, status, stored
+from ..support.fakes import Cluster, each, late, refuse, silence, status, stored
 from .support import Calls, Send, awaited, batched, deferred, message, messages, producer, timed, until
 
 pytestmark = pytest.mark.virtual_time

@@ -11,7 +11,7 @@ from rmq_async import ConfigError, InvalidMessageError, Message, MessageQueue, P
 from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_protocol.validation import NOT_ALLOWED_SEND_TOPICS
 
-from ..fakes import TOPIC, Cluster
+from ..support.fakes import TOPIC, Cluster
 from .support import message, messages, producer
 
 pytestmark = pytest.mark.virtual_time

@@ -11,7 +11,7 @@ import pytest
 from rmq_async import SendError, machine
 from rmq_async.client.unique_ids import UniqueIds
 
-from ..fakes import Cluster, Link, Sent, refuse, stored
+from ..support.fakes import Cluster, Link, Sent, refuse, stored
 from .support import message, messages, producer, spin, until
 
 pytestmark = pytest.mark.virtual_time

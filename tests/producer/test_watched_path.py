@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from rmq_async import Credentials, Hook, Message, RocketMQError, SendContext
 from rmq_async.errors import ForbiddenError
 
-from ..calls import counted
-from ..fakes import TOPIC, Cluster, each, refuse, status, stored
+from ..support.calls import counted
+from ..support.fakes import TOPIC, Cluster, each, refuse, status, stored
 from .support import producer
 from .test_fast_path import EXAMPLES, FIELDS, USER, shown
 

@@ -26,7 +26,7 @@ from rmq_async import Admin, MessageExt, PullConsumer
 from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_async.testing.cluster import ExternalCluster, RealCluster, require
 
-from ..postgres import postgres
+from ..support.postgres import postgres
 from .class_data import keep_classes, submit_options
 from .jars import POSTGRESQL, NoJarsError, copy_jars
 

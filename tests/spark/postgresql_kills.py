@@ -54,7 +54,7 @@ def drive(given: dict[str, Any]) -> None:
 
 def attempt(seed: int) -> kills.Found:
     """Runs the drivers of a seed on a database and a broker of their own."""
-    from ..postgres import postgres
+    from ..support.postgres import postgres
 
     parts = kills.example("spark_postgresql.py")
     with tempfile.TemporaryDirectory(prefix="rmq-kills-") as place, postgres(tcp=True) as url, ThreadedRocketMQ() as server:

@@ -12,7 +12,7 @@ from rmq_async import Admin, Message, MessageExt, Producer
 from rmq_async.errors import ConfigError, TopicNotFoundError
 from rmq_protocol.constants import RequestCode
 
-from ..fakes import RawClient
+from ..support.fakes import RawClient
 from .conftest import Topics
 
 if TYPE_CHECKING:

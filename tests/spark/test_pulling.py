@@ -31,7 +31,7 @@ from rmq_protocol.headers import PullMessageRequestHeader
 
 from ..consumer.support import record
 from ..embedded.inside import broker_of
-from ..fakes import NameServer, OnPull, PullBroker, route
+from ..support.fakes import NameServer, OnPull, PullBroker, route
 from .conftest import Loop, Topics
 
 BROKER = "broker-a"

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
-from ..benchmark_runs import BENCHMARKS, run
+from ..support.benchmark_runs import BENCHMARKS, run
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from ..benchmark_runs import BENCHMARKS
+from ..support.benchmark_runs import BENCHMARKS
 
 SOURCES = ("a", "b")
 QUERY = "11111111-2222-3333-4444-555555555555"

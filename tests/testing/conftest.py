@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from ..leftovers import nothing_is_left
-from ..loops import pytest_asyncio_loop_factories as pytest_asyncio_loop_factories
+from ..support.leftovers import nothing_is_left
+from ..support.loops import pytest_asyncio_loop_factories as pytest_asyncio_loop_factories
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from typing import Self
 
-from ..waiting import until as until
+from ..support.waiting import until as until
 
 
 class Echo:

@@ -12,7 +12,7 @@ import pytest
 
 from rmq_async.testing import Direction, FaultProxy
 
-from ..leftovers import start_twice_at_once
+from ..support.leftovers import start_twice_at_once
 from .streams import Client, Echo, until
 
 pytestmark = [pytest.mark.usefixtures("nothing_left"), pytest.mark.wall_clock]

@@ -14,7 +14,7 @@ from rmq_async import Message, Producer
 from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_async.testing import ThreadedRocketMQ
 
-from ..leftovers import sockets
+from ..support.leftovers import sockets
 
 
 @pytest.fixture(autouse=True)

@@ -14,8 +14,8 @@ from rmq_async.transport import Connection, ConnectionPool, ConnectionState
 from rmq_async.transport.coalescer import WriteCoalescer
 from rmq_async.transport.deadlines import Deadlines
 
-from ..leftovers import made_of, sockets
-from ..loops import BOTH, LoopFactory
+from ..support.leftovers import made_of, sockets
+from ..support.loops import BOTH, LoopFactory
 from .support import Sender, until
 
 

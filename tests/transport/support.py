@@ -16,9 +16,9 @@ from rmq_protocol.command import RemotingCommand
 from rmq_protocol.constants import RequestCode
 from rmq_protocol.send_codec import FIRST_OPAQUE, ID_LENGTH, SendReply, SendTemplate
 
-from ..fakes import Peer
-from ..waiting import spin as spin
-from ..waiting import until as until
+from ..support.fakes import Peer
+from ..support.waiting import spin as spin
+from ..support.waiting import until as until
 
 BORN = b"1700000000000"
 PULL = RemotingCommand(code=RequestCode.PULL_MESSAGE)

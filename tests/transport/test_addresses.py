@@ -14,8 +14,8 @@ import pytest
 from rmq_async.errors import ConnectError, RequestTimeoutError
 from rmq_async.transport.addresses import first_of
 
-from ..fakes import Peer
-from ..holes import black_hole
+from ..support.fakes import Peer
+from ..support.holes import black_hole
 from .support import Exact, ping, pool_of
 
 pytestmark = pytest.mark.wall_clock

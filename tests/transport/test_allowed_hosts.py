@@ -8,7 +8,7 @@ from rmq_async.config import ClientConfig
 from rmq_async.errors import ConfigError, ConnectError
 from rmq_async.transport.allowed_hosts import AllowedHosts
 
-from ..fakes import Peer
+from ..support.fakes import Peer
 from .support import ping, pool_of
 
 

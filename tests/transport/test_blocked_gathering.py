@@ -10,7 +10,7 @@ import pytest
 from rmq_async.transport import Connection
 from rmq_protocol.command import RemotingCommand
 
-from ..fakes import Link, ThreadedPeer, stored
+from ..support.fakes import Link, ThreadedPeer, stored
 from .support import Sender, connect
 
 pytestmark = pytest.mark.wall_clock

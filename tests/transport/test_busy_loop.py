@@ -15,7 +15,7 @@ from rmq_protocol.command import RemotingCommand
 from rmq_protocol.constants import RequestCode
 from rmq_protocol.pull_codec import PullReply, PullTemplate
 
-from ..fakes import Answer, Link, Peer, ThreadedPeer, frame, response, silence
+from ..support.fakes import Answer, Link, Peer, ThreadedPeer, frame, response, silence
 from .support import BORN, Notes, connect, ping, spin, template, until
 
 pytestmark = pytest.mark.wall_clock

@@ -9,8 +9,8 @@ from typing import Any
 from rmq_async.errors import ClientStateError, ConnectError, RocketMQError
 from rmq_async.transport import ConnectionPool
 
-from ..fakes import Peer, echo, silence
-from ..leftovers import sockets
+from ..support.fakes import Peer, echo, silence
+from ..support.leftovers import sockets
 from .support import Sender, connect, free_port, ping, pool_of, spin, until
 
 

@@ -6,8 +6,8 @@ import asyncio
 
 from rmq_async.transport import Connection
 
-from ..fakes import Peer
-from ..loops import unblocked
+from ..support.fakes import Peer
+from ..support.loops import unblocked
 from .support import pool_of
 
 

@@ -16,7 +16,7 @@ from rmq_async.transport import CloseReason, Connection, ConnectionSettings, Con
 from rmq_async.transport.states import next_state
 from rmq_protocol.command import RemotingCommand
 
-from ..fakes import Link, Peer, frame, response, silence
+from ..support.fakes import Link, Peer, frame, response, silence
 from .support import FRAME, Notes, Sender, connect, ping, spin, until
 
 ONEWAY = frame(RemotingCommand(code=10, flag=2))

@@ -17,7 +17,7 @@ from rmq_async.transport import CloseReason, Connection, Pending
 from rmq_protocol.command import RemotingCommand
 from rmq_protocol.constants import RequestCode
 
-from ..fakes import Link, Peer, ThreadedPeer, echo, silence, stored
+from ..support.fakes import Link, Peer, ThreadedPeer, echo, silence, stored
 from .support import BORN, FRAME, Exact, Notes, Sender, connect, ping, pool_of, spin, template, until
 
 pytestmark = pytest.mark.wall_clock

@@ -11,7 +11,7 @@ from rmq_async.transport.connection import DROP_UP_TO
 from rmq_protocol.command import RemotingCommand
 from rmq_protocol.frame import encode_frame
 
-from ..fakes import Link, Peer, echo, silence
+from ..support.fakes import Link, Peer, echo, silence
 from .support import Sender, connect, ping, until
 
 LIMIT = 4096

@@ -25,8 +25,8 @@ from rmq_async.transport.pool import Backoff, split_address
 from rmq_protocol.command import RemotingCommand
 from rmq_protocol.constants import SerializeType
 
-from ..fakes import Link, Peer, echo, frame, response, silence
-from ..holes import black_hole
+from ..support.fakes import Link, Peer, echo, frame, response, silence
+from ..support.holes import black_hole
 from .support import Exact, free_port, ping, pool_of, spin, until
 
 pytestmark = pytest.mark.wall_clock

@@ -11,8 +11,8 @@ from rmq_async.errors import ClientStateError, ConnectionLostError
 from rmq_async.transport import CloseReason
 from rmq_protocol.command import RemotingCommand
 
-from ..fakes import Link, Peer, echo, late, silence
-from ..holes import black_hole
+from ..support.fakes import Link, Peer, echo, late, silence
+from ..support.holes import black_hole
 from .support import Exact, Sender, ping, pool_of, spin
 
 pytestmark = pytest.mark.wall_clock

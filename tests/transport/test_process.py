@@ -12,7 +12,7 @@ import pytest
 PROLOGUE = f"""
 import asyncio, gc, json, os, socket, sys
 import uvloop
-sys.path.insert(0, {str(Path(__file__).parents[1])!r})
+sys.path.insert(0, {str(Path(__file__).parents[1] / "support")!r})
 from fakes import Peer
 from rmq_async.config import ClientConfig
 from rmq_async.transport import ConnectionPool

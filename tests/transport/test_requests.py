@@ -18,7 +18,7 @@ from rmq_protocol.command import RemotingCommand
 from rmq_protocol.constants import RESPONSE_FLAG, ResponseCode, SerializeType
 from rmq_protocol.send_codec import FIRST_OPAQUE, LAST_OPAQUE
 
-from ..fakes import Link, Peer, echo, frame, response, silence, stored
+from ..support.fakes import Link, Peer, echo, frame, response, silence, stored
 from .support import Sender, connect, ping, rss
 
 

@@ -13,7 +13,7 @@ from rmq_async.transport.send_window import FIRST_SIZE, LEAST_SIZE, LONG, SOON, 
 from rmq_protocol.command import RemotingCommand
 from rmq_protocol.constants import RequestCode
 
-from ..fakes import Peer, refuse, silence, stored
+from ..support.fakes import Peer, refuse, silence, stored
 from .support import Sender, connect, ping, until
 
 WAY = 0.002

@@ -13,7 +13,7 @@ from rmq_async.transport.server_requests import MAX_ANSWERING
 from rmq_protocol.command import RemotingCommand
 from rmq_protocol.constants import RESPONSE_FLAG
 
-from ..fakes import Link, Peer, echo, frame, response, silence
+from ..support.fakes import Link, Peer, echo, frame, response, silence
 from .support import Sender, connect, ping, pool_of, until
 
 

@@ -24,7 +24,7 @@ from rmq_async.transport import CloseReason, Threads, client_context
 from rmq_async.transport.tls import SHUTDOWN_TIMEOUT
 from rmq_protocol.command import RemotingCommand
 
-from ..fakes import Link, Peer, reset, stored
+from ..support.fakes import Link, Peer, reset, stored
 from .support import FRAME, Sender, ping, pool_of, spin, until
 
 AUTHORITY = trustme.CA()
@@ -310,7 +310,7 @@ async def test_what_was_written_before_a_close_arrives() -> None:
 def bytes_of(size: int) -> bytes:
     from rmq_protocol.command import RemotingCommand
 
-    from ..fakes import frame
+    from ..support.fakes import frame
 
     return frame(RemotingCommand(code=1, flag=2, body=bytes(size)))
 

@@ -12,7 +12,7 @@ import trustme
 from rmq_async.errors import ConnectionLostError, RequestTimeoutError
 from rmq_async.transport import CloseReason, Connection, ConnectionSettings
 
-from ..fakes import Link, Peer, ThreadedPeer, stored
+from ..support.fakes import Link, Peer, ThreadedPeer, stored
 from .support import FRAME, Recorder, Sender, bytes_frame, connect, rss, until
 
 pytestmark = pytest.mark.usefixtures("each_way_on_one_loop")

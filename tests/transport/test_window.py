@@ -11,7 +11,7 @@ from rmq_async.errors import RequestTimeoutError
 from rmq_async.transport import CloseReason
 from rmq_protocol.constants import SerializeType
 
-from ..fakes import Link, Peer, echo, silence, stored
+from ..support.fakes import Link, Peer, echo, silence, stored
 from .support import FRAME, Sender, bytes_frame, connect, ping, spin, until
 
 pytestmark = pytest.mark.usefixtures("each_way_on_one_loop")

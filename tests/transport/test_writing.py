@@ -11,7 +11,7 @@ import pytest
 from rmq_async.transport.coalescer import GATHER_FROM
 from rmq_protocol.command import RemotingCommand
 
-from ..fakes import Link, Peer, silence, stored
+from ..support.fakes import Link, Peer, silence, stored
 from .support import FRAME, Exact, Recorder, Sender, connect, ping, spin, until
 
 pytestmark = pytest.mark.usefixtures("each_way_on_one_loop")

@@ -10,7 +10,7 @@ import pytest
 from rmq_async import Message
 from rmq_async.embedded import EmbeddedRocketMQ
 
-from ...postgres import postgres
+from ...support.postgres import postgres
 from ..support import Rmq, environment, one_line, rmq
 from .support import NOWHERE, TOO_LARGE, Table, some
 

@@ -16,7 +16,7 @@ from rmq_protocol.command import RemotingCommand
 from rmq_protocol.constants import RequestCode
 from rmq_protocol.route import QueueData, TopicQueueMapping, TopicRouteData
 
-from ...instances import client_of
+from ...support.instances import client_of
 from .support import Seen, create, send, until
 
 WAYS: dict[str, dict[str, Any]] = {

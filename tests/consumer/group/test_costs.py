@@ -13,8 +13,8 @@ import pytest
 from rmq_async import Admin, Consumer, Message, MessageExt, MessageQueue, Producer
 from rmq_async.testing.threaded import ThreadedRocketMQ
 
-from ...calls import Calls, counted
-from ...waiting import until
+from ...support.calls import Calls, counted
+from ...support.waiting import until
 
 TOPIC = "costs"
 QUEUES, PULLED = 4, 32

@@ -7,8 +7,8 @@ import pytest
 from rmq_async import Problem
 from rmq_async.testing.simulation import Simulation
 
-from ...frame_cuts import Place
-from ...group_cuts import CUTS, WAYS, Cuts, bytes_of, cut_each, fields_of, named_while_cut
+from ...support.frame_cuts import Place
+from ...support.group_cuts import CUTS, WAYS, Cuts, bytes_of, cut_each, fields_of, named_while_cut
 
 STEP = 7
 """The suite cuts at the beginning of each field and at every seventh byte, ``benchmarks/consumer_runs.py --what bytes`` at each."""

@@ -17,7 +17,7 @@ from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_async.errors import BrokerError
 from rmq_protocol.constants import RequestCode
 
-from ...instances import client_of
+from ...support.instances import client_of
 from .support import Seen, create, member, send
 
 pytestmark = pytest.mark.virtual_time

@@ -21,7 +21,7 @@ from rmq_protocol.errors import RemoteProtocolError
 from rmq_protocol.message import MessageQueue
 
 from ...client.support import client, until
-from ...fakes import Broker, Link, NameServer, route
+from ...support.fakes import Broker, Link, NameServer, route
 
 pytestmark = pytest.mark.virtual_time
 

@@ -21,7 +21,7 @@ from rmq_protocol.bodies import (
 from rmq_protocol.command import RemotingCommand
 from rmq_protocol.constants import RequestCode, ResponseCode
 
-from ...instances import registered
+from ...support.instances import registered
 from .support import Seen, create, member, send, until
 
 pytestmark = pytest.mark.virtual_time

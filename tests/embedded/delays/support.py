@@ -6,7 +6,7 @@ from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_protocol.command import RemotingCommand
 from rmq_protocol.constants import RequestCode
 
-from ...fakes import RawClient
+from ...support.fakes import RawClient
 from ..inside import broker_of
 
 

@@ -11,7 +11,7 @@ from rmq_async.embedded import EmbeddedRocketMQ, ManualClock, SystemClock
 from rmq_async.embedded.clock import Alarm
 from rmq_async.embedded.schedule import SCHEDULE_TOPIC
 
-from ...fakes import RawClient
+from ...support.fakes import RawClient
 from .support import bodies, sent
 
 # ---------------------------------------------------------------------------------------------------------------- the clock

@@ -12,7 +12,7 @@ from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_async.embedded.schedule import SCHEDULE_TOPIC, TIMER_TOPIC
 from rmq_protocol.constants import RequestCode
 
-from ...fakes import RawClient, oneway, pull_fields, send_fields
+from ...support.fakes import RawClient, oneway, pull_fields, send_fields
 from ..inside import START, WatchedClock, broker_of, log_of
 from .support import bodies, recall, sent, timers
 

@@ -8,7 +8,7 @@ from rmq_async import Message, Producer
 from rmq_async.embedded import EmbeddedRocketMQ, ManualClock
 from rmq_async.embedded.schedule import DELAY_LEVELS, SCHEDULE_TOPIC
 
-from ...fakes import RawClient
+from ...support.fakes import RawClient
 from ..inside import START, WatchedClock
 from .support import bodies, send, sent
 

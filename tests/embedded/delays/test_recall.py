@@ -11,7 +11,7 @@ from rmq_async.embedded.schedule import MAX_DELAY_MS, TIMER_TOPIC
 from rmq_protocol.constants import RequestCode
 from rmq_protocol.recall import RecallHandle, encode_recall_handle
 
-from ...fakes import RawClient, oneway
+from ...support.fakes import RawClient, oneway
 from ..inside import START, WatchedClock, log_of
 from .support import bodies, recall, sent, timers
 

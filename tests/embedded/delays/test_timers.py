@@ -8,7 +8,7 @@ from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_async.embedded.schedule import MAX_DELAY_MS, TIMER_TOPIC
 from rmq_protocol.recall import RecallHandle, decode_recall_handle
 
-from ...fakes import RawClient, oneway, send_fields
+from ...support.fakes import RawClient, oneway, send_fields
 from ..inside import START, WatchedClock
 from .support import bodies, send, sent
 

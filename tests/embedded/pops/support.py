@@ -14,7 +14,7 @@ from rmq_protocol.pop import ExtraInfo, build_extra_info, real_topic
 from rmq_protocol.pop_handles import changed_handle, find_handles, gather_acks
 from rmq_protocol.stored import decode_messages
 
-from ...fakes import RawClient
+from ...support.fakes import RawClient
 
 BROKER = "broker-a"
 

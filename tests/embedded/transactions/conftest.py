@@ -8,7 +8,7 @@ import pytest
 
 from rmq_async.embedded import EmbeddedRocketMQ
 
-from ...fakes import RawClient
+from ...support.fakes import RawClient
 from ..inside import START, WatchedClock
 from .support import beat
 

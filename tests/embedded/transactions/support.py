@@ -13,7 +13,7 @@ from rmq_protocol.ids import unpack_offset_id
 from rmq_protocol.message import MessageExt
 from rmq_protocol.stored import decode_messages
 
-from ...fakes import UNIQUE_ID, RawClient
+from ...support.fakes import UNIQUE_ID, RawClient
 from ..inside import broker_of
 
 END = RequestCode.END_TRANSACTION

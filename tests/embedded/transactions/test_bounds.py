@@ -11,7 +11,7 @@ from rmq_async.embedded.transactions import CHECK_MAX_TOPIC, HALF_TOPIC, Transac
 from rmq_protocol.constants import RequestCode
 from rmq_protocol.properties import properties_text
 
-from ...fakes import UNIQUE_ID, RawClient
+from ...support.fakes import UNIQUE_ID, RawClient
 from ..inside import WatchedClock, log_of
 from .support import ADDED, COMMIT, HALF, NOT_FOUND, ROLLBACK, answer_to, beat, checked, checks, end, half_queue, put_half
 

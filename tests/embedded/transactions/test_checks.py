@@ -10,7 +10,7 @@ from rmq_protocol.constants import MAX_PROPERTIES_SIZE, RequestCode
 from rmq_protocol.ids import pack_offset_id
 from rmq_protocol.properties import properties_text
 
-from ...fakes import UNIQUE_ID, RawClient
+from ...support.fakes import UNIQUE_ID, RawClient
 from ..inside import WatchedClock
 from .support import ADDED, COMMIT, HALF, ROLLBACK, answer_to, beat, checked, checks, end, put_half
 

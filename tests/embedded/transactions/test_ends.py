@@ -10,7 +10,7 @@ from rmq_protocol.constants import RequestCode
 from rmq_protocol.properties import properties_text
 from rmq_protocol.stored import decode_messages
 
-from ...fakes import UNIQUE_ID, RawClient, oneway, pull_fields
+from ...support.fakes import UNIQUE_ID, RawClient, oneway, pull_fields
 from ..inside import WatchedClock
 from .support import ADDED, COMMIT, END, HALF, NOT_FOUND, ROLLBACK, UNKNOWN, answer_to, checks, end, put_half
 

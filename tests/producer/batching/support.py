@@ -8,7 +8,7 @@ from typing import Any
 
 from rmq_async import Batching, Producer
 
-from ...fakes import Answer, Cluster, Link, Sent, refuse, stored
+from ...support.fakes import Answer, Cluster, Link, Sent, refuse, stored
 from ..support import core_of, gathers_nothing
 
 BATCH = 320

@@ -9,7 +9,7 @@ import pytest
 
 from rmq_async import Batching, Producer, errors
 
-from ...fakes import TOPIC, Cluster, late
+from ...support.fakes import TOPIC, Cluster, late
 from ..support import message, messages, producer, spin
 from .support import at_rest, later, numbers
 

@@ -10,7 +10,7 @@ from msgspec.structs import force_setattr
 from rmq_async import MessageQueue
 from rmq_async.producer.batching.batcher import IDLE_KEPT
 
-from ...fakes import TOPIC, Cluster, each, late, refuse, stored
+from ...support.fakes import TOPIC, Cluster, each, late, refuse, stored
 from ..support import core_of, message, outcomes, producer, queue_places, spin, until
 from .support import BATCH, ONE_LANE, at_rest, later, refuse_bodies, requests
 

@@ -9,7 +9,7 @@ from rmq_async import Hook
 from rmq_async.errors import ForbiddenError
 from rmq_protocol.command import RemotingCommand
 
-from ...fakes import TOPIC, Cluster
+from ...support.fakes import TOPIC, Cluster
 from ..support import messages, outcomes, producer
 from .support import BATCH, at_rest, requests
 

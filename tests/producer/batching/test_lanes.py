@@ -11,7 +11,7 @@ import pytest
 
 from rmq_async import Batching, Message, Producer, errors
 
-from ...fakes import TOPIC, Cluster, MostUnderWay, late, silence
+from ...support.fakes import TOPIC, Cluster, MostUnderWay, late, silence
 from ..support import message, messages, outcomes, producer, spin, until
 from .support import ONE_LANE, later, numbers, refuse_bodies, requests
 

@@ -10,7 +10,7 @@ import pytest
 from rmq_async import Producer, RequestTimeoutError
 from rmq_async.testing import ThreadedRocketMQ
 
-from ...fakes import TOPIC
+from ...support.fakes import TOPIC
 from ..support import message, outcomes
 
 pytestmark = pytest.mark.wall_clock

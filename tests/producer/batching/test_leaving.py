@@ -8,7 +8,7 @@ import pytest
 
 from rmq_async import Batching, errors
 
-from ...fakes import TOPIC, Cluster, late, silence
+from ...support.fakes import TOPIC, Cluster, late, silence
 from ..support import Calls, message, messages, outcomes, producer, spin, timed, until
 from .support import BATCH, ONE_LANE, at_rest, later, numbers, requests
 

@@ -13,8 +13,8 @@ from rmq_async import Batching, Hook, Message, Producer, SendResult, errors
 from rmq_async.errors import ForbiddenError
 from rmq_protocol.route import BrokerData
 
-from ...fakes import TOPIC, Cluster, each, late, silence, stored
-from ...instances import client_of
+from ...support.fakes import TOPIC, Cluster, each, late, silence, stored
+from ...support.instances import client_of
 from ..support import core_of, message, messages, outcomes, producer, spin, tasks_named, timed, until
 from .support import later, numbers, requests
 

@@ -14,8 +14,8 @@ from rmq_async import Batching, Message, Producer, errors
 from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_protocol.constants import RequestCode
 
-from ...fakes import TOPIC
-from ...instances import client_of
+from ...support.fakes import TOPIC
+from ...support.instances import client_of
 from ..harm import harm
 from ..support import core_of, gathers_nothing, seeded, tasks_named, until
 

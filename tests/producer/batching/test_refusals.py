@@ -9,8 +9,8 @@ import pytest
 
 from rmq_async import errors
 
-from ...fakes import TOPIC, Cluster, each, late, refuse, silence, stored
-from ...instances import client_of
+from ...support.fakes import TOPIC, Cluster, each, late, refuse, silence, stored
+from ...support.instances import client_of
 from ..support import message, messages, outcomes, producer, spin, until
 from .support import BATCH, ONE_LANE, at_rest, later, numbers, refuse_bodies
 

@@ -8,7 +8,7 @@ import pytest
 
 from rmq_async import Message, errors
 
-from ...fakes import TOPIC, Cluster, each, fields, late, status, stored
+from ...support.fakes import TOPIC, Cluster, each, fields, late, status, stored
 from ..support import Calls, message, messages, outcomes, producer, spin, timed, until
 from .support import ONE_LANE, at_rest, later, numbers, refuse_bodies, requests
 

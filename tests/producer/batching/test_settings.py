@@ -9,7 +9,7 @@ import pytest
 
 from rmq_async import Batching, ConfigError, Credentials, Message, MessageQueue, Producer
 
-from ...fakes import TOPIC, Cluster
+from ...support.fakes import TOPIC, Cluster
 from ..support import message, messages, producer
 from .support import at_rest, numbers
 

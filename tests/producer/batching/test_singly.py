@@ -10,7 +10,7 @@ import pytest
 
 from rmq_async import Message, TransactionProducer, TransactionStatus
 
-from ...fakes import TOPIC, Cluster
+from ...support.fakes import TOPIC, Cluster
 from ..support import message, messages, outcomes, producer, until
 from .support import BATCH, at_rest, numbers
 

@@ -11,7 +11,7 @@ from rmq_async import ClientStateError, ConnectError, Hook, Producer, RequestTim
 from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_protocol.trace import MessageType
 
-from ...fakes import AfterNext, Cluster, each, refuse, reset, silence, stored
+from ...support.fakes import AfterNext, Cluster, each, refuse, reset, silence, stored
 from ..support import message, messages, producer, spin, until
 from .support import SEND, WAYS, Requests, Seen
 

@@ -12,7 +12,7 @@ import pytest
 
 from rmq_async import Hook, Producer
 
-from ...fakes import Cluster, silence
+from ...support.fakes import Cluster, silence
 from ..support import message, outcomes, producer, until
 from .support import SEND
 

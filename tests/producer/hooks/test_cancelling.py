@@ -9,7 +9,7 @@ import pytest
 
 from rmq_async import ConnectionLostError, Hook, SendContext
 
-from ...fakes import Answer, Cluster, reset, silence, stored
+from ...support.fakes import Answer, Cluster, reset, silence, stored
 from ..support import awaited, core_of, message, outcomes, producer, until
 from .support import WAYS
 

@@ -12,8 +12,8 @@ from rmq_async import ConfigError, Hook, Producer, SendContext
 from rmq_async.errors import ForbiddenError
 from rmq_async.producer.watching.watch import Watch, WatchedAttempt
 
-from ...fakes import Cluster, each, refuse, silence, stored
-from ...instances import client_of
+from ...support.fakes import Cluster, each, refuse, silence, stored
+from ...support.instances import client_of
 from ..support import core_of, deferred, message, messages, outcomes, producer, spin
 from .support import SEND, Requests, Seen
 

@@ -9,7 +9,7 @@ import pytest
 from rmq_async import Hook, SendContext
 from rmq_protocol.properties import decode_properties
 
-from ...fakes import Cluster, each, refuse, stored
+from ...support.fakes import Cluster, each, refuse, stored
 from ..support import batched, message, producer, until
 from .support import WAYS
 

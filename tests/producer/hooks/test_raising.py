@@ -12,7 +12,7 @@ import pytest
 from rmq_async import Hook, RocketMQError, SendContext, SystemBusyError
 from rmq_protocol.command import RemotingCommand
 
-from ...fakes import Cluster
+from ...support.fakes import Cluster
 from ..support import awaited, batched, deferred, message, producer, until
 from .support import SEND, WAYS, Requests, Seen
 

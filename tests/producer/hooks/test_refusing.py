@@ -9,7 +9,7 @@ import pytest
 from rmq_async import Hook, SendContext, SendError
 from rmq_async.errors import ForbiddenError
 
-from ...fakes import Cluster, refuse
+from ...support.fakes import Cluster, refuse
 from ..support import Calls, message, producer
 from .support import WAYS, Seen
 

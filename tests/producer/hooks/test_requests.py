@@ -13,8 +13,8 @@ from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_protocol.command import encode_command, make_response
 from rmq_protocol.constants import RequestCode
 
-from ...fakes import TOPIC, Cluster, late
-from ...instances import client_of
+from ...support.fakes import TOPIC, Cluster, late
+from ...support.instances import client_of
 from ..support import batched, deferred, message, outcomes, producer, until
 from .support import SEND, Requests
 

@@ -13,7 +13,7 @@ from rmq_protocol.constants import ONEWAY_FLAG, RequestCode, SerializeType
 from rmq_protocol.properties import encode_properties
 from rmq_protocol.stored import encode_stored
 
-from ...fakes import Broker, Cluster, Link
+from ...support.fakes import Broker, Cluster, Link
 from ..support import until
 
 COMMIT, ROLLBACK, UNKNOWN = TransactionStatus

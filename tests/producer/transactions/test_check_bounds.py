@@ -14,8 +14,8 @@ from rmq_async.transport import control
 from rmq_protocol.command import RemotingCommand
 from rmq_protocol.constants import ONEWAY_FLAG, RequestCode
 
-from ...fakes import Cluster
-from ...instances import client_of
+from ...support.fakes import Cluster
+from ...support.instances import client_of
 from ..support import seeded, spin, until
 from .support import COMMIT, ROLLBACK, UNKNOWN, Ends, ask, link_of, question, transactions
 

@@ -13,7 +13,7 @@ from rmq_async.producer.transactions import checks
 from rmq_protocol.command import RemotingCommand
 from rmq_protocol.constants import RequestCode
 
-from ...fakes import Cluster, Link, with_second_ports
+from ...support.fakes import Cluster, Link, with_second_ports
 from ..support import spin, until
 from .support import COMMIT, ROLLBACK, UNKNOWN, Ends, ask, link_of, question, transactions
 

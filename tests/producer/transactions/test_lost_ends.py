@@ -9,10 +9,10 @@ import pytest
 
 from rmq_async import Message, TransactionError, TransactionStatus, errors
 
-from ...cycles import frozen as frozen
-from ...cycles import no_cycle
-from ...fakes import Cluster, late, silence
-from ...instances import client_of
+from ...support.cycles import frozen as frozen
+from ...support.cycles import no_cycle
+from ...support.fakes import Cluster, late, silence
+from ...support.instances import client_of
 from ..support import timed, until
 from .support import COMMIT, ROLLBACK, UNKNOWN, Ends, ask, each_end, never, question, transactions
 

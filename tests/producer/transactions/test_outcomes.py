@@ -13,7 +13,7 @@ from rmq_async.embedded.transactions import CHECK_MAX_TOPIC, HALF_TOPIC
 from rmq_protocol.constants import RequestCode
 from rmq_protocol.trace import TRACE_TOPIC, MessageType
 
-from ...instances import client_of
+from ...support.instances import client_of
 from ..support import seeded, until
 from .support import COMMIT, END, ROLLBACK, UNKNOWN, Records, bodies, never, transactions
 

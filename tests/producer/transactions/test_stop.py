@@ -22,8 +22,8 @@ from rmq_async.embedded.transactions import HALF_TOPIC
 from rmq_async.producer.transactions import checks
 from rmq_protocol.constants import RequestCode
 
-from ...fakes import Cluster
-from ...instances import client_of
+from ...support.fakes import Cluster
+from ...support.instances import client_of
 from ..support import tasks_named, timed, until
 from .support import COMMIT, END, ROLLBACK, UNKNOWN, Ends, Records, ask, bodies, link_of, never, question, transactions
 

@@ -12,8 +12,8 @@ from rmq_protocol.command import RemotingCommand
 from rmq_protocol.constants import SysFlag
 from rmq_protocol.ids import unpack_offset_id
 
-from ...fakes import Cluster, each, refuse, stored
-from ...instances import client_of
+from ...support.fakes import Cluster, each, refuse, stored
+from ...support.instances import client_of
 from ..support import until
 from .support import COMMIT, END, ROLLBACK, UNKNOWN, Ends, ask, link_of, never, question, transactions
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from rmq_async import Admin, Message, MessageExt, MessageQueue, Producer, PullConsumer, SendResult
 
-from ....instances import client_of
+from ....support.instances import client_of
 from .world import (
     BROKER,
     Outcome,

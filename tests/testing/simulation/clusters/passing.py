@@ -8,7 +8,7 @@ from collections import Counter
 
 from rmq_async import Admin, Message, MessageExt, MessageQueue, Producer, TransactionProducer, TransactionStatus
 
-from ....instances import client_of
+from ....support.instances import client_of
 from . import programs
 from .world import BROKER, Outcome, World, copies, kind, kinds, message, new_topic, own, producing, stored, until
 

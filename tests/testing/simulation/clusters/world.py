@@ -16,7 +16,7 @@ from typing import Any, Final, Protocol
 
 from rmq_async import Admin, Message, MessageExt, Producer, PullConsumer, RocketMQError, SendError
 
-from ....instances import client_of
+from ....support.instances import client_of
 
 __all__ = [
     "BROKER", "Network", "Outcome", "Process", "Program", "World", "copies", "kind", "kinds", "kinds_of", "message",

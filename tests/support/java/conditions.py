@@ -1,0 +1,398 @@
+"""Outcomes of SQL92 conditions in the classes of Java's broker:
+``python -m tests.support.java.conditions`` writes the golden vectors.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import tempfile
+from base64 import b64encode
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from .program import started
+
+VECTORS = Path(__file__).parents[2] / "embedded" / "conditions.json"
+
+PROPERTIES: Final[Sequence[dict[str, str]]] = (
+    {},
+    {"a": "5", "b": "5.0", "c": "eu"},
+    {"a": "7", "b": "x", "region": "eu", "c": "true"},
+    {"a": "-3", "b": " 5 ", "region": "it's", "c": "TRUE"},
+    {"a": "5.5", "b": "5.5", "region": "us", "c": "false"},
+    {"a": "3000000000", "b": "9223372036854775808", "c": ""},
+    {"a": "+5", "b": "-0.0", "region": "EU"},
+    {"a": "NaN", "b": "Infinity", "region": "中文", "c": "5"},
+    {"a": "0x1p3", "b": "1e3", "region": "a,b"},
+    {"a": "5d", "b": "1_0", "region": "\u0665"},
+    {"a": "\u0665", "b": "1e400", "region": "a--b"},
+    {"b": "0", "region": "eu west"},
+)
+BY_HAND: Final = (
+    "a > 5 AND region = 'eu'",
+    "a>5 and region='eu' or b is null",
+    "a > 5",
+    "a >= 5",
+    "a < 5",
+    "a <= 5",
+    "5 < a",
+    "5 = a",
+    "a = 5",
+    "a <> 5",
+    "a = '5'",
+    "a <> '5'",
+    "a = 5.0",
+    "a > 5.0",
+    "a > 4.9",
+    "a = 3000000000",
+    "a > 3000000000",
+    "a = 5L",
+    "a = 5l",
+    "a < 3000000000",
+    "a > -2147483648",
+    "a > -2147483647",
+    "a = -3",
+    "a = - 3",
+    "a = +5",
+    "a = - - 5",
+    "a = -(5)",
+    "a = -b",
+    "-a = 5",
+    "a > b",
+    "a < b",
+    "a = b",
+    "a <> b",
+    "a >= b",
+    "region = c",
+    "region > c",
+    "a",
+    "NOT a",
+    "NOT a = 5",
+    "NOT (a = 5)",
+    "not (a = 5)",
+    "(a) = (5)",
+    "a AND b",
+    "a OR TRUE",
+    "TRUE OR a > 5",
+    "a > 5 OR TRUE",
+    "FALSE AND a > 5",
+    "a > 5 AND FALSE",
+    "TRUE",
+    "FALSE",
+    "NULL",
+    "true",
+    "False",
+    "NOT TRUE",
+    "NOT NULL",
+    "NULL IS NULL",
+    "TRUE = TRUE",
+    "TRUE = FALSE",
+    "TRUE = 1",
+    "1 = TRUE",
+    "'x' = TRUE",
+    "TRUE = 'x'",
+    "TRUE = a",
+    "a = TRUE",
+    "c = TRUE",
+    "c = FALSE",
+    "TRUE <> c",
+    "a = NULL",
+    "NULL = a",
+    "a <> NULL",
+    "a IS NULL",
+    "a IS NOT NULL",
+    "missing IS NULL",
+    "missing IS NOT NULL",
+    "missing = 5",
+    "missing <> 5",
+    "5 = missing",
+    "5 <> missing",
+    "missing > 5",
+    "NOT missing",
+    "missing = missing",
+    "missing <> missing",
+    "missing = region",
+    "region = missing",
+    "5 IS NULL",
+    "a IS",
+    "a IS NOT",
+    "a IS 5",
+    "a IS NOT 5",
+    "a BETWEEN 5 AND 7",
+    "a NOT BETWEEN 5 AND 7",
+    "a BETWEEN 7 AND 5",
+    "a BETWEEN 5 AND 5",
+    "a NOT BETWEEN 7 AND 5",
+    "a BETWEEN 5.5 AND 7",
+    "a BETWEEN 5 AND 5.4",
+    "a BETWEEN -5 AND -3",
+    "a BETWEEN 5 AND -5",
+    "a BETWEEN 'x' AND 'y'",
+    "a BETWEEN NULL AND 5",
+    "a BETWEEN 5 AND NULL",
+    "a BETWEEN b AND 7",
+    "a BETWEEN 1 AND b",
+    "5 BETWEEN a AND 9",
+    "a BETWEEN TRUE AND 'x'",
+    "a BETWEEN 5",
+    "a BETWEEN 5 OR 7",
+    "a BETWEEN 1 AND 9 AND region = 'eu'",
+    "6 BETWEEN 5 AND 7",
+    "region IN ('eu', 'us')",
+    "region NOT IN ('eu', 'us')",
+    "region IN ('eu')",
+    "region in ('it''s', '中文', 'a,b', 'eu west', 'x', 'y')",
+    "region NOT IN ('it''s', '中文', 'a,b', 'eu west', 'x', 'y')",
+    "(region) IN ('eu')",
+    "region IN ()",
+    "region IN (5)",
+    "region IN ('eu'",
+    "region IN 'eu'",
+    "'eu' IN ('eu')",
+    "5 IN ('5')",
+    "a IN ('5', '7')",
+    "missing IN ('x')",
+    "missing NOT IN ('x')",
+    "a NOT 5",
+    "a NOT",
+    "region CONTAINS 'u'",
+    "region NOT CONTAINS 'u'",
+    "region CONTAINS ''",
+    "region NOT CONTAINS ''",
+    "region STARTSWITH 'e'",
+    "region NOT STARTSWITH 'e'",
+    "region ENDSWITH 'u'",
+    "region NOT ENDSWITH 'u'",
+    "region ENDSWITH ''",
+    "missing CONTAINS 'x'",
+    "missing NOT CONTAINS 'x'",
+    "missing NOT STARTSWITH 'x'",
+    "missing NOT ENDSWITH 'x'",
+    "5 CONTAINS '5'",
+    "'eu' CONTAINS 'e'",
+    "TRUE CONTAINS 'T'",
+    "region CONTAINS u",
+    "region contains 'eu' and a > 1",
+    "region CONTAINS 'e' CONTAINS 'u'",
+    "a = 1 garbage",
+    "a = 5 !",
+    "a = 5 ; b = 3",
+    "a = 5 b !!!",
+    "a = 5)",
+    "a = 5 + 1",
+    "a + 1 = 6",
+    "a - 1 = 4",
+    "a = 5 'x",
+    "a = 5 = TRUE",
+    "a = 5 = 5",
+    "a > 1 > 0",
+    "a > 1 = TRUE",
+    "(a > 1) = (b > 1)",
+    "(a > 1) > 0",
+    "a = (b = 5)",
+    "a > 5 AND 5",
+    "5",
+    "'x'",
+    "'x' OR TRUE",
+    "a OR 'x'",
+    "-5",
+    "-a",
+    "NOT -a",
+    "NOT 5",
+    "",
+    " ",
+    "()",
+    "(",
+    ")",
+    "(a",
+    "(a = 5",
+    "((a = 5))",
+    "a == 5",
+    "a != 5",
+    "a => 5",
+    "= 5",
+    "a =",
+    "a = =",
+    "AND",
+    "a AND",
+    "a OR",
+    "OR a",
+    "a b c",
+    "a = 0",
+    "a = 00",
+    "a = 007",
+    "a = 0L",
+    "a = 0.0",
+    "a = -0.0",
+    "b = 0.5",
+    "a > .5",
+    "a > 5.",
+    "a > 5.e1",
+    "a > 5e0",
+    "a > 5E+0",
+    "a > 5e",
+    "a > 1e400",
+    "a > 1e-400",
+    "a > 4.9E-324",
+    "a > 9223372036854775807",
+    "a > 9223372036854775808",
+    "a > 0x5",
+    "a > 5d",
+    "a > 1_0",
+    "b = 1000",
+    "b = 1000.0",
+    "b > 999.5",
+    "b < 1e3",
+    "b > 5 OR a > 5",
+    "a /* comment */ = 5",
+    "a = /**/ 5",
+    "a = /* * / ** */ 5",
+    "a = 5 /* open",
+    "a = 5 -- to the end",
+    "a -- x\n= 5",
+    "a -- x\r\n= 5",
+    "a = 5 --",
+    "a\t=\n5\r\f",
+    "a\u00a0= 5",
+    "a\u000b= 5",
+    "A = 5",
+    "$x = 1",
+    "_a = 5",
+    "a.b = 5",
+    "a-b = 5",
+    "中 = 5",
+    "a1$ IS NULL",
+    "notes IS NULL",
+    "inn IS NULL",
+    "Between = 5",
+    "region = 'it''s'",
+    "region = ''''",
+    "region = ''",
+    "c = ''",
+    'region = "eu"',
+    "region = 'eu",
+    "c = 'true'",
+    "a LIKE '5'",
+    "a IN ('5') = TRUE",
+    "a IS NULL IS NULL",
+    "a IS NULL = FALSE",
+    "a = 5 IS NULL",
+    "NOT a IS NULL",
+    "NOT (a IS NULL)",
+    "NOT NOT a = 5",
+    "NOT NOT (a = 5)",
+    "NOT region CONTAINS 'e'",
+    "NOT a > 5",
+    "NOT a BETWEEN 1 AND 9",
+    "NOT a IN ('5')",
+    "++a = 5",
+    "+a = 5",
+    "+(a) = 5",
+    "+ = 5",
+    "+TRUE",
+    "+a IN ('5')",
+    "+'x' = 'x'",
+    "a = 5 OR b = 5 AND region = 'eu'",
+    "(a = 5 OR b = 5) AND region = 'eu'",
+    "a > 5 OR region = 'eu'",
+    "region = 'eu' OR a > 5",
+    "a > 5 AND region = 'eu' AND c IS NULL",
+    "missing OR a > 1",
+    "missing AND a > 1",
+    "missing OR region = 'eu'",
+    "missing AND region = 'eu'",
+    "NOT (missing AND region = 'eu')",
+    "5 = 5",
+    "5 = 5.0",
+    "5 <> '5'",
+    "'5' = 5",
+    "'x' = 5",
+    "5 = 'x'",
+    "'5.0' = 5",
+    "5.0 = '5'",
+    "5L = 5",
+    "3000000000 = '3000000000'",
+    "5 = '3000000000'",
+    "5 > 4",
+    "5 > '4'",
+    "'a' = 'a'",
+    "a = 1 OR a = 2 OR a = 3 OR a = 5 OR a = 7",
+    "a = '5' OR a = '7' OR a > 2",
+    "convert_string_expressions:a = 5",
+)
+_ATOMS: Final = (
+    "a",
+    "b",
+    "c",
+    "region",
+    "missing",
+    "5",
+    "7",
+    "5.5",
+    "3000000000",
+    "'5'",
+    "'eu'",
+    "'x'",
+    "TRUE",
+    "FALSE",
+    "NULL",
+    "-3",
+    "-a",
+    "(a)",
+)
+_MOST: Final = 400
+
+
+def drawn(seed: int, number: int) -> list[str]:
+    """Returns conditions that a grammar makes, some of which are not valid."""
+    chance = random.Random(seed)
+
+    def part(depth: int) -> str:
+        kind = chance.randrange(10 if depth else 6)
+        atom, other = chance.choice(_ATOMS), chance.choice(_ATOMS)
+        if kind < 3:
+            return f"{atom} {chance.choice(('=', '<>', '>', '>=', '<', '<='))} {other}"
+        if kind == 3:
+            return f"{atom} {chance.choice(('', 'NOT '))}BETWEEN {other} AND {chance.choice(_ATOMS)}"
+        if kind == 4:
+            word = chance.choice(("IN ('eu', '5')", "CONTAINS 'e'", "STARTSWITH '5'", "ENDSWITH 'u'"))
+            return f"{atom} {chance.choice(('', 'NOT '))}{word}"
+        if kind == 5:
+            return f"{atom} IS {chance.choice(('', 'NOT '))}NULL"
+        if kind == 6:
+            return f"NOT {part(depth - 1)}"
+        if kind == 7:
+            return f"({part(depth - 1)})"
+        return f"{part(depth - 1)} {chance.choice(('AND', 'OR', 'AND', 'OR', '=', 'x'))} {part(depth - 1)}"
+
+    return [part(3) for _ in range(number)]
+
+
+def _word(text: str) -> str:
+    return b64encode(text.encode()).decode()
+
+
+async def computed() -> list[tuple[str, str]]:
+    """Returns conditions and their outcomes."""
+    conditions = list(dict.fromkeys((*BY_HAND, *drawn(92, _MOST))))
+    lines = [" ".join(["P", *(_word(part) for pair in each.items() for part in pair)]) for each in PROPERTIES]
+    lines += [f"E {_word(each)}" for each in conditions]
+    with tempfile.TemporaryDirectory() as home:
+        async with started(Path(home), "Conditions") as process:
+            output, errors = await process.communicate("\n".join(lines).encode() + b"\n")
+    assert process.returncode == 0, errors.decode(errors="replace")[-4000:]
+    outcomes = output.decode().split()
+    return list(zip(conditions, outcomes, strict=True))
+
+
+def main() -> None:
+    cases = asyncio.run(computed())
+    parts = [json.dumps(each, separators=(",", ":")) for each in ([*PROPERTIES], *cases)]
+    VECTORS.write_text("[\n" + ",\n".join(parts) + "\n]\n")
+
+
+if __name__ == "__main__":
+    main()
