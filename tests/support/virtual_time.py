@@ -1,5 +1,6 @@
 """Runs a test under virtual time: on the simulation's loop, with its clock and its network, in which embedded brokers and clients
 meet on 127.0.0.1. Sleeps, time-outs and retries take no time; threads, sockets, subprocesses, TLS and signals are refused.
+``time.sleep`` holds the loop: the time moves on, and timers run late.
 
 A test is marked with ``@pytest.mark.virtual_time``, a file with ``pytestmark = pytest.mark.virtual_time``. Fixtures of an
 asynchronous test that are coroutines run on its loop, too.
@@ -8,6 +9,7 @@ asynchronous test that are coroutines run on its loop, too.
 from __future__ import annotations
 
 import asyncio
+import time
 import zlib
 from collections.abc import Awaitable
 from random import Random
@@ -19,6 +21,7 @@ from rmq_async.testing.simulation.clock import MonotonicClock
 from rmq_async.testing.simulation.machines import EPOCH, LoopExecutor
 from rmq_async.testing.simulation.network import SimulatedNetwork
 from rmq_async.testing.simulation.running import drive
+from rmq_async.testing.simulation.scheduler import nanoseconds
 from rmq_async.testing.simulation.standard_library import StandardLibrary
 
 T = TypeVar("T")
@@ -49,14 +52,23 @@ class VirtualTimeLoop(SimulatedLoop):
         super().__init__(scheduler, "test", chance=Random(seed + 2), clock=self._clocks.clock, network=network.host("test"))
         self._before = {name: getattr(library, name) for name in KEPT}
         self._library = StandardLibrary(self._clocks)
+        self._library._replaced[time, "sleep"] = self.block
         self._library.__enter__()
         library.monotonic, library.time = self._clocks.monotonic, self._clocks.time
         library.random, library.entropy = self._clocks.random, self._clocks.entropy
         library.executor = LoopExecutor(self)
 
+    def block(self, seconds: float) -> None:
+        """Moves the time on during a callback, as a function does that holds the loop; what was due meanwhile comes after it."""
+        scheduler = self._scheduling
+        until = scheduler.now + nanoseconds(seconds)
+        while scheduler._timers and scheduler._timers[0][0] <= until and scheduler._next_timers():
+            pass
+        scheduler.now = until
+
     def run_until_complete(self, future: Awaitable[T]) -> T:  # type: ignore[override]
         done = asyncio.ensure_future(future, loop=self)
-        drive(self._scheduling, done.done, lambda: [self], "")
+        drive(self._scheduling, done.done, lambda: [self], "", limit=60.0)
         return done.result()
 
     def close(self) -> None:

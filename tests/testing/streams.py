@@ -70,12 +70,12 @@ class Client:
         with contextlib.suppress(ConnectionError):
             await self.writer.wait_closed()
 
-    async def ask(self, data: bytes, timeout: float = 5.0) -> bytes:
+    async def ask(self, data: bytes, timeout: float = 60.0) -> bytes:
         """Sends ``data`` and reads as many bytes."""
         self.writer.write(data)
         return await asyncio.wait_for(self.reader.readexactly(len(data)), timeout)
 
-    async def rest(self, timeout: float = 5.0) -> tuple[bytes, str]:
+    async def rest(self, timeout: float = 60.0) -> tuple[bytes, str]:
         """Everything until the end, and whether that was "eof" or "reset"."""
         found = bytearray()
         try:

@@ -1,4 +1,7 @@
-"""FaultProxy between plain byte streams: each fault in each direction, changed under way; nothing is left at the end."""
+"""FaultProxy between plain byte streams: each fault in each direction, changed under way; nothing is left at the end.
+
+What a fault does to time is seen in virtual time; what ends a connection on sockets of the system, which alone have resets.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +16,10 @@ import pytest
 from rmq_async.testing import Direction, FaultProxy
 
 from ..support.leftovers import start_twice_at_once
+from ..support.waiting import spin
 from .streams import Client, Echo, until
 
-pytestmark = [pytest.mark.usefixtures("nothing_left"), pytest.mark.wall_clock]
+pytestmark = pytest.mark.usefixtures("nothing_left")
 
 
 @pytest.fixture
@@ -48,9 +52,10 @@ async def seconds(client: Client, data: bytes = b"ping") -> float:
     return time.monotonic() - begin
 
 
+@pytest.mark.virtual_time
 async def test_without_faults_bytes_pass_unchanged_and_fast(proxy: FaultProxy, client: Client) -> None:
     data = random.Random(3).randbytes(4 << 20)
-    assert await seconds(client, data) < 2
+    assert await seconds(client, data) < 0.2
     assert proxy.to_server.passed == proxy.to_client.passed == len(data)
     assert not proxy.injected
     assert (proxy.accepted, proxy.connections) == (1, 1)
@@ -71,9 +76,9 @@ async def test_connection_that_ends_in_the_turn_of_its_arrival_is_closed(echo: E
         try:
             if end == "reset":
                 with pytest.raises(ConnectionResetError):
-                    await asyncio.wait_for(reader.read(), 5)
+                    await asyncio.wait_for(reader.read(), 60)
             else:
-                assert await asyncio.wait_for(reader.read(), 5) == b""
+                assert await asyncio.wait_for(reader.read(), 60) == b""
         finally:
             writer.close()
         assert (proxy.accepted, proxy.connections, proxy.injected[end]) == (1, 0, 1)
@@ -111,6 +116,7 @@ async def test_two_starts_at_once_are_one(echo: Echo) -> None:
     await start_twice_at_once(proxy, lambda: proxy.address, "this proxy runs already; stop() it first")
 
 
+@pytest.mark.virtual_time
 async def test_an_end_is_passed_on_after_the_last_byte(proxy: FaultProxy, echo: Echo) -> None:
     proxy.to_client.latency(0.05)
     async with Client(proxy.address) as client:
@@ -121,6 +127,7 @@ async def test_an_end_is_passed_on_after_the_last_byte(proxy: FaultProxy, echo: 
     await until(lambda: not proxy.connections)
 
 
+@pytest.mark.virtual_time
 async def test_latency_delays_each_read_and_does_not_add_up(client: Client, direction: Direction) -> None:
     direction.latency(0.2)
     begin = time.monotonic()
@@ -128,15 +135,16 @@ async def test_latency_delays_each_read_and_does_not_add_up(client: Client, dire
         client.writer.write(b"%d" % number)
         await asyncio.sleep(0.02)
     assert await client.reader.readexactly(5) == b"01234"
-    assert 0.27 < time.monotonic() - begin < 0.8
-    assert 1 <= direction.injected["latency"] <= 5  # a read may find two writes
+    assert time.monotonic() - begin == pytest.approx(0.28, abs=0.01)
+    assert direction.injected["latency"] == 5
 
 
+@pytest.mark.virtual_time
 async def test_jitter_varies_the_latency_and_keeps_the_order(client: Client, direction: Direction) -> None:
     direction.latency(0.0, jitter=0.05)
     times = [await seconds(client, b"%02d" % number) for number in range(8)]
     assert max(times) - min(times) > 0.005
-    assert max(times) < 1
+    assert max(times) < 0.06
     data = b"".join(b"%03d" % number for number in range(100))
     for number in range(100):
         client.writer.write(b"%03d" % number)
@@ -144,37 +152,41 @@ async def test_jitter_varies_the_latency_and_keeps_the_order(client: Client, dir
     assert await client.reader.readexactly(300) == data
 
 
+@pytest.mark.virtual_time
 async def test_a_bandwidth_paces_bytes(client: Client, direction: Direction) -> None:
     direction.bandwidth(100_000)
-    assert 0.25 < await seconds(client, bytes(30_000)) < 1.5
+    assert 0.25 < await seconds(client, bytes(30_000)) < 0.35
     direction.bandwidth(None)
-    assert await seconds(client, bytes(100_000)) < 0.7
+    assert await seconds(client, bytes(100_000)) < 0.1
     assert direction.injected["bandwidth"] > 0
 
 
+@pytest.mark.virtual_time
 async def test_slices_leave_one_by_one(echo: Echo) -> None:
     async with FaultProxy(echo.address) as proxy, Client(proxy.address) as client:
         proxy.to_client.slice(3, pause=0.03)
         client.writer.write(b"0123456789")
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             pieces = [await client.reader.read(100) for _ in range(4)]
         assert pieces == [b"012", b"345", b"678", b"9"]
         proxy.to_client.slice(5, pause=0.05)
-        assert 0.04 < await seconds(client, bytes(10)) < 1
+        assert 0.04 < await seconds(client, bytes(10)) < 0.1
         assert proxy.injected["slice"] == 3 + 1
 
 
+@pytest.mark.virtual_time
 async def test_slices_do_not_catch_up_after_a_loop_that_was_late(echo: Echo) -> None:
     async with FaultProxy(echo.address) as proxy, Client(proxy.address) as client:
         proxy.to_client.slice(3, pause=0.03)
         client.writer.write(b"0123456789")
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             pieces = [await client.reader.read(100)]
             time.sleep(0.15)
             pieces += [await client.reader.read(100) for _ in range(3)]
         assert pieces == [b"012", b"345", b"678", b"9"]
 
 
+@pytest.mark.virtual_time
 async def test_what_is_stalled_passes_when_resumed(client: Client, direction: Direction) -> None:
     direction.stall()
     client.writer.write(b"held")
@@ -185,8 +197,9 @@ async def test_what_is_stalled_passes_when_resumed(client: Client, direction: Di
     assert direction.injected == {"stall": 1}
 
 
+@pytest.mark.virtual_time
 async def test_a_stall_holds_the_sender_up_once_the_buffer_is_full(echo: Echo) -> None:
-    size = 32 << 20
+    size = 4 << 20
     async with FaultProxy(echo.address, buffer=100_000) as proxy, Client(proxy.address) as client:
         proxy.stall()
         client.writer.transport.set_write_buffer_limits(high=0)
@@ -194,27 +207,28 @@ async def test_a_stall_holds_the_sender_up_once_the_buffer_is_full(echo: Echo) -
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(client.writer.drain(), 0.3)
         left = client.writer.transport.get_write_buffer_size()
-        assert left > size - (16 << 20)  # the kernel's buffers took the rest
+        assert left > size - (2 << 20)  # the network took the rest
         proxy.resume()
         await client.reader.readexactly(size)
 
 
+@pytest.mark.virtual_time
 async def test_a_change_holds_for_what_waits_already(proxy: FaultProxy, client: Client, direction: Direction) -> None:
     direction.latency(30)
     client.writer.write(b"waits")
     await asyncio.sleep(0.05)
     direction.latency(0)
-    assert await asyncio.wait_for(client.reader.readexactly(5), 1) == b"waits"
+    assert await asyncio.wait_for(client.reader.readexactly(5), 60) == b"waits"
     direction.bandwidth(1)
     client.writer.write(b"slowly")
     await asyncio.sleep(0.05)
     proxy.clear()
-    assert await asyncio.wait_for(client.reader.readexactly(6), 1) == b"slowly"
+    assert await asyncio.wait_for(client.reader.readexactly(6), 60) == b"slowly"
     direction.slice(1, pause=30)
     client.writer.write(b"ab")
-    assert await asyncio.wait_for(client.reader.read(100), 1) == b"a"
+    assert await asyncio.wait_for(client.reader.read(100), 60) == b"a"
     direction.clear()
-    assert await asyncio.wait_for(client.reader.read(100), 1) == b"b"
+    assert await asyncio.wait_for(client.reader.read(100), 60) == b"b"
 
 
 @pytest.mark.parametrize("count", [0, 1, 7, 20])
@@ -304,17 +318,16 @@ async def test_stopping_ends_every_wait(echo: Echo) -> None:
     address = proxy.address
     async with Client(address) as stalled, Client(address) as late, Client(address) as idle:
         await idle.ask(b"x")
-        proxy.to_client.latency(30)
+        proxy.to_client.latency(3000)
         await asyncio.sleep(0)
         late.writer.write(b"x")
         await until(lambda: proxy.to_server.passed == 2)
         proxy.stall()
         stalled.writer.write(bytes(1 << 22))
-        await asyncio.sleep(0.05)
-        begin = time.monotonic()
-        await proxy.stop()
-        await proxy.stop()
-        assert time.monotonic() - begin < 2
+        await spin(50)
+        async with asyncio.timeout(60):  # what waits would take longer
+            await proxy.stop()
+            await proxy.stop()
         assert proxy.connections == 0
         for client in (stalled, late, idle):
             assert await client.rest() == (b"", "reset")
@@ -326,13 +339,14 @@ async def test_stopping_ends_every_wait(echo: Echo) -> None:
         assert await again.ask(b"x") == b"x"
 
 
+@pytest.mark.virtual_time
 async def test_a_peer_that_does_not_read_does_not_hold_up_a_close(echo: Echo) -> None:
     async with Echo(source=32 << 20) as talker, FaultProxy(talker.address) as proxy, Client(proxy.address) as client:
         client.writer.transport.pause_reading()  # type: ignore[attr-defined]
         await until(lambda: proxy.to_client.passed > 100_000)
         await asyncio.sleep(0.05)
         proxy.close()
-        await until(lambda: not proxy.connections, 3)
+        await until(lambda: not proxy.connections)
         client.writer.transport.resume_reading()  # type: ignore[attr-defined]
 
 

@@ -43,8 +43,18 @@ async def test_virtual_time_runs_jobs_without_threads() -> None:
 async def test_virtual_time_refuses_what_leaves_it() -> None:
     with pytest.raises(SimulationError, match=r"socket\.socket\(\) was called in a simulation"):
         socket.socket()
-    with pytest.raises(SimulationError, match=r"time\.sleep\(\) was called in a simulation"):
-        time.sleep(0.001)
+
+
+async def test_virtual_time_moves_on_while_a_function_blocks() -> None:
+    loop = asyncio.get_running_loop()
+    began, ran = loop.time(), []
+    for delay in (2.0, 1.0, 6.0):
+        loop.call_later(delay, lambda delay=delay: ran.append((delay, round(loop.time() - began, 3))))
+    time.sleep(5)
+    assert loop.time() - began == 5
+    assert not ran
+    await asyncio.sleep(2)
+    assert ran == [(1.0, 5.0), (2.0, 5.0), (6.0, 6.0)]
 
 
 @pytest.mark.parametrize("run", [1, 2])
