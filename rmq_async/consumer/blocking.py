@@ -47,6 +47,13 @@ class Block(NamedTuple):
     at: float
 
 
+class _Held(NamedTuple):
+    """A task that may block the loop. ``since``: monotonic time of the first look that found it."""
+
+    task: asyncio.Task[Any]
+    since: float
+
+
 class LoopWatch:
     """Watches one loop for its consumers. Created by ``join``."""
 
@@ -103,21 +110,25 @@ class LoopWatch:
             logger.warning("functions that block the event loop are not named: %s", error)
 
     def _run(self) -> None:
-        held: tuple[asyncio.Task[Any], float] | None = None
+        held: _Held | None = None
         while not self._over.wait(POLL):
-            overdue = max((each() for each in tuple(self._finders.values())), default=0.0)
-            task = asyncio.current_task(self._loop) if overdue > 0 else None
-            now = machine.monotonic()
-            if task is None:
-                held = None
-            elif held is None or held[0] is not task or overdue < now - held[1]:
-                held = task, now
-            elif now - held[1] >= THRESHOLD:
-                try:
-                    self._name(task, now - held[1])
-                except Exception:
-                    logger.exception("the task that blocks the event loop could not be named; report this defect")
-            del task
+            held = self._look(held)
+
+    def _look(self, held: _Held | None) -> _Held | None:
+        """Names a task that has blocked the loop for long. ``held``: the result of the look before; returns that of this one."""
+        overdue = max((each() for each in tuple(self._finders.values())), default=0.0)
+        task = asyncio.current_task(self._loop) if overdue > 0 else None
+        now = machine.monotonic()
+        if task is None:
+            return None
+        if held is None or held.task is not task or overdue < now - held.since:
+            return _Held(task, now)
+        if now - held.since >= THRESHOLD:
+            try:
+                self._name(task, now - held.since)
+            except Exception:
+                logger.exception("the task that blocks the event loop could not be named; report this defect")
+        return held
 
     def _name(self, task: asyncio.Task[Any], seconds: float) -> None:
         for find in tuple(self._finders):

@@ -4,37 +4,49 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import threading
 import time
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
 
 import pytest
 
-from rmq_async import Message, MessageExt, MessageQueue, Producer
+from rmq_async import Consumer, MessageExt, MessageQueue, machine
 from rmq_async.client import loop_monitor
 from rmq_async.consumer import blocking
 from rmq_async.embedded import EmbeddedRocketMQ
 
-from .support import Seen, create, member, send, until
+from .support import Seen, create, member, send
+
+heard: list[str] = []
+"""Warnings of functions that block."""
+
+
+class Ears(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        heard.append(record.getMessage())
 
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Blocks of half a second are named."""
+    """Blocks of a fifth of a second are named."""
     monkeypatch.setattr(loop_monitor, "INTERVAL", 0.1)
     monkeypatch.setattr(blocking, "POLL", 0.02)
     monkeypatch.setattr(blocking, "THRESHOLD", 0.2)
+    ears = Ears()
+    blocking.logger.addHandler(ears)
     yield
+    blocking.logger.removeHandler(ears)
+    heard.clear()
     assert not [thread for thread in threading.enumerate() if thread.name == "rmq_async loop watch"]
 
 
-def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [record.getMessage() for record in caplog.records if record.name == "rmq_async.consumer.blocking"]
-
-
-def inner() -> None:
-    time.sleep(0.8)
+def inner(named: Callable[[], object] = heard.copy) -> None:
+    """Blocks until it is named: these tests wait in earnest, for the thread that looks."""
+    deadline = time.monotonic() + 60
+    while not named():
+        assert time.monotonic() < deadline, "what blocks was not named"
+        time.sleep(0.01)
 
 
 async def blocks(message: MessageExt) -> None:
@@ -43,36 +55,37 @@ async def blocks(message: MessageExt) -> None:
         inner()
 
 
+def codes(consumer: Consumer) -> list[str]:
+    return [problem.code for problem in consumer.health().problems]
+
+
 @pytest.mark.usefixtures("quick")
-async def test_handler_that_blocks_the_loop_is_named_with_its_place(caplog: pytest.LogCaptureFixture) -> None:
+async def test_handler_that_blocks_the_loop_is_named_with_its_place() -> None:
+    healths: list[str] = []
+
+    async def blocks_and_looks(message: MessageExt) -> None:
+        await blocks(message)
+        if message.body == b"block":
+            probe = threading.Thread(target=lambda: healths.extend(codes(consumer)))  # from another thread, as a probe does
+            probe.start()
+            probe.join()
+
     async with EmbeddedRocketMQ() as server:
         await create(server.namesrv)
-        healths: list[Any] = []
-
-        def look() -> None:  # from another thread, as a probe does
-            time.sleep(0.7)
-            healths.append(consumer.health())
-
-        async with member("g", server.namesrv, "one", blocks) as consumer:
-            async with Producer("p", namesrv=server.namesrv) as producer:
-                for body in (b"1", b"block", b"2"):
-                    await producer.send(Message("T", body))
-                thread = threading.Thread(target=look)
-                thread.start()
-                await consumer.wait_settled(3)
-                thread.join()
-            texts = [problem.text for problem in consumer.health().problems if problem.code == "handler_blocks"]
-        (text,) = warnings(caplog)
-        assert text.startswith("handler tests.consumer.group.test_blocking.blocks has blocked the event loop for 0.")
-        assert "at test_blocking.py:" in text
-        assert " in inner: heartbeats, locks and commits wait for it" in text
-        assert len(texts) == 1
-        assert texts[0].startswith("handler tests.consumer.group.test_blocking.blocks blocked the event loop for 0.")
-        assert "handler_blocks" in [problem.code for problem in healths[0].problems]
+        async with member("g", server.namesrv, "one", blocks_and_looks) as consumer:
+            await send(server.namesrv, b"1", b"block", b"2")
+            await consumer.wait_settled(3)
+            (block,) = [problem.text for problem in consumer.health().problems if problem.code == "handler_blocks"]
+    name = re.escape(f"handler {blocks_and_looks.__module__}.{blocks_and_looks.__qualname__}")
+    (text,) = heard
+    where = r", at test_blocking.py:\d+ in inner: heartbeats, locks and commits wait for it"
+    assert re.match(rf"{name} has blocked the event loop for \d+\.\d s{where}", text)
+    assert re.match(rf"{name} blocked the event loop for \d+\.\d s", block)
+    assert "handler_blocks" in healths
 
 
 @pytest.mark.usefixtures("quick")
-async def test_callback_that_blocks_the_loop_is_named(caplog: pytest.LogCaptureFixture) -> None:
+async def test_callback_that_blocks_the_loop_is_named() -> None:
     async with EmbeddedRocketMQ() as server:
         await create(server.namesrv)
 
@@ -81,45 +94,66 @@ async def test_callback_that_blocks_the_loop_is_named(caplog: pytest.LogCaptureF
 
         async with member("g", server.namesrv, "one", Seen(), on_assigned=load):
             pass
-        (text,) = warnings(caplog)
-        assert text.startswith("on_assigned ")
-        assert "load has blocked the event loop" in text
+    (text,) = heard
+    assert text.startswith("on_assigned ")
+    assert "load has blocked the event loop" in text
 
 
-@pytest.mark.wall_clock  # a thread that starts slowly holds the loop, too
+@pytest.mark.virtual_time
+@pytest.mark.parametrize("poll", [0.25, 1.8])
+async def test_nothing_is_named_that_lets_go_of_the_loop(poll: float, caplog: pytest.LogCaptureFixture) -> None:
+    """Neither tasks that hold the loop for 0.9 s in each step, nor a callback that belongs to none; also where looks are late."""
+    loop = asyncio.get_running_loop()
+    monitor, watch = loop_monitor.LoopMonitor(loop), blocking.LoopWatch(loop)
+    watch._finders[lambda task: "handler busy"] = monitor.late
+    held, next_look = None, loop.time() + poll
+
+    def work(seconds: float) -> None:
+        nonlocal held, next_look
+        for _ in range(int(seconds / 0.05)):
+            time.sleep(0.05)
+            if loop.time() >= next_look - 0.01:
+                held = watch._look(held)
+                next_look += poll
+
+    async def busy() -> None:
+        for _ in range(20):
+            work(0.9)
+            await asyncio.sleep(0)
+
+    await busy()
+    await asyncio.gather(busy(), busy())
+    loop.call_soon(work, 4.0)
+    await asyncio.sleep(5)
+    assert not caplog.records
+    work(8.0)
+    assert len(caplog.records) == 1
+    assert caplog.records[0].getMessage().startswith("handler busy has blocked the event loop for ")
+    monitor.stop()
+
+
+async def blocks_again(message: MessageExt) -> None:
+    """Until a block of its own is found."""
+    (watch,) = blocking.LoopWatch._running.values()
+    began = machine.monotonic()
+    inner(lambda: [block for block in watch._blocks.values() if block.at > began])
+
+
 @pytest.mark.usefixtures("quick")
-async def test_nothing_is_named_that_lets_go_of_the_loop(caplog: pytest.LogCaptureFixture) -> None:
-    """Neither a plain function that sleeps in its thread, nor many handlers that keep the loop busy, nor other tasks."""
+async def test_function_is_named_once_in_a_while_and_all_consumers_share_a_thread() -> None:
     async with EmbeddedRocketMQ() as server:
         await create(server.namesrv)
-
-        def plain(message: MessageExt) -> None:
-            time.sleep(0.8)
-
-        async def busy(message: MessageExt) -> None:
-            for _ in range(20):
-                time.sleep(0.01)
-                await asyncio.sleep(0)
-
-        async with member("g", server.namesrv, "one", plain) as one, member("h", server.namesrv, "two", busy) as two:
-            await send(server.namesrv, *[b"%d" % number for number in range(5)])
-            await asyncio.gather(one.wait_settled(5), two.wait_settled(5))
-            inner()  # the test's own task
-            await asyncio.sleep(0.1)
-        assert not warnings(caplog)
-
-
-@pytest.mark.usefixtures("quick")
-async def test_function_is_named_once_in_a_while_and_all_consumers_share_a_thread(caplog: pytest.LogCaptureFixture) -> None:
-    async with EmbeddedRocketMQ() as server:
-        await create(server.namesrv)
-        caplog.set_level(logging.WARNING)
-        async with member("g", server.namesrv, "one", blocks) as consumer, member("h", server.namesrv, "two", Seen()) as other:
+        async with (
+            member("g", server.namesrv, "one", blocks_again) as consumer,
+            member("h", server.namesrv, "two", Seen()) as other,
+        ):
             assert len([thread for thread in threading.enumerate() if thread.name == "rmq_async loop watch"]) == 1
-            await send(server.namesrv, b"block")
-            await consumer.wait_settled(1)
-            await send(server.namesrv, b"block")
-            await consumer.wait_settled(1)
-            assert not [problem for problem in other.health().problems if problem.code == "handler_blocks"]
-            await until(lambda: warnings(caplog))
-        assert len(warnings(caplog)) == 1
+            (watch,) = blocking.LoopWatch._running.values()
+            task = asyncio.current_task()
+            assert task is not None
+            assert [find(task) for find in watch._finders] == [None, None]  # of the test, no consumer's
+            for _ in range(2):
+                await send(server.namesrv, b"block")
+                await consumer.wait_settled(1)
+            assert "handler_blocks" not in codes(other)
+    assert len(heard) == 1
