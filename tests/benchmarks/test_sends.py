@@ -19,8 +19,6 @@ from rmq_protocol.send_codec import FIRST_OPAQUE, SendTemplate
 
 from ..support.benchmark_runs import BENCHMARKS, run
 
-pytestmark = pytest.mark.wall_clock
-
 MODES = ("depth-1", "depth-64", "batch-1", "batch-8", "adaptive-64", "async-64", "oneway")
 
 

@@ -21,13 +21,13 @@ def server() -> Iterator[EmbeddedRocketMQ]:
     thread = threading.Thread(target=loop.run_forever, name="embedded")
     thread.start()
     embedded = EmbeddedRocketMQ(brokers=2)
-    asyncio.run_coroutine_threadsafe(embedded.start(), loop).result(10)
+    asyncio.run_coroutine_threadsafe(embedded.start(), loop).result(60)
     try:
         yield embedded
     finally:
-        asyncio.run_coroutine_threadsafe(embedded.stop(), loop).result(10)
+        asyncio.run_coroutine_threadsafe(embedded.stop(), loop).result(60)
         loop.call_soon_threadsafe(loop.stop)
-        thread.join(10)
+        thread.join(60)
         loop.close()
 
 

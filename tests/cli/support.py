@@ -51,7 +51,7 @@ async def start(*arguments: str, command: list[str] | None = None, **options: An
     return await asyncio.create_subprocess_exec(*(command or START), *arguments, **(pipes | options))
 
 
-async def end(process: asyncio.subprocess.Process, timeout: float = 30.0) -> Ended:
+async def end(process: asyncio.subprocess.Process, timeout: float = 60.0) -> Ended:
     try:
         out, err = await asyncio.wait_for(process.communicate(), timeout)
     except BaseException:
@@ -101,7 +101,7 @@ def group_of(command: list[str], **options: Any) -> Iterator[subprocess.Popen[by
 def left_after_kill(process: subprocess.Popen[bytes], seconds: float) -> list[int]:
     """Kills the process that leads a group; returns which others of it run ``seconds`` later."""
     process.kill()
-    process.wait(10)
+    process.wait(60)
     deadline = monotonic() + seconds
     while (left := members(process.pid)) and monotonic() < deadline:
         sleep(0.05)

@@ -98,7 +98,7 @@ class Terminal:
 
     async def ended(self) -> int:
         assert self.process is not None
-        return await asyncio.wait_for(self.process.wait(), 10)
+        return await asyncio.wait_for(self.process.wait(), 60)
 
     def settings_now(self) -> list[object]:
         return termios.tcgetattr(self._theirs)

@@ -155,7 +155,7 @@ async def test_a_signal_ends_it_with_the_figures_so_far(
     arguments = ("--topic", f"Ended{code}{processes}", "--create", "--in-flight", "4", "--processes", processes, "--json")
     process = await start("bench", *arguments, "--namesrv", server.namesrv, "--warm-up", "0.1", "--seconds", "600")
     assert process.stdout is not None
-    assert b"progress" in await asyncio.wait_for(process.stdout.readline(), 30)
+    assert b"progress" in await asyncio.wait_for(process.stdout.readline(), 60)
     process.send_signal(number)
     ended = await end(process)
     assert (ended.code, ended.err) == (code, "")

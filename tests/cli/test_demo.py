@@ -196,6 +196,6 @@ async def test_ctrl_c_ends_the_demo_without_a_traceback() -> None:
     assert b"embedded broker" in await process.stdout.readline()
     await asyncio.sleep(0.1)
     process.send_signal(signal.SIGINT)
-    ended = await end(process, 5)
+    ended = await end(process)
     assert ended.code == 130
     assert ended.err.strip() == "rmq: interrupted"

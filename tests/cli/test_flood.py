@@ -26,7 +26,7 @@ async def server() -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
     process = await start("server", "--port", "0", "--json", "--max-memory", str(MEGABYTES))
     try:
         assert process.stdout is not None
-        yield process, json.loads(await asyncio.wait_for(process.stdout.readline(), 20))["namesrv"]
+        yield process, json.loads(await asyncio.wait_for(process.stdout.readline(), 60))["namesrv"]
     finally:
         if process.returncode is None:
             process.kill()

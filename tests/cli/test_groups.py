@@ -155,7 +155,7 @@ def test_reset_on_a_terminal_asks(server: EmbeddedRocketMQ) -> None:
                 env=environment(),
             )
             assert process.stderr is not None
-            asked = await asyncio.wait_for(process.stderr.readuntil(b"[y/N]:"), 30.0)
+            asked = await asyncio.wait_for(process.stderr.readuntil(b"[y/N]:"), 60)
             assert b"Reset the offsets of group asked?" in asked
             ending = asyncio.create_task(process.communicate())
             if answer is not None:

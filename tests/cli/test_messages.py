@@ -219,7 +219,7 @@ async def test_lines_are_sent_as_they_come_and_a_bad_one_is_named(server: Embedd
     assert process.stdin is not None
     assert process.stdout is not None
     process.stdin.write(b"first\n")
-    assert (await asyncio.wait_for(process.stdout.readline(), 30)).startswith(b"SEND_OK ")
+    assert (await asyncio.wait_for(process.stdout.readline(), 60)).startswith(b"SEND_OK ")
     process.stdin.write(b"x" * (5 << 20))
     ended = await end(process)
     assert ended.code == 1
@@ -234,9 +234,9 @@ async def test_following_goes_on_until_a_signal(
     await asyncio.to_thread(rmq_here, "send", topic, "--body", "x")
     process = await start("pull", topic, "--follow", "--namesrv", server.namesrv)
     assert process.stdout is not None
-    assert await asyncio.wait_for(process.stdout.readline(), 30) == b"x\n"
+    assert await asyncio.wait_for(process.stdout.readline(), 60) == b"x\n"
     await asyncio.to_thread(rmq_here, "send", topic, "--body", "y")
-    assert await asyncio.wait_for(process.stdout.readline(), 30) == b"y\n"
+    assert await asyncio.wait_for(process.stdout.readline(), 60) == b"y\n"
     process.send_signal(number)
     ended = await end(process)
     assert (ended.code, ended.out, ended.err) == (code, "", "rmq: 2 messages\n")
@@ -248,7 +248,7 @@ async def test_a_second_signal_ends_it_at_once(rmq_here: Rmq) -> None:
             await producer.send(Message("Twice", b"x"))
         process = await start("pull", "Twice", "--follow", "--namesrv", server.namesrv)
         assert process.stdout is not None
-        assert await asyncio.wait_for(process.stdout.readline(), 30) == b"x\n"
+        assert await asyncio.wait_for(process.stdout.readline(), 60) == b"x\n"
         server.stall()  # the command's stop waits for its answers
         process.send_signal(signal.SIGINT)
         await asyncio.sleep(0.2)
@@ -265,9 +265,9 @@ async def test_ctrl_c_ends_waiting_for_a_line(server: EmbeddedRocketMQ) -> None:
     assert process.stdin is not None
     assert process.stdout is not None
     process.stdin.write(b"x\n")
-    assert await asyncio.wait_for(process.stdout.readline(), 30)
+    assert await asyncio.wait_for(process.stdout.readline(), 60)
     process.send_signal(signal.SIGINT)
-    assert await asyncio.wait_for(process.wait(), 10) == 130
+    assert await asyncio.wait_for(process.wait(), 60) == 130
     assert process.stderr is not None
     assert one_line((await process.stderr.read()).decode()) == "rmq: interrupted"
 
@@ -277,9 +277,9 @@ async def test_a_reader_that_goes_away_ends_it_quietly(server: EmbeddedRocketMQ,
     for arguments in (("pull", "Head"), ("pull", "Head", "--follow", "--json")):
         process = await start(*arguments, "--namesrv", server.namesrv)
         assert process.stdout is not None
-        assert await asyncio.wait_for(process.stdout.readline(), 30)
+        assert await asyncio.wait_for(process.stdout.readline(), 60)
         process.stdout._transport.close()  # type: ignore[attr-defined]
-        assert await asyncio.wait_for(process.wait(), 30) == 1
+        assert await asyncio.wait_for(process.wait(), 60) == 1
         assert process.stderr is not None
         assert await process.stderr.read() == b""
 
@@ -292,7 +292,7 @@ async def test_a_full_disk_is_one_line_and_code_1(arguments: tuple[str, ...], se
         process = await asyncio.create_subprocess_exec(
             *(*START, *arguments, "--namesrv", server.namesrv), stdout=full, stderr=asyncio.subprocess.PIPE, env=environment()
         )
-    _, err = await asyncio.wait_for(process.communicate(), 30)
+    _, err = await asyncio.wait_for(process.communicate(), 60)
     assert (process.returncode, one_line(err.decode())) == (1, "rmq: [Errno 28] No space left on device")
 
 
@@ -305,9 +305,9 @@ async def test_messages_that_are_deleted_before_they_are_pulled_are_named(correc
             await producer.send_batch([Message(topic, b"x" * 5000) for _ in range(50)], queue=queue)
     process = await start("pull", topic, "--namesrv", server.namesrv)
     assert process.stdout is not None
-    await asyncio.wait_for(process.stdout.readline(), 30)
+    await asyncio.wait_for(process.stdout.readline(), 60)
     server.expire(queue, 1900, corrected=corrected)  # it waits for its reader
-    out, err = await asyncio.wait_for(process.communicate(), 30)
+    out, err = await asyncio.wait_for(process.communicate(), 60)
     assert (process.returncode, 101 <= out.count(b"\n") < 1900) == (0, True)
     *_, last = lines = err.decode().splitlines()
     assert f"to 1899 of MessageQueue(topic='{topic}'" in last
@@ -319,6 +319,6 @@ async def test_closed_standard_files_do_not_matter(closed: str, server: Embedded
     line = f'exec "{sys.executable}" -W error -m rmq_async.cli send Closed --body x --namesrv {server.namesrv} {closed}'
     before = len(server.messages("Closed"))
     process = await asyncio.create_subprocess_exec("sh", "-c", line, stderr=asyncio.subprocess.PIPE, env=dict(os.environ))
-    _, err = await asyncio.wait_for(process.communicate(), 30)
+    _, err = await asyncio.wait_for(process.communicate(), 60)
     assert (process.returncode, err) == (0, b"")
     assert len(server.messages("Closed")) == before + 1

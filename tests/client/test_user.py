@@ -36,7 +36,7 @@ async def test_a_stop_with_a_timeout_that_is_none_changes_nothing(name: str) -> 
             with pytest.raises((TypeError, ValueError)):
                 await user.stop(timeout)
             assert repr(user) == running
-        await asyncio.wait_for(user.stop(10**400), 2.0)
+        await asyncio.wait_for(user.stop(10**400), 60)
         assert "stopped" in repr(user)
 
 
@@ -84,7 +84,7 @@ async def test_a_call_elsewhere_does_not_stop_what_is_starting_here(name: str) -
 
         async def elsewhere() -> None:
             with pytest.raises(WrongLoopError):
-                await asyncio.wait_for(user.stop(), 1.0)
+                await asyncio.wait_for(user.stop(), 60)
 
         await asyncio.to_thread(asyncio.run, elsewhere())
         child = fork()

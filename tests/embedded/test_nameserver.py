@@ -128,7 +128,6 @@ async def test_configuration_of_a_broker_is_shown(broker: RawClient) -> None:
         "enablePropertyFilter=true",
         "popConsumerKVServiceEnable=false",
         "enableRetryTopicV2=false",
-        "enableDLegerCommitLog=false",
     ]
 
 

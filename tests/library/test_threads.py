@@ -37,7 +37,7 @@ async def test_refused_job_never_runs(refusing: list[bool]) -> None:
     assert pool.reserve() is None
     assert (pool.count, pool.refused) == (0, "can't start new thread")
     refusing[0] = False
-    assert pool.submit(lambda: ran.append(2)).result(5) is None
+    assert pool.submit(lambda: ran.append(2)).result(60) is None
     assert (ran, pool.count, pool.refused) == ([2], 1, None)
     pool.close()
     await until(lambda: not own_threads())
@@ -51,7 +51,7 @@ async def test_job_waits_for_a_thread_at_work_where_no_other_is_granted(refusing
     second = pool.submit(os.getpid)
     assert not second.done()
     go_on.set()
-    assert (first.result(5), second.result(5)) == (True, os.getpid())
+    assert (first.result(60), second.result(60)) == (True, os.getpid())
     pool.close()
     await until(lambda: not own_threads())
 
@@ -64,12 +64,12 @@ async def test_reserved_thread_takes_no_other_job() -> None:
     assert pool.refused is None
     waiting = pool.submit(os.getpid)
     assert not waiting.done()
-    assert thread.submit(os.getpid).result(5) == os.getpid()
-    assert waiting.result(5) == os.getpid()
+    assert thread.submit(os.getpid).result(60) == os.getpid()
+    assert waiting.result(60) == os.getpid()
     again = pool.reserve()
     assert again is not None
     again.release()
-    assert pool.submit(os.getpid).result(5) == os.getpid()
+    assert pool.submit(os.getpid).result(60) == os.getpid()
     pool.close()
     await until(lambda: not own_threads())
 
@@ -82,9 +82,9 @@ async def test_close_cancels_what_has_not_begun() -> None:
     pool.close()
     pool.close()
     with pytest.raises(CancelledError):
-        second.result(5)
+        second.result(60)
     go_on.set()
-    assert first.result(5)
+    assert first.result(60)
     with pytest.raises(ClientStateError, match="ended"):
         pool.submit(os.getpid)
     assert pool.reserve() is None
@@ -93,7 +93,7 @@ async def test_close_cancels_what_has_not_begun() -> None:
 
 async def test_dropped_pool_ends_its_threads() -> None:
     pool = ThreadPool(2, NAME)
-    pool.submit(os.getpid).result(5)
+    pool.submit(os.getpid).result(60)
     assert own_threads()
     del pool
     await until(lambda: not own_threads())
@@ -102,8 +102,8 @@ async def test_dropped_pool_ends_its_threads() -> None:
 async def test_error_of_a_job_is_its_futures() -> None:
     pool = ThreadPool(1, NAME)
     with pytest.raises(ZeroDivisionError):
-        pool.submit(lambda: 1 // 0).result(5)
-    assert pool.submit(os.getpid).result(5) == os.getpid()
+        pool.submit(lambda: 1 // 0).result(60)
+    assert pool.submit(os.getpid).result(60) == os.getpid()
     pool.close()
     await until(lambda: not own_threads())
 

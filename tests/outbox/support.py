@@ -21,7 +21,7 @@ __all__ = [
 ]  # fmt: skip
 
 
-async def until(condition: Callable[[], Awaitable[bool] | bool], seconds: float = 10.0) -> None:
+async def until(condition: Callable[[], Awaitable[bool] | bool], seconds: float = 60.0) -> None:
     async with asyncio.timeout(seconds):
         while True:
             found = condition()
@@ -30,7 +30,7 @@ async def until(condition: Callable[[], Awaitable[bool] | bool], seconds: float 
             await asyncio.sleep(0.01)
 
 
-async def settled(outbox: Outbox, seconds: float = 10.0) -> OutboxStatus:
+async def settled(outbox: Outbox, seconds: float = 60.0) -> OutboxStatus:
     """The status once nothing is pending."""
 
     async def nothing_pending() -> bool:

@@ -183,7 +183,7 @@ async def test_order_holds_and_nothing_is_lost_after_any_failure(
 
 async def everything_sent(outbox: Outbox) -> None:
     """What was refused for good is tried again: it holds back all that comes after it of its key."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while (status := await outbox.status()).pending or status.failed:
             await outbox.retry()
             await asyncio.sleep(0.05)

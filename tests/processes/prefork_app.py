@@ -39,7 +39,7 @@ async def parent(started: threading.Event) -> None:
 if os.environ.get("PREFORK_PARENT"):
     started = threading.Event()
     threading.Thread(target=lambda: asyncio.run(parent(started)), daemon=True).start()
-    if not started.wait(10):
+    if not started.wait(60):
         raise RuntimeError("the parent's producer did not start")
 
 

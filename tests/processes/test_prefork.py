@@ -30,7 +30,7 @@ UVICORN = ["-m", "uvicorn", "--app-dir", str(HERE), "--workers", "2"]
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 
 
-async def until(condition: Callable[[], bool], process: subprocess.Popen[bytes], seconds: float = 20.0) -> None:
+async def until(condition: Callable[[], bool], process: subprocess.Popen[bytes], seconds: float = 60.0) -> None:
     async with asyncio.timeout(seconds):
         while not condition():
             assert process.poll() is None, process.returncode

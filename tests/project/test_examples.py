@@ -95,7 +95,7 @@ async def test_a_check_leaves_open_what_another_process_still_executes() -> None
     asked = asyncio.Event()
 
     async def execute(message: Message, price: int) -> TransactionStatus:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await asked.wait()
         await asyncio.sleep(0.1)  # the answer is on its way
         status: TransactionStatus = shop.execute(message, price)
@@ -115,7 +115,7 @@ async def test_a_check_leaves_open_what_another_process_still_executes() -> None
         ):
             result = await one.send_in_transaction(Message("PaidTopic", b"x", keys="order-3"), 40)
             assert result.local_status is TransactionStatus.UNKNOWN
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 while not server.messages("PaidTopic"):
                     await asyncio.sleep(0.02)
     shop.database.close()
@@ -149,7 +149,7 @@ async def test_a_worker_at_a_name_server_runs_until_sigterm_and_commits_before_i
         worker = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE, env=environment)
         assert worker.stdout is not None
         try:
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 assert await worker.stdout.readline() == b"billed: order 17\n"
                 worker.terminate()
                 assert await worker.wait() == 0
@@ -187,7 +187,7 @@ class Orders:
             return list(await session.scalars(select(getattr(self.parts[kind], column)).order_by(column)))
 
     async def until_position(self, offset: int) -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while await self.kept("Position", "offset") != [offset]:
                 await asyncio.sleep(0.02)
 

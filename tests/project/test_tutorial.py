@@ -79,10 +79,10 @@ class Terminal:
     def close(self) -> None:
         self.process.send_signal(signal.SIGTERM)
         try:
-            self.process.wait(30)
+            self.process.wait(60)
         finally:
             self.process.kill()
-            self._reader.join(10)
+            self._reader.join(60)
             assert self.process.stdout is not None
             self.process.stdout.close()
 

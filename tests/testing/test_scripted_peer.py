@@ -60,7 +60,7 @@ class Raw(Client):
         self.writer.writelines(encode_command(command))
 
     async def answer(self) -> RemotingCommand:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while not (frames := self.decoder.feed(await self.reader.read(65536))):
                 pass
         (frame,) = frames

@@ -12,7 +12,6 @@ from rmq_protocol.send_codec import SendReply
 from ... import machine
 from ..._asyncio import WaitFor
 from ..._ordered import OrderedSet
-from ...client import Replication
 from ...errors import ClientStateError
 from ...results import SendStatus
 from ...transport import Connection, ConnectionPool
@@ -45,7 +44,7 @@ class Dispatch:
     """
 
     __slots__ = (
-        "calls", "closed", "config", "connections", "create_future", "faults", "owner", "pool", "recovery", "replication",
+        "calls", "closed", "config", "connections", "create_future", "faults", "owner", "pool", "recovery",
         "retry_not_ok", "router", "submit", "wait", "window", "wire",
     )  # fmt: skip
 
@@ -55,7 +54,6 @@ class Dispatch:
         pool: ConnectionPool,
         router: Router,
         recovery: Recovery,
-        replication: Replication,
         wire: Frames,
         wait: WaitFor[Connection],
     ) -> None:
@@ -64,7 +62,6 @@ class Dispatch:
         self.connections = pool.open
         self.router = router
         self.recovery = recovery
-        self.replication = replication
         self.wire = wire
         self.submit = wire.submit
         self.owner = wire.owner

@@ -64,7 +64,7 @@ def bodies(server: EmbeddedRocketMQ) -> list[bytes]:
     return sorted(message.body for message in server.messages("T"))
 
 
-async def until(condition: Callable[[], Awaitable[bool]], seconds: float = 10.0) -> None:
+async def until(condition: Callable[[], Awaitable[bool]], seconds: float = 60.0) -> None:
     async with asyncio.timeout(seconds):
         while not await condition():
             await asyncio.sleep(0.05)
@@ -85,7 +85,7 @@ async def relay(*arguments: str) -> AsyncIterator[asyncio.subprocess.Process]:
 async def line_with(stream: asyncio.StreamReader | None, name: str) -> dict[str, Any]:
     """The first JSON line that has this field."""
     assert stream is not None
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while True:
             record: dict[str, Any] = json.loads(await stream.readline())
             if name in record:

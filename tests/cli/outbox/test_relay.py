@@ -6,7 +6,6 @@ import asyncio
 import os
 import signal
 import socket
-from time import monotonic
 
 import pytest
 
@@ -88,7 +87,7 @@ class TestDrain:
         async with relay("--drain", "--json", "--namesrv", NOWHERE, "--database", table.url) as process:
             await line_with(process.stdout, "pending")
             process.terminate()
-            ended = await end(process, 10)
+            ended = await end(process)
         assert (ended.code, ended.records[-1]["total"]["pending"]) == (1, 2)
         assert "ended before all messages that can be sent were sent; run it again to send the rest" in ended.err
 
@@ -111,10 +110,8 @@ class TestRelay:
             server.stall("broker-a")
             await table.add(*some(3, sharding_key="order-1"))
             await until(others_are_taken)
-            began = monotonic()
             process.send_signal(number)
-            ended = await end(process, 10)
-            assert monotonic() - began < 4
+            ended = await end(process)
             server.resume("broker-a")
         assert ended.code == 0, ended.err
         assert ended.records[-1]["total"]["sent"] == 1
@@ -129,19 +126,18 @@ class TestRelay:
         async with relay("--namesrv", f"127.0.0.1:{port}", *given) as process:
             assert (await line_with(process.stdout, "pending"))["pending"] == 5
             async with EmbeddedRocketMQ(port=port) as server:
-                ended = await end(process, 20)
+                ended = await end(process)
                 assert len(server.messages("T")) == 5
         assert ended.code == 0, ended.err
 
-    @pytest.mark.wall_clock
-    async def test_it_ends_at_once_while_the_cluster_is_away(self, table: Table) -> None:
+    async def test_it_ends_while_the_cluster_is_away_and_its_sends_have_time_left(self, table: Table) -> None:
         await table.add(*some(2))
-        async with relay("--json", "--namesrv", NOWHERE, "--database", table.url) as process:
+        async with relay(
+            "--json", "--namesrv", NOWHERE, "--database", table.url, "--lease", "900", "--timeout", "300"
+        ) as process:
             await line_with(process.stdout, "pending")
-            began = monotonic()
             process.terminate()
-            ended = await end(process, 10)
-        assert monotonic() - began < 2
+            ended = await end(process)
         assert ended.code == 0, ended.err
         assert (ended.records[-1]["total"]["sent"], ended.records[-1]["total"]["pending"]) == (0, 2)
 
@@ -151,7 +147,7 @@ class TestRelay:
         async with relay(*given, "--json") as process:
             stuck = (await line_with(process.stdout, "stuck"))["stuck"]
             process.terminate()
-            assert (await end(process, 10)).code == 0
+            assert (await end(process)).code == 0
         assert set(stuck) == {"id", "topic", "keys", "age", "attempts", "last_error", "state", "unique_id"}
         assert (stuck["id"], stuck["topic"], stuck["keys"], stuck["state"]) == (row, "T", ["order-17"], "PENDING")
         assert stuck["age"] >= 0.1
@@ -159,11 +155,11 @@ class TestRelay:
         await table.execute(f"UPDATE {table.name} SET alerted = NULL")
         async with relay(*given) as process:
             assert process.stderr is not None
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 while b"outbox: row" not in (line := await process.stderr.readline()):
                     pass
             process.terminate()
-            assert (await end(process, 10)).code == 0
+            assert (await end(process)).code == 0
         assert line.decode().startswith(f"rmq: outbox: row {row} for topic T, keys order-17 is PENDING, ")
 
     async def test_a_reader_that_goes_away_ends_it(self, table: Table) -> None:

@@ -10,6 +10,8 @@ from typing import Any
 from rmq_async import Admin, Consumer, Message, MessageExt, Producer
 from rmq_async.testing.simulation import Machine, Simulation
 
+from ...support.waiting import limit
+
 __all__ = ["Seen", "create", "member", "reader", "send", "send_until", "serving", "taken", "until"]
 
 
@@ -44,8 +46,8 @@ async def send(namesrv: str, *bodies: bytes, topic: str = "T", tags: str | None 
 
 
 async def until(condition: Callable[[], object], timeout: float = 10.0) -> None:
-    """Waits until ``condition()`` holds. Raises TimeoutError."""
-    async with asyncio.timeout(timeout):
+    """Waits until ``condition()`` holds. Raises TimeoutError after the ``limit``."""
+    async with asyncio.timeout(limit(timeout)):
         while not condition():
             await asyncio.sleep(0.01)
 

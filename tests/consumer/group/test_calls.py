@@ -87,7 +87,7 @@ async def test_plain_handler_whose_task_is_cancelled_by_code_of_its_own() -> Non
             assert task is not None
             loop.call_soon_threadsafe(task.cancel)
             running.append(message.body)
-            release.wait(10)
+            release.wait(60)
 
         consumer = Consumer("g", namesrv=server.namesrv)
         consumer.subscribe("T", handler)
@@ -193,7 +193,7 @@ async def test_thread_that_outlives_the_stop_is_named(caplog: pytest.LogCaptureF
 
         def never_returns(message: MessageExt) -> None:
             began.set()
-            release.wait(30)
+            release.wait(60)
 
         consumer = Consumer("g", namesrv=server.namesrv)
         consumer.subscribe("T", never_returns)
@@ -240,7 +240,7 @@ async def test_thread_within_its_extended_time_is_no_reason_for_a_restart() -> N
             if extends:
                 current_delivery().extend(60.0)
             began.set()
-            release.wait(30)
+            release.wait(60)
 
         consumer = Consumer("g", namesrv=server.namesrv)
         consumer.subscribe("T", handler, timeout=0.1)

@@ -98,7 +98,7 @@ async def test_second_signal_ends_the_wait_for_threads() -> None:
 
         def blocks(message: MessageExt) -> None:
             began.set()
-            release.wait(30)
+            release.wait(60)
 
         consumer = Consumer("g", namesrv=server.namesrv)
         consumer.subscribe("T", blocks)
@@ -111,7 +111,7 @@ async def test_second_signal_ends_the_wait_for_threads() -> None:
             await asyncio.sleep(0.2)
             assert not running.done()
             os.kill(os.getpid(), signal.SIGUSR1)
-            await asyncio.wait_for(running, 5)
+            await asyncio.wait_for(running, 60)
         finally:
             release.set()
 
@@ -142,7 +142,7 @@ async def test_second_signal_ends_calls_that_would_begin_after_it() -> None:
         os.kill(os.getpid(), signal.SIGUSR1)
         await asyncio.sleep(0.2)
         os.kill(os.getpid(), signal.SIGUSR1)
-        await asyncio.wait_for(running, 5)
+        await asyncio.wait_for(running, 60)
         assert sorted(second) == [b"quick", b"slow 1"]
 
 

@@ -66,9 +66,9 @@ async def test_stop_cancelled_again_and_again_leaves_nothing(mode: Any, steps: i
             consumer.subscribe("T", handle)
             await send(server.namesrv, b"1")
             await consumer.start()
-            await asyncio.wait_for(began.wait(), 5)
+            await asyncio.wait_for(began.wait(), 60)
             await _cancelled_again_and_again(consumer, steps)
-            await asyncio.wait_for(ended.wait(), 1)
+            await asyncio.wait_for(ended.wait(), 60)
             assert not [thread for thread in threading.enumerate() if "loop watch" in thread.name]
             requests = hook.requests
             async with Consumer("other", namesrv=server.namesrv, topics="T", start_from="earliest") as other:

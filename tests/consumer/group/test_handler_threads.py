@@ -170,7 +170,7 @@ async def go():
         consumer.subscribe("T", lambda message: called.append(message.body))
         async with consumer:
             await producer.send(Message("T", b"large" * 30_000))
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 while len(called) < 2 and not consumer.health().problems:
                     await asyncio.sleep(0.01)
             print(len(called), len(server.dead_letters("g")), [str(each.code) for each in consumer.health().problems])

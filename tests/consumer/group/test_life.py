@@ -311,7 +311,7 @@ async def test_run_second_signal_ends_the_handlers(caplog: pytest.LogCaptureFixt
         await asyncio.sleep(0.2)
         assert not running.done()
         os.kill(os.getpid(), signal.SIGUSR1)
-        await asyncio.wait_for(running, 5)
+        await asyncio.wait_for(running, 60)
         assert "a signal during the stop cancels the running handlers" in caplog.text
 
 

@@ -21,6 +21,8 @@ from rmq_async.errors import ConnectError, ConnectionLostError, RequestTimeoutEr
 from rmq_protocol.message import MessageExt, MessageQueue
 from rmq_protocol.pop import ExtraInfo
 
+from ...support.waiting import limit
+
 pytestmark = pytest.mark.virtual_time
 
 
@@ -111,7 +113,7 @@ async def core(invisible: float = 60.0, max_lease: float = 3600.0, *, renew: boo
 
 
 async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(limit(5)):
         while not condition():
             await asyncio.sleep(0.001)
 

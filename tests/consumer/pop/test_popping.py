@@ -82,7 +82,7 @@ async def test_pops_end_while_acks_are_not_answered() -> None:
     core = Core(lambda messages: messages)
     pops, source = popping(core, accept)
     task = asyncio.create_task(pops.run(source))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while core.pending < MOST_PENDING or source.under_way:
             await asyncio.sleep(0)
     reached = core.pending
@@ -108,7 +108,7 @@ async def test_bytes_held_pass_the_limit_by_what_pops_under_way_bring() -> None:
     pops, source = popping(core, accept)
     source.credits.size_limit = limit
     task = asyncio.create_task(pops.run(source))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while source.credits.size < limit or source.under_way:
             await asyncio.sleep(0)
     reached, asked = source.credits.size, len(core.asked)
@@ -135,7 +135,7 @@ async def test_pop_asks_for_half_after_an_answer_that_was_too_large(monkeypatch:
     core = Core(answer)
     pops, source = popping(core, accept)
     task = asyncio.create_task(pops.run(source))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         await done.wait()
         while source.size < 32:
             await asyncio.sleep(0)
@@ -171,7 +171,7 @@ async def test_connection_that_was_lost_otherwise_leaves_the_size(monkeypatch: p
     core = Core(answer)
     pops, source = popping(core, lambda source, popped: None)
     task = asyncio.create_task(pops.run(source))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while len(core.asked) < 3:
             await asyncio.sleep(0)
     await end(task, source, core)

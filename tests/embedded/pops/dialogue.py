@@ -93,7 +93,7 @@ class Dialogue:
             response = await self.client.send(topic, text.encode(), queue=queue, properties=properties)
             assert response.code == 0, response
         end = int((response.ext_fields or {}).get("queueOffset") or 0) + 1
-        async with asyncio.timeout(5):  # a broker enters what it has stored into its queues a moment later
+        async with asyncio.timeout(60):  # a broker enters what it has stored into its queues a moment later
             while await self.client.offset(RequestCode.GET_MAX_OFFSET, topic, queue) < end:
                 await asyncio.sleep(0.01)
 

@@ -28,7 +28,7 @@ class Names:
         self.asked.append(host)
         self.threads.add(threading.current_thread())
         if host in self.hanging:
-            self.go.wait(30)
+            self.go.wait(60)
         found = [each for ip in self.hosts.get(host, ["127.0.0.1"]) for each in _system(ip, port, *args, **options)]
         if not found:
             raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")

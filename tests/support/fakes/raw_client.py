@@ -59,7 +59,7 @@ class RawClient:
         self.writer.writelines(encode_command(command, self.serialize_type))
         return opaque
 
-    async def read(self, timeout: float = 3.0) -> RemotingCommand:
+    async def read(self, timeout: float = 60.0) -> RemotingCommand:
         """The next frame. Raises EOFError where the server has closed."""
         while not self.ready:
             data = await asyncio.wait_for(self.reader.read(65536), timeout)
@@ -79,7 +79,7 @@ class RawClient:
         assert response.opaque == opaque
         return response
 
-    async def request(self, timeout: float = 3.0) -> RemotingCommand:
+    async def request(self, timeout: float = 60.0) -> RemotingCommand:
         """The next request of the server."""
         if self.pushed:
             return self.pushed.pop(0)
@@ -123,7 +123,7 @@ class RawClient:
         assert response.ext_fields is not None
         return int(response.ext_fields["offset"] or "")
 
-    async def is_closed(self, timeout: float = 2.0) -> bool:
+    async def is_closed(self, timeout: float = 60.0) -> bool:
         """Whether the server closes the connection, after any frames it sends before."""
         try:
             while await asyncio.wait_for(self.reader.read(65536), timeout):

@@ -33,10 +33,10 @@ class ThreadedPeer:
 
     def __enter__(self) -> Peer:
         self.thread.start()
-        assert self.ready.wait(5)
+        assert self.ready.wait(60)
         return self.peer
 
     def __exit__(self, *_: object) -> None:
         self.loop.call_soon_threadsafe(self.stop.set)
-        self.thread.join(5)
+        self.thread.join(60)
         assert not self.thread.is_alive()
