@@ -216,7 +216,8 @@ class Consumer(Reader):
 
     async def start(self) -> None:
         """Joins the group, and waits until the queues of the first share are read, or with ``mode="pop"`` until each broker has
-        answered a pop. It waits for at most 3 s, because other members may still hold queues.
+        answered a pop. It waits for at most 3 s, because other members may still hold queues; where none does, and brokers give
+        no answer, for up to 10 s more.
 
         A group without committed offsets for a topic, in broadcast a member without positions, starts at ``start_from``;
         messages that are sent after this has returned are delivered. Does nothing when already running.

@@ -17,13 +17,13 @@ from rmq_protocol.message import MessageExt, MessageQueue
 from .. import machine
 from .._text import printable
 from ..client import ClientInstance, look_at_clock
-from ..errors import BrokerError, FlowControlError, GoAwayError, ServiceNotAvailableError, SystemBusyError
+from ..errors import BrokerError
 from ..results import PullResult, PullStatus
 from ..transport import Connection
 from .commits import Commits
 from .config import ConsumerConfig
 from .dispatch import Dispatcher
-from .fetch import REACH, REPLACED, Asked, Budget, Cause, FirstLook, Looks, Move, ReadMarks, find_move
+from .fetch import REACH, REPLACED, Asked, Budget, Cause, FirstLook, Looks, Move, ReadMarks, find_move, is_refused
 from .held_queue import HeldQueue, QueueState
 from .losses import Skips
 from .subscription import Subscription
@@ -137,9 +137,9 @@ class Intake:
                 try:
                     await self._move(held, None, min(self._config.handover_timeout, longest))
                 except BrokerError as error:
-                    if isinstance(error, SystemBusyError | FlowControlError | ServiceNotAvailableError | GoAwayError):
-                        raise
-                    return  # the broker does not give the queue to read
+                    if is_refused(error):
+                        return
+                    raise
 
     def _is_far(self, held: HeldQueue, newest: int) -> bool:
         return held.is_filtered and held.cursor - newest > REACH

@@ -31,9 +31,9 @@ from .calls import HandlerCalls
 from .commits import Doubts
 from .config import ConsumerConfig
 from .dispatch import Dispatcher
-from .fetch import Budget, FirstLook, Looks, Pulling, PullLimits, Seen
+from .fetch import Budget, Looks, Pulling, PullLimits, Seen
 from .give_backs import GiveBack, GiveBacks
-from .group import Conflicts, check_filter, find_holders
+from .group import LOOK_PATIENCE, Conflicts, check_filter, find_holders
 from .held_queue import HeldQueue, Waiting
 from .intake import Intake
 from .membership import Clustering
@@ -179,7 +179,7 @@ class Session:
             f"locks of {client_id}", self.takeover.free(client_id, queues)
         )
         self.rebalance.missing.left = self.intake.marks.doubt
-        self.takeover.look = self._first_look
+        self.takeover.look = self.looks.first
         self.rebalance.listed_twice = self.conflicts.wake
         self.takeover.holders = lambda queues, within: find_holders(instance, self.group, queues, self.rebalance.others, within)
         self.takeover.is_shared = lambda: self.rebalance.was_shared(LEFT_LATELY)
@@ -298,28 +298,24 @@ class Session:
         await self.conflicts.look_joined(self.config.on_conflict)
         await self.member.joined()
 
-    async def _first_look(self, queue: MessageQueue, offset: int) -> FirstLook | None:
-        """Looks at a queue before it is read; returns None if that is not possible now, and the first pull meets the error."""
-        try:
-            return await self.looks.first(queue, offset)
-        except RocketMQError as error:
-            logger.debug(
-                "no look at %s before its first pull: %s", self.instance.names.shown_queue(queue), printable(error, 300)
-            )
-            return None
-
     def _lost_route(self, held: HeldQueue) -> None:
         """Handles the answer of a broker that does not have the queue."""
         self.intake.marks.doubt([held.queue])
         self.rebalance.trigger()
 
     async def _first_assignment(self) -> None:
-        """Waits until the first share is known and read, up to FIRST_ASSIGNMENT seconds: another member may drain queues of
-        it."""
+        """Waits until the first share is known and read: up to FIRST_ASSIGNMENT seconds if another member may drain queues of it,
+        else LOOK_PATIENCE more, since what is sent later to a queue that ends below the group's offset may be passed over."""
         first = self.supervisor.once("first share", self._wait_assigned())
         await asyncio.wait([first], timeout=FIRST_ASSIGNMENT)
+        if not self._assigned.is_set() or (self.takeover.queues and not self.takeover.is_refused):
+            await asyncio.wait([first], timeout=LOOK_PATIENCE)
         if not self.was_assigned:
-            logger.info("group %s: %d queues are still with other members", self.group, len(self.takeover.queues))
+            logger.info(
+                "group %s: %d queues are not read yet, they are with other members, or their brokers give no answer",
+                self.group,
+                len(self.takeover.queues),
+            )
 
     async def _wait_assigned(self) -> None:
         await self._assigned.wait()

@@ -33,7 +33,8 @@ OLD: Final = 90
 LATER: Final = 10
 """``OLD``: messages in the older copy; ``LATER``: those that are lost with the newer store."""
 SETTINGS: Final = {"flushConsumerOffsetInterval": "300", "timerWheelEnable": "false"}
-TAKES: Final = 90.0
+TAKES: Final = 300.0
+"""Seconds that a step may take, at most: some 10 on a quiet machine, with the start of a broker."""
 
 
 class Count(NamedTuple):
@@ -151,21 +152,20 @@ async def replace(cluster: RealCluster, new: int, *, offsets: bool) -> dict[str,
         try:
             await asyncio.gather(*(group.send(producer, "old", OLD) for group in groups.values()))
             await asyncio.gather(*(group.has_handled("old", OLD) for group in groups.values()))
-            await asyncio.sleep(2)  # offsets are committed and written
+            await _until(lambda: _written(broker, groups.values()) == {OLD}, "offsets of the older copy")
             await _exchange(broker, lambda store: shutil.copytree(store, store.with_name("older")))
             await asyncio.gather(*(group.send(producer, "later", LATER) for group in groups.values()))
             await asyncio.gather(*(group.has_handled("later", LATER) for group in groups.values()))
-            await asyncio.sleep(2)
+            await _until(lambda: _written(broker, groups.values()) == {OLD + LATER}, "offsets of the newer store")
             await started.consumer.stop()
             paused.consumer.pause()
             stopped.consumer.pause()
             suspended.process.send_signal(signal.SIGSTOP)
-            await asyncio.sleep(1)
             await _exchange(broker, lambda store: _put_back(store, [] if offsets else [*groups.values()]))
             started.consumer = started.member("second")
             await started.consumer.start()
             await asyncio.gather(*(group.send(producer, "new", new) for group in groups.values()))
-            await stopped.consumer.stop()  # before it has pulled from the new store
+            await stopped.consumer.stop(timeout=TAKES)  # before it has pulled from the new store
             stopped.consumer = stopped.member("second")
             await stopped.consumer.start()
             paused.consumer.resume()
@@ -189,7 +189,16 @@ async def _exchange(broker: Server, change: Callable[[Path], object]) -> None:
     """Kills the broker, changes its store, and starts it again."""
     await broker.kill()
     await asyncio.to_thread(change, broker.directory / "store")
-    await broker.start()
+    await broker.start(timeout=TAKES)
+
+
+def _written(broker: Server, groups: Iterable[Group]) -> set[int]:
+    """The offsets of the groups on the disk of the broker; -1 for a group without one."""
+    try:
+        table = json.loads((broker.directory / "store" / "config" / "consumerOffset.json").read_bytes())["offsetTable"]
+    except (FileNotFoundError, ValueError):  # it is written anew each time
+        return {-1}
+    return {table.get(f"{group.name}@{group.name}", {}).get("0", -1) for group in groups}
 
 
 def _put_back(store: Path, newest: Iterable[Group]) -> None:

@@ -13,13 +13,22 @@ from ... import machine
 from ..._ordered import OrderedSet
 from ..._text import printable
 from ...client import ClientInstance, end_in, has_master, next_offset_in, search_offset
-from ...errors import BrokerNotFoundError, FrameTooLargeError
+from ...errors import (
+    BrokerError,
+    BrokerNotFoundError,
+    FlowControlError,
+    FrameTooLargeError,
+    GoAwayError,
+    RocketMQError,
+    ServiceNotAvailableError,
+    SystemBusyError,
+)
 from ...results import PullResult, PullStatus
 from ...transport import Connection
 from ..place import CLOCKS_DIFFER, Place, is_at, place_of
 from ..pulling import PullRequest, pull_once
 
-__all__ = ["FirstLook", "Looks", "Seen"]
+__all__ = ["FirstLook", "Looks", "Seen", "is_refused"]
 
 
 class Seen(Enum):
@@ -122,3 +131,9 @@ class Looks:
         if result.status is not PullStatus.FOUND:
             return None, result
         return next((message for message in result.messages if message.queue_offset == offset), None), result
+
+
+def is_refused(error: RocketMQError) -> bool:
+    """Returns whether an error of a look says that the queue cannot be read, and not that its broker is busy or gives no answer."""
+    busy = SystemBusyError | FlowControlError | ServiceNotAvailableError | GoAwayError
+    return isinstance(error, BrokerError) and not isinstance(error, busy)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from .allocation import merged_members, share_of
 from .conflicts import Conflicts
 from .filter_check import check_filter
-from .handover import Takeover
+from .handover import LOOK_PATIENCE, Takeover
 from .holders import Holders, find_holders
 from .member_locks import MemberLocks
 from .missing import Missing
@@ -15,6 +15,7 @@ from .start_position import StartFrom, first_positions, offset_at, start_offset,
 from .subscription_check import MODE, MODEL, GroupView, SubscriptionConflict, compare, group_view
 
 __all__ = [
+    "LOOK_PATIENCE",
     "MODE",
     "MODEL",
     "Conflicts",

@@ -26,13 +26,13 @@ from ... import machine
 from ..._asyncio import for_each
 from ..._text import printable
 from ...client import ClientInstance, group_members, max_offset
-from ...errors import RocketMQError
-from ..fetch import FirstLook
+from ...errors import ConnectError, RocketMQError
+from ..fetch import FirstLook, is_refused
 from .holders import ANSWER_TIME, Holders
 from .member_locks import MemberLocks
 from .start_position import start_offset
 
-__all__ = ["Takeover"]
+__all__ = ["LOOK_PATIENCE", "Takeover"]
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +46,8 @@ OFFSET_PAUSE: Final = 1.0
 OFFSET_PATIENCE: Final = 5.0
 """Seconds for which a queue with messages and without an offset is left to its former owner. A new master knows no locks and no
 offsets, so the next owner has the lock at once, while the former one may still be about to commit there."""
+LOOK_PATIENCE: Final = 10.0
+"""Seconds for which a queue is not read while the broker gives no answer to the look at it."""
 CRASH_MARGIN: Final = 2.0
 FREED_WITHIN: Final = 2.0
 """Seconds after ``handover_timeout`` and CRASH_MARGIN after which a queue is read without its lock. A member that has joined
@@ -93,6 +95,10 @@ class Takeover:
         self.look: Callable[[MessageQueue, int], Awaitable[FirstLook | None]] = _no_look
         """Looks at a queue with a committed offset before it is read, so that messages which are stored from then on are not
         passed over where the queue ends below that offset."""
+        self._looking: dict[MessageQueue, float] = {}
+        """Queue that was looked at without an answer -> monotonic time of the first look."""
+        self.is_refused = False
+        """Whether a broker has refused a lock at the last request: another member may have the queue."""
         self._waiting: dict[MessageQueue, float] = {}
         """Queue whose lock is wanted -> monotonic time since which it is wanted."""
         self._ready: dict[MessageQueue, float] = {}
@@ -146,6 +152,7 @@ class Takeover:
             self._late.pop(queue, None)
             self._doubted.pop(queue, None)
             self._without.pop(queue, None)
+            self._looking.pop(queue, None)
             self.errors.pop(queue, None)
             if waited is not None or locked is not None:
                 removed.append(queue)
@@ -193,7 +200,9 @@ class Takeover:
     async def _lock(self) -> None:
         if not self._waiting:
             return
-        granted = await self._locks.lock(tuple(self._waiting))
+        asked = tuple(self._waiting)
+        granted = await self._locks.lock(asked)
+        self.is_refused = self._is_refused([queue for queue in asked if queue not in granted])
         now = machine.monotonic()
         dropped = []
         doubtful = []
@@ -220,6 +229,14 @@ class Takeover:
             await self._take_granted(doubtful)
         if late:
             await self._take_late(late)
+
+    def _is_refused(self, queues: Collection[MessageQueue]) -> bool:
+        """Returns whether brokers have refused the locks of some of ``queues``, not failed to answer."""
+        if not queues:
+            return False
+        errors, broker_of = self._locks.errors_of(queues), self._instance.routes.broker_of
+        failed = {broker for broker, error in errors.items() if not is_refused(error)}
+        return any(broker_of(queue) not in failed for queue in queues)
 
     def _forget_doubts(self, granted: Collection[MessageQueue]) -> None:
         """Removes the doubts about queues whose locks are not granted now."""
@@ -314,7 +331,7 @@ class Takeover:
         async def read(queue: MessageQueue) -> None:
             try:
                 offset, committed = await self.start(queue)
-                look = await self.look(queue, offset) if committed else None
+                look = await self._first_look(queue, offset) if committed else None
                 early = committed is None and await self._may_be_early(queue, offset)
             except RocketMQError as error:
                 if queue in self._ready:
@@ -326,11 +343,31 @@ class Takeover:
                     self._ready[queue] = machine.monotonic() + OFFSET_PAUSE
             elif self._ready.pop(queue, None) is not None:
                 self._without.pop(queue, None)
+                self._looking.pop(queue, None)
                 self.errors.pop(queue, None)
                 self._open(queue, offset, committed, look)
                 self._check_idle()
 
         await for_each([queue for queue, at in self._ready.items() if at <= now], read, at_once=AT_ONCE)
+
+    async def _first_look(self, queue: MessageQueue, offset: int) -> FirstLook | None:
+        """Looks at a queue before it is read; returns None if the broker does not give it to read, or cannot be connected to, and
+        LOOK_PATIENCE after the first error: the first pull meets the error then. Raises the others."""
+        now = machine.monotonic()
+        since = self._looking.setdefault(queue, now)
+        try:
+            return await self.look(queue, offset)
+        except RocketMQError as error:
+            if (
+                error.retriable
+                and not is_refused(error)
+                and not isinstance(error, ConnectError)
+                and now - since < LOOK_PATIENCE
+            ):
+                raise
+            shown = self._instance.names.shown_queue(queue)
+            logger.debug("no look at %s before its first pull: %s", shown, printable(error, 300))
+            return None
 
     async def _may_be_early(self, queue: MessageQueue, first: int) -> bool:
         """Returns whether a former owner may still commit a queue without an offset, which is read from ``first`` on otherwise.

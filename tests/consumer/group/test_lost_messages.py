@@ -17,6 +17,7 @@ from rmq_async.consumer.place import Place
 from rmq_async.consumer.progress import Progress
 from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_async.testing.simulation import Simulation
+from rmq_protocol.constants import RequestCode
 
 from .support import Seen, create, member, reader, send, taken, until
 from .test_broadcast import Store
@@ -119,6 +120,27 @@ def test_member_that_starts_above_the_end_begins_at_the_lowest_end(caplog: pytes
     (line,) = [record.getMessage() for record in caplog.records if "goes on at" in record.message]
     assert "goes on at offset 20 instead of 30: it ends at 20, below the group's offset (some 10)" in line
     assert "seek() to a datetime" in line
+
+
+@pytest.mark.parametrize("request_code", [RequestCode.LOCK_BATCH_MQ, RequestCode.PULL_MESSAGE])
+@pytest.mark.parametrize("new", [3, 30])
+def test_member_that_has_started_late_handles_what_is_sent_then(request_code: RequestCode, new: int) -> None:
+    """Its first look at a queue that ends below the group's offset comes after more than 3 s, because answers are lost."""
+
+    async def main(s: Simulation) -> None:
+        (broker,) = s.brokers
+        await create(s.namesrv, queues=1)
+        await send(s.namesrv, *bodies("old", 30))
+        async with member("g", s.namesrv, "one", seen := Seen(), start_from="earliest"):
+            await until(lambda: len(seen.bodies) == 30)
+        lose(s, 10)
+        broker.broker.failures.lose(3, request_code)
+        async with member("g", s.namesrv, "two", seen := Seen()) as consumer:
+            await send(s.namesrv, *bodies("new", new))
+            await until(lambda: len(handled(seen, "new")) == new, 30.0)
+            assert consumer.stats().lost == 10
+
+    Simulation(1, brokers=1, faults=None).run(main)
 
 
 @pytest.mark.parametrize("live", [False, True])
