@@ -18,9 +18,9 @@ import pytest
 from rmq_async.testing.simulation import POP_KINDS, run_seed
 
 HASHES = Path(__file__).with_name("hashes.json")
-HASHED = {"mixed": 20, "groups": 8, "pop": 20}
+HASHED = {"mixed": 20, "groups": 8, "broadcast": 10, "pop": 20}
 """Seeds from 1 on whose hashes are kept, by scenario."""
-MET = {"mixed": 30, "groups": 12, "pop": 20}
+MET = {"mixed": 30, "groups": 12, "broadcast": 20, "pop": 20}
 """Kinds of faults that half of these seeds meet at least."""
 
 PRINT_HASHES = """
@@ -42,7 +42,7 @@ def test_seed_gives_the_run_that_its_hash_was_kept_of(scenario: str, half: int) 
         outcome = run_seed(scenario, seed)
         assert not outcome.violation, f"rmq simulate --scenario {scenario} --seed {seed}"
         assert outcome.seconds >= 300
-        assert outcome.operations >= 100
+        assert outcome.operations >= 90
         assert outcome.trace_hash == hashes[name_of(scenario, seed)], seed
         met.update(outcome.met)
     assert len(met) >= MET[scenario]
