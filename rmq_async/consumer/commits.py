@@ -22,6 +22,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from math import inf
 from typing import Any, Final
 
+from rmq_protocol.constants import RETRY_TOPIC_PREFIX
 from rmq_protocol.message import MessageQueue
 
 from .. import machine
@@ -29,7 +30,7 @@ from .._asyncio import for_each
 from .._backoff import Backoff
 from .._text import printable
 from ..client import ClientInstance, commit_offset
-from ..errors import ConnectionLostError, RequestTimeoutError, RocketMQError
+from ..errors import ConnectionLostError, RequestTimeoutError, RocketMQError, TopicNotExistError
 from ..tracebacks import own_copy
 from ..transport import Connection
 from .held_queue import HeldQueue, QueueState
@@ -247,6 +248,8 @@ class Commits:
                         await self._send(held)
                     sent = True
             except RocketMQError as error:  # a RequestTimeoutError, which is a TimeoutError too, among them
+                if isinstance(error, TopicNotExistError) and _is_unread_retry(held):
+                    return True  # a new master that has not copied the topic yet
                 if not failed:
                     text = printable(error, 500)
                     logger.warning("the last offset of %s was not committed; trying again: %s", held.shown, text)
@@ -270,6 +273,11 @@ class Commits:
             "none of the group, where start_from says. When the broker has a master, compare rmq group lag, and move the group by "
             "rmq group reset; raise stop_timeout if an election takes longer", offset, shown,
         )  # fmt: skip
+
+
+def _is_unread_retry(held: HeldQueue) -> bool:
+    """Returns whether nothing was read of a retry queue, where each member begins with the first message without an offset, too."""
+    return not held.progress.watermark and held.queue.topic.startswith(RETRY_TOPIC_PREFIX)
 
 
 def _sure(held: HeldQueue) -> bool:

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from rmq_async import ClientConfig, Consumer, MessageQueue, PullConsumer, machine
+from rmq_async import Admin, ClientConfig, Consumer, MessageQueue, PullConsumer, machine
 from rmq_async.client import ClientInstance
 from rmq_async.consumer.commits import Commits, Doubts
 from rmq_async.embedded import EmbeddedRocketMQ
@@ -162,6 +162,23 @@ async def test_last_commit_without_an_answer_is_sent_again(caplog: pytest.LogCap
         server.lose_answers(1, request=RequestCode.UPDATE_CONSUMER_OFFSET)
         asyncio.get_running_loop().call_later(1.0, server.lose_offsets)
         await consumer.stop()
+        assert server.progress("g")[Q0] == 1
+    assert not [each for each in caplog.records if each.levelname == "ERROR"]
+
+
+async def test_stop_does_not_wait_for_a_retry_topic_that_a_new_master_lacks(caplog: pytest.LogCaptureFixture) -> None:
+    async with EmbeddedRocketMQ() as server, Admin(namesrv=server.namesrv) as admin:
+        await create(server.namesrv, queues=1)
+        consumer = Consumer("g", namesrv=server.namesrv, rebalance_interval=300.0)
+        consumer.subscribe("T", Seen())
+        await consumer.start()
+        await send(server.namesrv, b"1")
+        await consumer.wait_settled(1)
+        await admin.delete_topic("%RETRY%g")
+        server.lose_offsets()
+        began = machine.monotonic()
+        await consumer.stop()
+        assert machine.monotonic() - began < 1.0
         assert server.progress("g")[Q0] == 1
     assert not [each for each in caplog.records if each.levelname == "ERROR"]
 
