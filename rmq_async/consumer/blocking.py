@@ -57,12 +57,13 @@ class _Held(NamedTuple):
 class LoopWatch:
     """Watches one loop for its consumers. Created by ``join``."""
 
-    _running: Final[dict[asyncio.AbstractEventLoop, LoopWatch]] = {}
+    running: Final[dict[asyncio.AbstractEventLoop, LoopWatch]] = {}
+    """The watch of each loop that has consumers."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._loop_thread = threading.get_ident()
-        self._finders: dict[Find, Callable[[], float]] = {}
+        self.finders: dict[Find, Callable[[], float]] = {}
         """Finder -> the function that returns the seconds by which the timer of its client is overdue."""
         self._blocks: dict[Find, Block] = {}
         """Finder -> the newest block whose function it has named."""
@@ -80,18 +81,18 @@ class LoopWatch:
         if machine.executor is not None:
             return None
         loop = asyncio.get_running_loop()
-        watch = cls._running.get(loop)
+        watch = cls.running.get(loop)
         if watch is None:
-            watch = cls._running[loop] = cls(loop)
+            watch = cls.running[loop] = cls(loop)
         watch._start()
-        watch._finders[find] = overdue
+        watch.finders[find] = overdue
         return watch
 
     def leave(self, find: Find) -> None:
         """Ends a ``join``; the last one ends the thread."""
-        self._finders.pop(find, None)
+        self.finders.pop(find, None)
         self._blocks.pop(find, None)
-        if not self._finders and self._running.pop(self._loop, None) is not None:
+        if not self.finders and self.running.pop(self._loop, None) is not None:
             self._over.set()
             if self._thread is not None:
                 self._thread.join()
@@ -112,11 +113,11 @@ class LoopWatch:
     def _run(self) -> None:
         held: _Held | None = None
         while not self._over.wait(POLL):
-            held = self._look(held)
+            held = self.look(held)
 
-    def _look(self, held: _Held | None) -> _Held | None:
+    def look(self, held: _Held | None) -> _Held | None:
         """Names a task that has blocked the loop for long. ``held``: the result of the look before; returns that of this one."""
-        overdue = max((each() for each in tuple(self._finders.values())), default=0.0)
+        overdue = max((each() for each in tuple(self.finders.values())), default=0.0)
         task = asyncio.current_task(self._loop) if overdue > 0 else None
         now = machine.monotonic()
         if task is None:
@@ -131,7 +132,7 @@ class LoopWatch:
         return held
 
     def _name(self, task: asyncio.Task[Any], seconds: float) -> None:
-        for find in tuple(self._finders):
+        for find in tuple(self.finders):
             name = find(task)
             if name is None:
                 continue

@@ -9,7 +9,6 @@ asynchronous test that are coroutines run on its loop, too.
 from __future__ import annotations
 
 import asyncio
-import time
 import zlib
 from collections.abc import Awaitable
 from random import Random
@@ -51,20 +50,11 @@ class VirtualTimeLoop(SimulatedLoop):
         self._scheduling = scheduler
         super().__init__(scheduler, "test", chance=Random(seed + 2), clock=self._clocks.clock, network=network.host("test"))
         self._before = {name: getattr(library, name) for name in KEPT}
-        self._library = StandardLibrary(self._clocks)
-        self._library._replaced[time, "sleep"] = self.block
+        self._library = StandardLibrary(self._clocks, lambda seconds: scheduler.block(nanoseconds(seconds)))
         self._library.__enter__()
         library.monotonic, library.time = self._clocks.monotonic, self._clocks.time
         library.random, library.entropy = self._clocks.random, self._clocks.entropy
         library.executor = LoopExecutor(self)
-
-    def block(self, seconds: float) -> None:
-        """Moves the time on during a callback, as a function does that holds the loop; what was due meanwhile comes after it."""
-        scheduler = self._scheduling
-        until = scheduler.now + nanoseconds(seconds)
-        while scheduler._timers and scheduler._timers[0][0] <= until and scheduler._next_timers():
-            pass
-        scheduler.now = until
 
     def run_until_complete(self, future: Awaitable[T]) -> T:  # type: ignore[override]
         done = asyncio.ensure_future(future, loop=self)

@@ -50,17 +50,18 @@ class Clocks(Protocol):
 class StandardLibrary:
     """A context in which the standard library shows the time of ``clocks`` and draws from their generators.
 
-    Inside, ``Thread.start``, ``socket.socket``, ``subprocess.Popen``, ``os.fork`` and ``time.sleep`` raise SimulationError.
+    Inside, ``Thread.start``, ``socket.socket``, ``subprocess.Popen``, ``os.fork`` and, without a ``sleep`` in its place,
+    ``time.sleep`` raise SimulationError.
     """
 
-    def __init__(self, clocks: Clocks) -> None:
+    def __init__(self, clocks: Clocks, sleep: Callable[[float], None] | None = None) -> None:
         date, moment = _datetime_classes(clocks)
         self._replaced = {
             **_clock_functions(clocks),
             **_random_functions(clocks),
             (datetime, "date"): date,
             (datetime, "datetime"): moment,
-            (time, "sleep"): _refusal("time.sleep", "it blocks the process; await asyncio.sleep"),
+            (time, "sleep"): sleep or _refusal("time.sleep", "it blocks the process; await asyncio.sleep"),
             (threading.Thread, "start"): _refusal("Thread.start", "there is one thread; use tasks, or asyncio.to_thread"),
             (socket.socket, "__init__"): _refusal("socket.socket", f"sockets of the system are not simulated; {_STREAMS}"),
             (subprocess.Popen, "__init__"): _refusal("subprocess.Popen", _MACHINES),

@@ -105,7 +105,7 @@ async def test_nothing_is_named_that_lets_go_of_the_loop(poll: float, caplog: py
     """Neither tasks that hold the loop for 0.9 s in each step, nor a callback that belongs to none; also where looks are late."""
     loop = asyncio.get_running_loop()
     monitor, watch = loop_monitor.LoopMonitor(loop), blocking.LoopWatch(loop)
-    watch._finders[lambda task: "handler busy"] = monitor.late
+    watch.finders[lambda task: "handler busy"] = monitor.late
     held, next_look = None, loop.time() + poll
 
     def work(seconds: float) -> None:
@@ -113,7 +113,7 @@ async def test_nothing_is_named_that_lets_go_of_the_loop(poll: float, caplog: py
         for _ in range(int(seconds / 0.05)):
             time.sleep(0.05)
             if loop.time() >= next_look - 0.01:
-                held = watch._look(held)
+                held = watch.look(held)
                 next_look += poll
 
     async def busy() -> None:
@@ -134,9 +134,9 @@ async def test_nothing_is_named_that_lets_go_of_the_loop(poll: float, caplog: py
 
 async def blocks_again(message: MessageExt) -> None:
     """Until a block of its own is found."""
-    (watch,) = blocking.LoopWatch._running.values()
+    (watch,) = blocking.LoopWatch.running.values()
     began = machine.monotonic()
-    inner(lambda: [block for block in watch._blocks.values() if block.at > began])
+    inner(lambda: [block for find in watch.finders if (block := watch.newest(find)) and block.at > began])
 
 
 @pytest.mark.usefixtures("quick")
@@ -148,10 +148,10 @@ async def test_function_is_named_once_in_a_while_and_all_consumers_share_a_threa
             member("h", server.namesrv, "two", Seen()) as other,
         ):
             assert len([thread for thread in threading.enumerate() if thread.name == "rmq_async loop watch"]) == 1
-            (watch,) = blocking.LoopWatch._running.values()
+            (watch,) = blocking.LoopWatch.running.values()
             task = asyncio.current_task()
             assert task is not None
-            assert [find(task) for find in watch._finders] == [None, None]  # of the test, no consumer's
+            assert [find(task) for find in watch.finders] == [None, None]  # of the test, no consumer's
             for _ in range(2):
                 await send(server.namesrv, b"block")
                 await consumer.wait_settled(1)
