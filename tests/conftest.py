@@ -24,7 +24,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from .support import canaries, compiling, held_ports
+from .support import canaries, compiling, held_ports, virtual_time
 from .support.chains import REAL_SERVERS, SPARK_CHAIN, chain_of
 
 pytest_plugins = ["pytester"]
@@ -36,8 +36,6 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 settings.register_profile("suite", deadline=None)  # of 200 ms for an example, which a busy machine exceeds
 settings.load_profile("suite")
 
-SECOND_RUN = "RMQ_SECOND_RUN"
-"""Environment variable that ``tools/second_run.py`` sets when it runs failed tests again."""
 SECRET_SHOWN = 9
 """Exit code of a session that logged a secret: pytest itself has none above 5."""
 LONG = ("tests/testing/simulation/test_scenarios.py", "tests/testing/simulation/test_hashes.py")
@@ -92,12 +90,6 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if _compares_real_time(item):
-            item.add_marker(pytest.mark.flaky(reruns=1))
-
-    if SECOND_RUN in os.environ:
-        refuse_random([item for item in items if _is_random(item)])
     alone = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")) == 1
 
     def turn(item: pytest.Item) -> int:
@@ -130,37 +122,22 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
         _seconds[f"{group}, CPU s"] += sum(os.times()[:4]) - cpu
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, Any, Any]:
+    """Fails a test that leaves the clock of its loop to the tests after it."""
+    try:
+        return (yield)
+    finally:
+        left = [*reversed(virtual_time.open_loops)]
+        for loop in left:
+            loop.close()
+        assert not left, f"{item.nodeid} left a loop of virtual time open; it is closed now"
+
+
 def _group_of(nodeid: str) -> str:
     if nodeid.startswith(REAL_SERVERS):
         return f"real servers: {chain_of(nodeid)}"
     return "/".join(nodeid.partition("::")[0].split("/")[:2])
-
-
-def _compares_real_time(item: pytest.Item) -> bool:
-    """Returns whether a failed ``item`` may run once more: a neighbour on the machine can take the time that it measures.
-
-    True for tests marked ``wall_clock`` and those of modules that measure with ``timed``. Random tests get no second run, which
-    would draw other numbers.
-    """
-    if not isinstance(item, pytest.Function) or _is_random(item):
-        return False
-    return hasattr(item.module, "timed") or item.get_closest_marker("wall_clock") is not None
-
-
-def _is_random(item: pytest.Item) -> bool:
-    """Returns whether another run of ``item`` draws other data."""
-    return isinstance(item, pytest.Function) and (
-        hasattr(item.obj, "hypothesis") or "seeded" in item.function.__code__.co_names
-    )
-
-
-def refuse_random(items: list[pytest.Item]) -> None:
-    """Ends a second run (``tools/second_run.py``) that has random tests, which must pass with all data."""
-    if items:
-        named = ", ".join(item.nodeid for item in items)
-        raise pytest.UsageError(
-            f"no second run of tests that failed with random data: {named}; take the seed that they printed"
-        )
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
@@ -192,9 +169,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.section("time by group of tests")
     for name, seconds in sorted(_seconds.items(), key=lambda each: -each[1]) if len(_seconds) > 2 else ():
         terminalreporter.line(f"{seconds:8.0f}  {name}")
-    for report in terminalreporter.stats.get("rerun", []):
-        terminalreporter.section(f"failed once, ran again: {report.nodeid}")
-        terminalreporter.write_line(report.longreprtext)
     for where in canaries.found:
         terminalreporter.write_line(f"A SECRET IN THE LOG: {where}", red=True)
 

@@ -18,6 +18,8 @@ from ..support.waiting import until
 from .outbox.support import Table, some
 from .support import end, start
 
+pytestmark = pytest.mark.interpreters
+
 
 @pytest.fixture
 def full_pipe() -> Iterator[int]:

@@ -24,6 +24,8 @@ from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_protocol.message import MAX_DELAY_LEVEL
 from rmq_protocol.properties import decode_properties, message_properties
 
+pytestmark = pytest.mark.interpreters
+
 
 class S(str, Enum):  # noqa: UP042 - the subject: a StrEnum formats as its text
     TOPIC = "Orders"

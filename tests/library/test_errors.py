@@ -16,6 +16,8 @@ from rmq_async import MessageQueue
 from rmq_async.errors import Attempt, BrokerSystemError, RocketMQError, SendError
 from rmq_async.tracebacks import own_copy
 
+pytestmark = pytest.mark.interpreters
+
 ATTEMPTS = [
     Attempt(MessageQueue("t", "a", 0), "127.0.0.1:1", 0.5, BrokerSystemError("full", broker="a"), False),
     Attempt(MessageQueue("t", "b", 1), None, 0.25, None, True),

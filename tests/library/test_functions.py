@@ -25,6 +25,8 @@ from rmq_async import (
 from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_async.inbox import Inbox
 
+pytestmark = pytest.mark.interpreters
+
 
 class Service:
     def none(self) -> None: ...

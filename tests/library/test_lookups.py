@@ -22,6 +22,8 @@ from rmq_async.transport import ConnectionPool
 from ..support.fakes import Names, resolving
 from ..support.waiting import until
 
+pytestmark = pytest.mark.interpreters
+
 
 @pytest.fixture
 def resolver() -> Iterator[Names]:

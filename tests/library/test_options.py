@@ -26,6 +26,8 @@ from rmq_async import (
 from rmq_async.config import ClientOptions
 from rmq_async.producer.config import ProducerOptions
 
+pytestmark = pytest.mark.interpreters
+
 ROOT = Path(__file__).parents[2]
 
 GOOD = """

@@ -10,6 +10,8 @@ import pytest
 
 import rmq_async
 
+pytestmark = pytest.mark.interpreters
+
 
 async def test_run_beside_a_running_loop_says_what_to_write() -> None:
     async def steps() -> None:

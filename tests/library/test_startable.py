@@ -6,6 +6,8 @@ import pytest
 
 from rmq_async._asyncio import Startable
 
+pytestmark = pytest.mark.interpreters
+
 
 class Recorded(Startable):
     """Records its calls; ``broken``: its start fails."""

@@ -16,6 +16,8 @@ from rmq_async.errors import ClientStateError
 
 from ..support.waiting import until
 
+pytestmark = pytest.mark.interpreters
+
 NAME = "pool of a test"
 
 

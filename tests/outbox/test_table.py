@@ -20,6 +20,8 @@ from rmq_async.outbox import Outbox, outbox_table
 
 from .support import Sessions, rows, settled, store_of
 
+pytestmark = pytest.mark.interpreters
+
 LISTS = {"ids": [1, 2, 3], "in_hand": [1, 2], "topics": ["T"]}
 GIVEN = {
     "me": "m", "lease_seconds": 30.0, "limit": 10, "after": 0, "age": 60.0, "most_attempts": 10, "period": 600.0, "row": 1,

@@ -27,7 +27,7 @@ HERE = Path(__file__).parent
 GUNICORN = ["-m", "gunicorn", "--chdir", str(HERE), "-k", "uvicorn_worker.UvicornWorker", "--workers", "2"]
 UVICORN = ["-m", "uvicorn", "--app-dir", str(HERE), "--workers", "2"]
 
-pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+pytestmark = [pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here"), pytest.mark.interpreters]
 
 
 async def until(condition: Callable[[], bool], process: subprocess.Popen[bytes], seconds: float = 60.0) -> None:

@@ -18,6 +18,8 @@ from rmq_async.transport import Connection
 from ..support.fakes import Cluster, cut, each, late, refuse, stored
 from .support import core_of, message, messages, outcomes, producer, seeded, spin, until
 
+pytestmark = pytest.mark.interpreters
+
 Call = Callable[[Producer], Awaitable[Any]]
 
 

@@ -17,7 +17,7 @@ from rmq_async import Message, MessageQueue, Producer
 from ..support.fakes import Cluster, each, refuse, stored
 from .support import message, producer, until
 
-pytestmark = pytest.mark.virtual_time
+pytestmark = [pytest.mark.virtual_time, pytest.mark.interpreters]
 
 OWNER: ContextVar[str] = ContextVar("whose call it is", default="none")
 

@@ -17,7 +17,7 @@ from ..support.fakes import TOPIC
 from ..support.instances import client_of
 from .support import message, until
 
-pytestmark = pytest.mark.wall_clock
+pytestmark = [pytest.mark.wall_clock, pytest.mark.interpreters]
 
 Way = Callable[[Producer], Awaitable[Any]]
 

@@ -12,6 +12,8 @@ import uvloop
 from rmq_async import Hook, Message, Producer, SendResult, errors
 from rmq_async.testing import ThreadedRocketMQ
 
+pytestmark = pytest.mark.interpreters
+
 TOPIC = "ExitTopic"
 CALLS = 8
 

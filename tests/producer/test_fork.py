@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.interpreters
+
 PROGRAM = """
 import asyncio, gc, logging, os, sys, traceback, warnings
 from rmq_async import Message, Producer, TransactionProducer, TransactionStatus, errors

@@ -13,6 +13,8 @@ import pytest
 
 import rmq_async
 
+pytestmark = pytest.mark.interpreters
+
 NAMES = """
 rmq_async.run coro
 rmq_async.Message topic body tags keys flag properties delay_level delay deliver_at wait_store sharding_key unique_id

@@ -13,6 +13,8 @@ from rmq_protocol.constants import LanguageCode, RequestCode, ResponseCode, Seri
 from rmq_protocol.errors import LocalProtocolError
 from rmq_protocol.frame import Frame, FrameDecoder
 
+pytestmark = pytest.mark.interpreters
+
 BINARY_105 = bytes.fromhex("0000002501000021" + "00690301df0000000100000000000000000000000c0005746f7069630000000154")
 
 

@@ -22,6 +22,8 @@ from rmq_protocol import compression
 from rmq_protocol.compression import CompressionType, compress, compression_type, decompress
 from rmq_protocol.errors import CorruptMessageError, LocalProtocolError
 
+pytestmark = pytest.mark.interpreters
+
 SIZES = [0, 1, 100, 65536, MIB - 1, MIB, MIB + 1, 2 * MIB, 5_000_001]
 
 

@@ -36,6 +36,8 @@ from rmq_protocol.headers import (
 )
 from rmq_protocol.java_types import Int, Long
 
+pytestmark = pytest.mark.interpreters
+
 README = Path(__file__).parents[2] / "protocol" / "README.md"
 
 WITHOUT_A_CODE = (

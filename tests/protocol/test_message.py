@@ -16,6 +16,8 @@ from rmq_protocol.errors import InvalidMessageError, RocketMQError
 from rmq_protocol.message import Message, MessageExt, MessageQueue
 from rmq_protocol.properties import RESERVED_NAMES, decode_properties, message_properties
 
+pytestmark = pytest.mark.interpreters
+
 
 def test_a_plain_message_has_the_defaults_of_the_api() -> None:
     message = Message("T", b"x")

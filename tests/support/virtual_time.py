@@ -24,6 +24,8 @@ from rmq_async.testing.simulation.scheduler import nanoseconds
 from rmq_async.testing.simulation.standard_library import StandardLibrary
 
 T = TypeVar("T")
+open_loops: list[VirtualTimeLoop] = []
+"""Loops that show their time to the library; none is left at the end of a test, else all later ones had its clock."""
 KEPT = ("monotonic", "time", "random", "entropy", "process_id", "executor", "instance_name", "address")
 
 
@@ -55,6 +57,7 @@ class VirtualTimeLoop(SimulatedLoop):
         library.monotonic, library.time = self._clocks.monotonic, self._clocks.time
         library.random, library.entropy = self._clocks.random, self._clocks.entropy
         library.executor = LoopExecutor(self)
+        open_loops.append(self)
 
     def run_until_complete(self, future: Awaitable[T]) -> T:  # type: ignore[override]
         done = asyncio.ensure_future(future, loop=self)
@@ -65,7 +68,10 @@ class VirtualTimeLoop(SimulatedLoop):
         if self.dead:
             return
         super().close()
-        self.bury()
-        self._library.__exit__(None, None, None)
-        for name, value in self._before.items():
-            setattr(library, name, value)
+        try:
+            self.bury()
+        finally:
+            self._library.__exit__(None, None, None)
+            for name, value in self._before.items():
+                setattr(library, name, value)
+            open_loops.remove(self)

@@ -6,12 +6,16 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import pytest
+
 from rmq_async.errors import ClientStateError, ConnectError, RocketMQError
 from rmq_async.transport import ConnectionPool
 
 from ..support.fakes import Peer, echo, silence
 from ..support.leftovers import sockets
 from .support import Sender, connect, free_port, ping, pool_of, spin, until
+
+pytestmark = pytest.mark.interpreters
 
 
 async def cancelled_after(steps: int, call: Callable[[], Awaitable[Any]]) -> bool:

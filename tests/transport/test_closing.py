@@ -19,6 +19,8 @@ from rmq_protocol.command import RemotingCommand
 from ..support.fakes import Link, Peer, frame, response, silence
 from .support import FRAME, Notes, Sender, connect, ping, spin, until
 
+pytestmark = pytest.mark.interpreters
+
 ONEWAY = frame(RemotingCommand(code=10, flag=2))
 Ending = Callable[[Connection, Link], None]
 ENDINGS: dict[CloseReason, Ending] = {

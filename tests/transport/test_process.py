@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.interpreters
+
 PROLOGUE = f"""
 import asyncio, gc, json, os, socket, sys
 import uvloop

@@ -21,6 +21,8 @@ from rmq_protocol.send_codec import FIRST_OPAQUE, LAST_OPAQUE
 from ..support.fakes import Link, Peer, echo, frame, response, silence, stored
 from .support import Sender, connect, ping, rss
 
+pytestmark = pytest.mark.interpreters
+
 
 async def test_answers_in_any_order_reach_their_own_request() -> None:
     seed = random.randrange(1 << 30)

@@ -12,6 +12,8 @@ from rmq_async._asyncio import SingleFlight
 from rmq_async.broker_answers import broker_error
 from rmq_async.errors import ClientStateError, NameServerError
 
+pytestmark = pytest.mark.interpreters
+
 
 class Work:
     """A look-up that ends when the test sets its result."""

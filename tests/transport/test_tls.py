@@ -27,6 +27,8 @@ from rmq_protocol.command import RemotingCommand
 from ..support.fakes import Link, Peer, reset, stored
 from .support import FRAME, Sender, ping, pool_of, spin, until
 
+pytestmark = pytest.mark.interpreters
+
 AUTHORITY = trustme.CA()
 TRUST = AUTHORITY.cert_pem.bytes().decode()
 HOST = "127.0.0.1"

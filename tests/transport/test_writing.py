@@ -14,7 +14,7 @@ from rmq_protocol.command import RemotingCommand
 from ..support.fakes import Link, Peer, silence, stored
 from .support import FRAME, Exact, Recorder, Sender, connect, ping, spin, until
 
-pytestmark = pytest.mark.usefixtures("each_way_on_one_loop")
+pytestmark = [pytest.mark.usefixtures("each_way_on_one_loop"), pytest.mark.interpreters]
 
 
 async def test_an_idle_connection_writes_at_once() -> None:

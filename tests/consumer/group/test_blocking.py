@@ -26,6 +26,8 @@ class Ears(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         heard.append(record.getMessage())
 
+pytestmark = pytest.mark.interpreters
+
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:

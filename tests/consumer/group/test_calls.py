@@ -14,6 +14,8 @@ from rmq_protocol.constants import RequestCode, ResponseCode
 
 from .support import Seen, create, member, send, until
 
+pytestmark = pytest.mark.interpreters
+
 Q0 = MessageQueue("T", "broker-a", 0)
 
 

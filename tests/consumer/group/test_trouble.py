@@ -17,6 +17,8 @@ from rmq_protocol.message import MessageQueue
 
 from .support import Seen, create, member, send, until
 
+pytestmark = pytest.mark.interpreters
+
 
 @pytest.mark.parametrize("how", ["cancelled", "stopped"])
 def test_start_ended_while_it_waits_for_queues(how: str) -> None:

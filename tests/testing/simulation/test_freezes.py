@@ -13,6 +13,8 @@ from rmq_async.testing.simulation import SimulationError, run_task
 
 from .worlds import Processes
 
+pytestmark = pytest.mark.interpreters
+
 
 async def waits_for_ever(event: asyncio.Event) -> None:
     await event.wait()

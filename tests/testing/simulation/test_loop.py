@@ -17,6 +17,8 @@ from rmq_async.testing.simulation import SimulationError
 
 from .worlds import Processes
 
+pytestmark = pytest.mark.interpreters
+
 
 def run(main: Callable[[], Awaitable[Any]]) -> Any:
     return Processes().run(main)
