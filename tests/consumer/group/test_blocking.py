@@ -26,6 +26,7 @@ class Ears(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         heard.append(record.getMessage())
 
+
 pytestmark = pytest.mark.interpreters
 
 
