@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from random import Random
 from types import ModuleType, TracebackType
 from typing import Any, Final, Protocol, Self
@@ -68,19 +68,15 @@ class StandardLibrary:
             (os, "fork"): _refusal("os.fork", _MACHINES),
         }
         self._before: list[tuple[Any, str, Any]] = []
+        self._originals: dict[int, Any] = {}
+        self._loaded: set[str] = set()
         self._zone: str | None = None
 
     def __enter__(self) -> Self:
-        by_id = {
-            id(getattr(owner, name)): new for (owner, name), new in self._replaced.items() if isinstance(owner, ModuleType)
-        }
-        bound = [
-            (module, name, by_id[id(value)])
-            for module in _modules()
-            if not by_id.keys().isdisjoint(map(id, vars(module).values()))  # few have any; without a step of Python per name
-            for name, value in list(vars(module).items())
-            if id(value) in by_id
-        ]
+        functions = {place: new for place, new in self._replaced.items() if isinstance(place[0], ModuleType)}
+        self._originals = {id(new): getattr(*place) for place, new in functions.items()}
+        self._loaded = set(sys.modules)
+        bound = list(_bound(_modules(), {id(getattr(*place)): new for place, new in functions.items()}))
         for (owner, name), new in self._replaced.items():
             self._set(owner, name, new)
         for module, name, new in bound:
@@ -93,11 +89,25 @@ class StandardLibrary:
         while self._before:
             owner, name, old = self._before.pop()
             setattr(owner, name, old)
+        # A module that was loaded inside has bound the replacements, which end with this simulation.
+        later = [module for module in _modules() if module.__name__ not in self._loaded]
+        for module, name, old in list(_bound(later, self._originals)):
+            setattr(module, name, old)
         _set_zone(self._zone)
 
     def _set(self, owner: Any, name: str, new: Any) -> None:
         self._before.append((owner, name, getattr(owner, name)))
         setattr(owner, name, new)
+
+
+def _bound(modules: Iterable[ModuleType], by_id: dict[int, Any]) -> Iterator[tuple[ModuleType, str, Any]]:
+    """Yields each name of the modules that is bound to an object of ``by_id``, with what it gives for it."""
+    for module in modules:
+        values = vars(module)
+        if not by_id.keys().isdisjoint(map(id, values.values())):  # few have any; without a step of Python per name
+            for name, value in values.items():
+                if id(value) in by_id:
+                    yield module, name, by_id[id(value)]
 
 
 def _modules() -> Iterator[ModuleType]:

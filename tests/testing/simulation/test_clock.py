@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
+import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -135,3 +138,19 @@ def test_fault_changes_the_clock_for_a_while() -> None:
     rates = [event.details["rate"] for event in simulation.history if event.what == "drift_monotonic"]
     assert all(rate is None or abs(rate) <= 0.02 for rate in rates)
     assert rates.count(None) > 10
+
+
+def test_module_loaded_during_a_simulation_has_the_real_clock_afterwards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise a module that is loaded late would keep the clock of a simulation that has ended."""
+    (tmp_path / "loaded_late.py").write_text("from time import monotonic\n")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    async def main(s: Simulation) -> None:
+        loaded = importlib.import_module("loaded_late")
+        assert abs(loaded.monotonic() - asyncio.get_running_loop().time()) < 1e-3
+
+    Simulation(1, faults=None).run(main)
+    loaded = sys.modules.pop("loaded_late")
+    assert loaded.monotonic is time.monotonic
