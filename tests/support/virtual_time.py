@@ -50,12 +50,14 @@ class VirtualTimeLoop(SimulatedLoop):
         network = SimulatedNetwork(scheduler, lambda name: Random(zlib.crc32(name.encode(), seed)))
         self._clocks = Clocks(scheduler, seed)
         self._scheduling = scheduler
-        super().__init__(scheduler, "test", chance=Random(seed + 2), clock=self._clocks.clock, network=network.host("test"))
+        host = network.host("test")
+        super().__init__(scheduler, "test", chance=Random(seed + 2), clock=self._clocks.clock, network=host)
         self._before = {name: getattr(library, name) for name in KEPT}
         self._library = StandardLibrary(self._clocks, lambda seconds: scheduler.block(nanoseconds(seconds)))
         self._library.__enter__()
         library.monotonic, library.time = self._clocks.monotonic, self._clocks.time
         library.random, library.entropy = self._clocks.random, self._clocks.entropy
+        library.address = host.address
         library.executor = LoopExecutor(self)
         open_loops.append(self)
 

@@ -37,8 +37,8 @@ async def loop_errors(made: list[Any]) -> AsyncIterator[list[dict[str, Any]]]:
     loop.set_exception_handler(lambda _, context: errors.append(context))
     before = sockets()
     yield errors
-    await until(lambda: asyncio.all_tasks() == {asyncio.current_task()}, 1.0)
-    await until(lambda: sockets() <= before, 1.0)
+    await until(lambda: asyncio.all_tasks() == {asyncio.current_task()})
+    await until(lambda: sockets() <= before)
     for thing in made:
         left = leftovers(thing)
         assert not left, f"{thing!r} keeps {left}"
