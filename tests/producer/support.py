@@ -15,6 +15,7 @@ from rmq_async.producer.batching.batcher import Batcher
 from rmq_async.producer.core import ProducerCore
 from rmq_async.producer.routing.avoidance import Avoidance
 from rmq_async.producer.routing.topic_queues import HeaderSettings, TopicQueues
+from rmq_async.testing.simulation import SimulatedLoop
 from rmq_protocol.route import TopicRouteData
 
 from ..support.fakes import TOPIC, Cluster
@@ -104,39 +105,21 @@ def every_way(brokers: int) -> Callable[[Callable[[Cluster, Send], Awaitable[Non
 
 
 class Taken:
-    """``seconds``: how long the block took. ``lag``: by how much the loop itself was late meanwhile, all in all."""
+    """``seconds``: how long the block took."""
 
-    def __init__(self) -> None:
-        self.seconds = self.lag = 0.0
-        self.loop = asyncio.get_running_loop()
-        self.tick()
-
-    def tick(self) -> None:
-        self.due = monotonic() + 0.005
-        self.timer = self.loop.call_later(0.005, self.tock)
-
-    def tock(self) -> None:
-        self.note()
-        self.tick()
-
-    def note(self) -> None:
-        self.lag += max(0.0, monotonic() - self.due - 0.002)
-
-    def stop(self) -> None:
-        self.note()  # the machine may have stood still since the last tick
-        self.timer.cancel()
+    seconds = 0.0
 
 
 @contextmanager
 def timed(least: float = 0.0, most: float = float("inf")) -> Iterator[Taken]:
-    """Fails unless the block takes from ``least`` to ``most`` seconds; GRACE more, and what a busy machine made the loop late."""
+    """Fails unless the block takes from ``least`` to ``most`` seconds of virtual time; GRACE more is allowed."""
+    assert isinstance(asyncio.get_running_loop(), SimulatedLoop), (
+        "seconds of a real loop say nothing; mark the test virtual_time"
+    )
     taken, began = Taken(), monotonic()
-    try:
-        yield taken
-    finally:
-        taken.stop()
+    yield taken
     taken.seconds = monotonic() - began
-    assert least - 0.005 <= taken.seconds <= most + GRACE + 2 * taken.lag, f"{taken.seconds:.3f} s, not {least} to {most}"
+    assert least - 0.005 <= taken.seconds <= most + GRACE, f"{taken.seconds:.3f} s, not {least} to {most}"
 
 
 def seeded() -> random.Random:

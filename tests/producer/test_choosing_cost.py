@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
-from typing import Any
 
 import pytest
 
 from rmq_async import FaultTable
 from rmq_async import producer as room
 
+from ..support.calls import lines_counted
 from ..support.fakes import TOPIC, Cluster, each, refuse, silence
 from .support import message, outcomes, producer
 
@@ -23,27 +19,6 @@ pytestmark = pytest.mark.virtual_time
 ROOM = str(Path(room.__file__).parent)
 SHORT = FaultTable((0.02, 0.1), (0.0, 0.15), isolation=0.2)
 """A broker is left alone for 0.15 s."""
-
-
-class Lines:
-    count = 0
-
-
-@contextmanager
-def counted() -> Iterator[Lines]:
-    """Counts the lines of the producer's modules that run meanwhile; each round of a loop runs its lines anew."""
-    lines = Lines()
-
-    def line(frame: FrameType, event: str, argument: object) -> Any:
-        lines.count += event == "line"
-        return line
-
-    before = sys.gettrace()
-    sys.settrace(lambda frame, event, argument: line if frame.f_code.co_filename.startswith(ROOM) else None)
-    try:
-        yield lines
-    finally:
-        sys.settrace(before)
 
 
 async def lines_of_a_send(cluster: Cluster, topics: int) -> float:
@@ -60,7 +35,7 @@ async def lines_of_a_send(cluster: Cluster, topics: int) -> float:
         while len(suspect.sends) < before + 2:  # one is refused, and one tried when the suspect's time is over
             trial = asyncio.ensure_future(sender.send(message()))
             await asyncio.wait([trial], timeout=0.05)
-        with counted() as lines:
+        with lines_counted(ROOM) as lines:
             for _ in range(20):
                 assert (await sender.send(message())).queue.broker_name == good.name
         assert trial is not None

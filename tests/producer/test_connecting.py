@@ -11,9 +11,11 @@ from rmq_async import SendError, errors
 from rmq_protocol.route import BrokerData
 
 from ..support.fakes import TOPIC, Broker, Cluster, cut, late, refuse, silence
-from ..support.holes import black_hole
 from ..support.instances import client_of
+from ..support.virtual_time import BLACK_HOLE
 from .support import Send, every_way, message, messages, outcomes, producer, spin, timed, until
+
+pytestmark = pytest.mark.virtual_time
 
 
 @every_way(2)
@@ -41,7 +43,6 @@ async def test_while_an_address_backs_off_others_are_used_at_once(pair: Cluster,
     assert len(pair.b.sends) > 40
 
 
-@pytest.mark.virtual_time
 @every_way(1)
 async def test_a_lone_broker_that_is_down(cluster: Cluster, send: Send) -> None:
     await cluster.a.stop()
@@ -56,7 +57,6 @@ async def test_a_lone_broker_that_is_down(cluster: Cluster, send: Send) -> None:
             assert isinstance(caught.value.attempts[0].error.__cause__, OSError)
 
 
-@pytest.mark.virtual_time
 @every_way(1)
 async def test_a_lone_broker_that_comes_back_within_the_budget(cluster: Cluster, send: Send) -> None:
     await cluster.a.stop()
@@ -70,7 +70,6 @@ async def test_a_lone_broker_that_comes_back_within_the_budget(cluster: Cluster,
     assert result.attempts > 1
 
 
-@pytest.mark.virtual_time
 @every_way(1)
 async def test_soon_after_the_port_opens_sends_succeed_again(cluster: Cluster, send: Send) -> None:
     async with producer(cluster, timeout=0.3) as sender:
@@ -88,82 +87,78 @@ async def test_soon_after_the_port_opens_sends_succeed_again(cluster: Cluster, s
 @every_way(2)
 async def test_connecting_counts_inside_the_cap(pair: Cluster, send: Send) -> None:
     """A black hole takes its share of the budget, whichever way is used."""
-    with black_hole() as hole:
-        name = pair.a.name
-        route = pair.route()
-        pair.name_server.routes[TOPIC] = replace(route, broker_datas=(BrokerData(name, {0: hole}, "c"), route.broker_datas[1]))
-        async with producer(pair, timeout=0.9, connect_timeout=3.0) as sender:
-            attempts = set()
-            while attempts < {1, 2}:
-                with timed(most=0.3) as taken:
-                    result = await send(sender)
-                assert result.queue.broker_name == "b"
-                assert taken.seconds > 0.25 or result.attempts == 1
-                attempts.add(result.attempts)
+    name = pair.a.name
+    route = pair.route()
+    pair.name_server.routes[TOPIC] = replace(
+        route, broker_datas=(BrokerData(name, {0: BLACK_HOLE}, "c"), route.broker_datas[1])
+    )
+    async with producer(pair, timeout=0.9, connect_timeout=3.0) as sender:
+        attempts = set()
+        while attempts < {1, 2}:
+            with timed(most=0.3) as taken:
+                result = await send(sender)
+            assert result.queue.broker_name == "b"
+            assert taken.seconds > 0.25 or result.attempts == 1
+            attempts.add(result.attempts)
 
 
 @every_way(1)
 async def test_a_lone_black_hole_ends_with_the_budget(cluster: Cluster, send: Send) -> None:
-    with black_hole() as hole:
-        cluster.name_server.routes[TOPIC] = replace(cluster.route(), broker_datas=(BrokerData("a", {0: hole}, "c"),))
-        async with producer(cluster, timeout=0.3) as sender:
-            with timed(0.3, 0.3), pytest.raises(errors.RequestTimeoutError) as caught:
-                await send(sender)
-            assert not caught.value.maybe_stored
-            with timed(0.2, 0.2), pytest.raises(errors.RequestTimeoutError):
-                await send(sender, timeout=0.2, queue=cluster.queue())
+    cluster.name_server.routes[TOPIC] = replace(cluster.route(), broker_datas=(BrokerData("a", {0: BLACK_HOLE}, "c"),))
+    async with producer(cluster, timeout=0.3) as sender:
+        with timed(0.3, 0.3), pytest.raises(errors.RequestTimeoutError) as caught:
+            await send(sender)
+        assert not caught.value.maybe_stored
+        with timed(0.2, 0.2), pytest.raises(errors.RequestTimeoutError):
+            await send(sender, timeout=0.2, queue=cluster.queue())
 
 
 async def test_a_caller_without_time_to_connect_leaves_their_time_to_the_others(cluster: Cluster) -> None:
     """Those behind it in the same line are not ended by its deadline, and its error is not replaced by theirs."""
-    with black_hole() as hole:
-        cluster.name_server.routes[TOPIC] = replace(cluster.route(), broker_datas=(BrokerData("a", {0: hole}, "c"),))
-        async with producer(cluster) as sender:
+    cluster.name_server.routes[TOPIC] = replace(cluster.route(), broker_datas=(BrokerData("a", {0: BLACK_HOLE}, "c"),))
+    async with producer(cluster) as sender:
 
-            async def send(timeout: float) -> None:
-                with timed(timeout, timeout), pytest.raises(errors.RequestTimeoutError, match="no connection") as caught:
-                    await sender.send(message(), queue=cluster.queue(), timeout=timeout)
-                assert not caught.value.maybe_stored
+        async def send(timeout: float) -> None:
+            with timed(timeout, timeout), pytest.raises(errors.RequestTimeoutError, match="no connection") as caught:
+                await sender.send(message(), queue=cluster.queue(), timeout=timeout)
+            assert not caught.value.maybe_stored
 
-            await asyncio.gather(send(0.03), send(0.2), send(0.1))
+        await asyncio.gather(send(0.03), send(0.2), send(0.1))
 
 
 async def test_a_late_stored_resolves_the_call_while_it_connects_elsewhere(pair: Cluster) -> None:
     """The first attempt is given up after 0.2 s, the second meets a black hole, and the first one's answer comes at 0.3 s."""
-    with black_hole() as hole:
-        async with producer(pair, timeout=0.9, attempt_timeout=0.2) as sender:
-            route = pair.route()
-            pair.name_server.routes[TOPIC] = replace(
-                route, broker_datas=(route.broker_datas[0], BrokerData("b", {0: hole}, "c"))
-            )
-            pair.a.answer = late(0.3)
-            while not pair.a.sends:
-                with timed(0.2, 0.5):
-                    result = await sender.send(message())
-            assert result.queue.broker_name == "a"
-            assert len(pair.a.sends) == 1
-            with timed(0.25, 0.3):
-                while (await sender.send(message(), queue=pair.queue(pair.a))).attempts != 1:
-                    pytest.fail("one attempt")
+    async with producer(pair, timeout=0.9, attempt_timeout=0.2) as sender:
+        route = pair.route()
+        pair.name_server.routes[TOPIC] = replace(
+            route, broker_datas=(route.broker_datas[0], BrokerData("b", {0: BLACK_HOLE}, "c"))
+        )
+        pair.a.answer = late(0.3)
+        while not pair.a.sends:
+            with timed(0.2, 0.5):
+                result = await sender.send(message())
+        assert result.queue.broker_name == "a"
+        assert len(pair.a.sends) == 1
+        with timed(0.25, 0.3):
+            while (await sender.send(message(), queue=pair.queue(pair.a))).attempts != 1:
+                pytest.fail("one attempt")
 
 
 async def test_of_a_call_that_connects_nothing_is_left_when_it_is_cancelled() -> None:
-    with black_hole() as hole:
-        async with Cluster(1) as cluster:
-            cluster.name_server.routes[TOPIC] = replace(cluster.route(), broker_datas=(BrokerData("a", {0: hole}, "c"),))
-            async with producer(cluster) as sender:
-                calls = [asyncio.ensure_future(sender.send(item)) for item in messages(3)]
-                calls += [asyncio.ensure_future(sender.send(item, key=1)) for item in messages(3)]
-                calls += [asyncio.ensure_future(sender.send_async(item)) for item in messages(3)]  # type: ignore[misc]
-                calls += [asyncio.ensure_future(sender.send_oneway(item)) for item in messages(3)]  # type: ignore[misc]
-                await asyncio.sleep(0.05)
-                for call in calls:
-                    call.cancel()
-                assert {type(error) for error in await outcomes(*calls)} == {asyncio.CancelledError}
-                assert sender.health().unanswered == 0
+    async with Cluster(1) as cluster:
+        cluster.name_server.routes[TOPIC] = replace(cluster.route(), broker_datas=(BrokerData("a", {0: BLACK_HOLE}, "c"),))
+        async with producer(cluster) as sender:
+            calls = [asyncio.ensure_future(sender.send(item)) for item in messages(3)]
+            calls += [asyncio.ensure_future(sender.send(item, key=1)) for item in messages(3)]
+            calls += [asyncio.ensure_future(sender.send_async(item)) for item in messages(3)]  # type: ignore[misc]
+            calls += [asyncio.ensure_future(sender.send_oneway(item)) for item in messages(3)]  # type: ignore[misc]
+            await asyncio.sleep(0.05)
+            for call in calls:
+                call.cancel()
+            assert {type(error) for error in await outcomes(*calls)} == {asyncio.CancelledError}
+            assert sender.health().unanswered == 0
 
 
-@pytest.mark.virtual_time
 async def test_a_thousand_first_sends_make_one_route_request_and_one_connection(cluster: Cluster) -> None:
     cluster.name_server.delay = 0.05
     async with producer(cluster) as sender:
@@ -178,7 +173,6 @@ async def test_a_thousand_first_sends_make_one_route_request_and_one_connection(
     assert len(cluster.a.links) == 1
 
 
-@pytest.mark.virtual_time
 async def test_after_a_failed_attempt_the_route_is_asked_for_anew_and_used(cluster: Cluster) -> None:
     """A broker that moved to another address is found before the next poll, by calls under way too."""
     moved = Broker("a")
@@ -197,7 +191,6 @@ async def test_after_a_failed_attempt_the_route_is_asked_for_anew_and_used(clust
         await moved.stop()
 
 
-@pytest.mark.virtual_time
 @every_way(1)
 async def test_a_queue_that_is_kept_to_is_found_where_its_broker_moved(cluster: Cluster, send: Send) -> None:
     moved = Broker("a")
@@ -229,7 +222,6 @@ async def test_a_broker_that_sends_clients_away_is_left_when_the_route_says_so(p
         assert {result.attempts for result in results} == {1}
 
 
-@pytest.mark.virtual_time
 async def test_many_failures_ask_for_the_route_once_a_second(cluster: Cluster) -> None:
     cluster.a.answer = refuse(1)
     async with producer(cluster) as sender:
@@ -257,7 +249,6 @@ async def test_a_route_without_a_master(pair: Cluster) -> None:
     assert not pair.sends
 
 
-@pytest.mark.virtual_time
 async def test_a_slow_name_server_is_inside_the_budget(cluster: Cluster) -> None:
     cluster.name_server.answer = silence
     async with producer(cluster) as sender:

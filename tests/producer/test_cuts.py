@@ -146,7 +146,6 @@ async def test_every_form_of_a_send_is_cut_at_every_ninth_byte(way: str) -> None
     assert sum(hook.seen > 60 for hook in hooks) == 4
 
 
-@pytest.mark.wall_clock
 async def test_a_first_send_whose_route_look_up_is_cut_anywhere() -> None:
     """Each to a topic of its own, which it creates, so that two requests go to the name server: for the topic, and for TBW102."""
     judge = Judge(TIMEOUT)

@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-import sys
+import inspect
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from time import monotonic
-from types import FrameType
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
-from rmq_async import ConfigError, Producer, ProducerConfig, errors, select_best
+from rmq_async import ConfigError, Producer, ProducerConfig, errors, machine, select_best
 from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_async.producer.routing.avoidance import KEPT, MOST_ITEMS
 from rmq_async.producer.routing.suspects import FailureTable
 
 from ..support.fakes import TOPIC, Cluster, cut, late, refuse, silence, stored
 from ..support.instances import client_of
-from .support import Send, Taken, awaited, core_of, every_way, is_available, message, messages, outcomes, producer, timed, until
+from .support import Send, awaited, core_of, every_way, is_available, message, messages, outcomes, producer, timed, until
+
+pytestmark = pytest.mark.virtual_time
 
 TIMEOUT = 0.9
 """Seconds of a call: a first attempt has 0.3 of them while another broker is left."""
@@ -46,7 +47,6 @@ async def met(cluster: Cluster, sender: Any, send: Send = awaited) -> float:
 # -- who is left alone
 
 
-@pytest.mark.virtual_time
 @every_way(2)
 async def test_silent_broker_is_left_alone(cluster: Cluster, send: Send) -> None:
     cluster.a.answer = silence
@@ -69,7 +69,6 @@ async def test_lost_connection_counts_as_failure(pair: Cluster, answer: Any) -> 
         assert at(pair) == [before[0], before[1] + 20]
 
 
-@pytest.mark.virtual_time
 @every_way(2)
 async def test_refused_connect_counts_as_failure(cluster: Cluster, send: Send) -> None:
     await cluster.a.stop()
@@ -78,7 +77,6 @@ async def test_refused_connect_counts_as_failure(cluster: Cluster, send: Send) -
     assert attempts == {1: 29, 2: 1}
 
 
-@pytest.mark.virtual_time
 async def test_answer_of_any_code_is_no_failure(pair: Cluster) -> None:
     pair.a.answer = refuse(14)
     async with producer(pair) as sender:
@@ -87,7 +85,6 @@ async def test_answer_of_any_code_is_no_failure(pair: Cluster) -> None:
     assert len(pair.a.sends) >= 5  # every second one, but for those that a retry takes the turn of
 
 
-@pytest.mark.virtual_time
 async def test_cancelled_call_blames_no_broker(pair: Cluster) -> None:
     pair.a.answer = silence
     async with producer(pair) as sender:
@@ -111,10 +108,9 @@ async def test_one_way_sends_avoid_dead_broker(pair: Cluster) -> None:
                 failed += 1
         await sender.flush()
         assert failed == 1
-        assert len(pair.b.sends) == 39
+        await until(lambda: len(pair.b.sends) == 39)
 
 
-@pytest.mark.virtual_time
 async def test_batched_sends_avoid_a_silent_broker(pair: Cluster) -> None:
     pair.a.answer = silence
     async with producer(pair, batching=True, timeout=TIMEOUT) as sender:
@@ -125,7 +121,6 @@ async def test_batched_sends_avoid_a_silent_broker(pair: Cluster) -> None:
         assert at(pair)[0] == before[0]
 
 
-@pytest.mark.virtual_time
 async def test_suspect_is_reason_enough_to_cap_an_attempt(pair: Cluster) -> None:
     """It may be well again: a call that meets the other one, which falls silent now, is tried on it within its time."""
     pair.a.answer = cut
@@ -135,7 +130,6 @@ async def test_suspect_is_reason_enough_to_cap_an_attempt(pair: Cluster) -> None
         assert (await sender.send(message())).queue.broker_name == "a"
 
 
-@pytest.mark.virtual_time
 async def test_select_best_avoids_for_selectors(trio: Cluster) -> None:
     def not_c(queues: Any, item: Any, key: Any) -> Any:
         return select_best([queue for queue in queues if queue.broker_name != "c"], item, key)
@@ -150,7 +144,6 @@ async def test_select_best_avoids_for_selectors(trio: Cluster) -> None:
         assert at(trio)[0] == before[0]
 
 
-@pytest.mark.virtual_time
 async def test_fixed_queues_and_keys_avoid_no_broker(pair: Cluster) -> None:
     pair.a.answer = silence
     async with producer(pair, timeout=TIMEOUT, retries=1) as sender:
@@ -161,7 +154,6 @@ async def test_fixed_queues_and_keys_avoid_no_broker(pair: Cluster) -> None:
         assert len(failures) == sum(len(sent.bodies) for sent in pair.a.sends[before:]) == 5
 
 
-@pytest.mark.virtual_time
 async def test_all_failing_brokers_are_used(pair: Cluster) -> None:
     pair.answer(silence)
     async with producer(pair, timeout=TIMEOUT, retries=1) as sender:
@@ -255,7 +247,7 @@ async def test_one_way_probe_is_ordinary_request(pair: Cluster, window: int) -> 
         for item in messages(20):
             await sender.send_oneway(item)
         await sender.flush()
-        assert len(pair.a.sends) == before + 10
+        await until(lambda: len(pair.a.sends) == before + 10)
 
 
 async def test_broker_elsewhere_is_used_at_once(pair: Cluster) -> None:
@@ -293,16 +285,15 @@ async def test_few_sends_touch_a_frozen_broker() -> None:
         await asyncio.gather(*[sender.send(item) for item in messages(8)])
         server.stall("broker-a")
         calls: list[tuple[float, asyncio.Task[Any]]] = []
-        began, taken = monotonic(), Taken()
+        began = monotonic()
         while (now := monotonic()) < began + 2.5:
             calls.append((now - began, asyncio.ensure_future(sender.send(message()))))
             await asyncio.sleep(1 / 200)
         results = [(when, await call) for when, call in calls]
-        taken.stop()
         later = [result for when, result in results if when > 1.0]
         touching = sum(result.attempts > 1 or result.queue.broker_name == "broker-a" for result in later)
         print(f"{touching} of {len(later)} sends touched the frozen broker")
-        assert touching < 0.01 * len(later) + 100 * taken.lag  # what was sent while the loop was late could not know better
+        assert touching < 0.01 * len(later)
         server.resume("broker-a")
 
 
@@ -310,27 +301,30 @@ async def test_few_sends_touch_a_frozen_broker() -> None:
 
 
 @contextmanager
-def clock_readings() -> Iterator[Counter[str]]:
+def clock_readings(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
     """By function of the producer's modules."""
     counts: Counter[str] = Counter()
+    clock = machine.monotonic
 
-    def profile(frame: FrameType, event: str, argument: Any) -> None:
-        if event == "c_call" and argument is monotonic and "rmq_async/producer" in frame.f_code.co_filename:
-            counts[frame.f_code.co_qualname] += 1
+    def reading() -> float:
+        frame = inspect.currentframe()
+        assert frame is not None
+        assert frame.f_back is not None
+        reader = frame.f_back.f_code
+        counts[reader.co_qualname] += "rmq_async/producer" in reader.co_filename
+        return clock()
 
-    sys.setprofile(profile)
-    try:
+    with monkeypatch.context() as patch:
+        patch.setattr(machine, "monotonic", reading)
         yield counts
-    finally:
-        sys.setprofile(None)
 
 
-async def test_success_reads_no_clock_for_failures(pair: Cluster) -> None:
+async def test_success_reads_no_clock_for_failures(pair: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     readings = {}
     for value in (False, "failures"):
         async with producer(pair, f"group-{value}", latency_fault=value) as sender:
             await asyncio.gather(*[sender.send(item) for item in messages(8)])
-            with clock_readings() as counts:
+            with clock_readings(monkeypatch) as counts:
                 for _ in range(50):
                     await sender.send(message())
                     await (await sender.send_async(message()))
@@ -339,6 +333,7 @@ async def test_success_reads_no_clock_for_failures(pair: Cluster) -> None:
                     await sender.send_oneway(message())
         readings[value] = sum(counts.values())
         print(value, counts)
+    assert readings[False] > 0
     assert readings["failures"] <= readings[False]
 
 

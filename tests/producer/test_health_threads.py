@@ -9,7 +9,7 @@ import threading
 from rmq_async import Message, Problem, Producer, ProducerState
 from rmq_async.embedded import EmbeddedRocketMQ
 
-from ..waiting import until
+from ..support.waiting import until
 
 
 async def test_health_asked_by_other_threads_all_the_time() -> None:

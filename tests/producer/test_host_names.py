@@ -13,23 +13,25 @@ from rmq_async.testing import ScriptedPeer, routes_to
 from rmq_async.testing.scripted import HEARTBEATS, Answer, Expect
 from rmq_protocol.constants import RequestCode
 
-from ..support.holes import black_hole
+from ..support.virtual_time import BLACK_HOLE
 from .support import message, timed
 
+pytestmark = pytest.mark.virtual_time
+
+DEAD = BLACK_HOLE.partition(":")[0]
 STORED = {"msgId": "7F00000100002A9F0000000000000001", "queueId": "0", "queueOffset": "0"}
 
 
 async def test_send_behind_dead_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
     async def look_up(host: str, port: int | None, **_: Any) -> list[Any]:
         assert host in ("names.example", "broker.example")
-        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (each, port)) for each in ("127.0.0.2", "127.0.0.1")]
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (each, port)) for each in (DEAD, "127.0.0.1")]
 
     async with ScriptedPeer(Expect(RequestCode.SEND_MESSAGE_V2), Answer(ext_fields=STORED), aside=HEARTBEATS) as broker:
         broker_port = int(broker.address.rpartition(":")[2])
         async with ScriptedPeer(aside=routes_to(f"broker.example:{broker_port}")) as names:
             names_port = int(names.address.rpartition(":")[2])
-            with black_hole("127.0.0.2", broker_port), black_hole("127.0.0.2", names_port):
-                monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", look_up)
-                with timed(most=1.0):
-                    async with Producer("group", namesrv=f"names.example:{names_port}") as producer:
-                        assert (await producer.send(message())).attempts == 1
+            monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", look_up)
+            with timed(most=1.0):
+                async with Producer("group", namesrv=f"names.example:{names_port}") as producer:
+                    assert (await producer.send(message())).attempts == 1

@@ -17,7 +17,9 @@ from rmq_protocol.constants import RequestCode
 
 from ..support.fakes import TOPIC, Cluster, Link, Sent, late, refuse, silence, stored
 from ..support.instances import client_of
-from .support import Send, Taken, core_of, every_way, is_available, message, messages, outcomes, producer, spin, timed, until
+from .support import Send, core_of, every_way, is_available, message, messages, outcomes, producer, spin, timed, until
+
+pytestmark = pytest.mark.virtual_time
 
 QUICK = FaultTable((0.02, 0.1), (0.0, 0.3), isolation=0.2)
 """Answers may take 0.1 s; a broker that needs longer, or fails, is left alone for 0.3 s."""
@@ -40,7 +42,6 @@ def chi_square(counts: Counter[MessageQueue], queues: int) -> float:
     return sum((count - each) ** 2 / each for count in counts.values())
 
 
-@pytest.mark.virtual_time
 @every_way(2)
 async def test_a_silent_broker_is_left_alone_after_its_first_attempt(cluster: Cluster, send: Send) -> None:
     cluster.a.answer = silence
@@ -54,7 +55,6 @@ async def test_a_silent_broker_is_left_alone_after_its_first_attempt(cluster: Cl
         assert len(cluster.a.sends) == at_a
 
 
-@pytest.mark.virtual_time
 async def test_without_it_a_silent_broker_is_tried_again_and_again(pair: Cluster) -> None:
     pair.a.answer = silence
     async with producer(pair, timeout=0.6, latency_fault=False) as sender:
@@ -74,7 +74,6 @@ async def test_all_queues_are_used_evenly(trio: Cluster, on: bool) -> None:
     assert chi_square(Counter(sent.queue for sent in trio.sends), 6) == 0
 
 
-@pytest.mark.virtual_time
 async def test_the_queues_that_are_left_are_used_evenly(trio: Cluster) -> None:
     async with faulty(trio) as sender:
         await sender.fetch_publish_queues(TOPIC)
@@ -85,7 +84,6 @@ async def test_the_queues_that_are_left_are_used_evenly(trio: Cluster) -> None:
     assert not trio.b.sends
 
 
-@pytest.mark.virtual_time
 async def test_a_broker_is_on_trial_when_its_time_is_over_and_used_again_once_it_works(pair: Cluster) -> None:
     pair.a.answer = refuse(14)
     table = FaultTable((0.4, 0.5), (0.0, 0.3), isolation=0.6)  # above what the other broker takes on a busy machine
@@ -109,7 +107,6 @@ async def test_a_broker_is_on_trial_when_its_time_is_over_and_used_again_once_it
         assert len(pair.a.sends) == before + 20
 
 
-@pytest.mark.virtual_time
 async def test_a_slow_broker_is_left_alone_though_it_answers(pair: Cluster) -> None:
     pair.a.answer = late(0.12)
     async with faulty(pair, fault_table=QUICK) as sender:
@@ -118,17 +115,15 @@ async def test_a_slow_broker_is_left_alone_though_it_answers(pair: Cluster) -> N
     assert len(pair.a.sends) == 1
 
 
-@pytest.mark.virtual_time
 async def test_an_attempt_that_is_still_unanswered_keeps_others_away(pair: Cluster) -> None:
     async with faulty(pair, fault_table=QUICK, timeout=3.0) as sender:
         await asyncio.gather(*[sender.send(item) for item in messages(4)])
         pair.a.answer = silence
-        calls, began, taken = [], monotonic(), Taken()
+        calls, began = [], monotonic()
         while monotonic() < began + 0.3:
             calls.append(asyncio.ensure_future(sender.send(message())))
             await asyncio.sleep(0.005)
-        taken.stop()
-        assert 0.05 < pair.a.times[-1] - pair.a.times[2] < 0.2 + 2 * taken.lag
+        assert 0.05 < pair.a.times[-1] - pair.a.times[2] < 0.2
         assert not faults_of(sender).items  # none has failed yet: they have a second
         for call in calls:
             call.cancel()
@@ -153,6 +148,7 @@ async def test_every_way_reports_the_outcome_of_its_attempt(cluster: Cluster, se
             await send(sender, **options)
             assert items["a"].latency > 0.4
             broker.answer = stored
+            await asyncio.sleep(0.001)  # what begins when the late one ends says nothing
             await send(sender, **options)
             assert not items
             broker.answer = refuse(14)
@@ -170,7 +166,6 @@ async def test_every_way_reports_the_outcome_of_its_attempt(cluster: Cluster, se
             items.clear()
 
 
-@pytest.mark.virtual_time
 @every_way(1)
 async def test_a_call_that_left_its_broker_no_time_blames_no_broker(cluster: Cluster, send: Send) -> None:
     table = FaultTable((0.1, 0.5), (0.0, 0.3), isolation=1.0)
@@ -190,7 +185,6 @@ async def test_a_call_that_left_its_broker_no_time_blames_no_broker(cluster: Clu
         await first
 
 
-@pytest.mark.virtual_time
 @every_way(2)
 async def test_every_way_reports_the_outcome_of_its_further_attempts(cluster: Cluster, send: Send) -> None:
     async with faulty(cluster, fault_table=QUICK, timeout=1.2) as sender:
@@ -215,7 +209,6 @@ async def test_every_way_reports_the_outcome_of_its_further_attempts(cluster: Cl
         assert 0.1 < other.latency < 0.39 < one.latency
 
 
-@pytest.mark.virtual_time
 async def test_a_further_attempt_gets_the_whole_rest_where_only_isolated_brokers_are_left(trio: Cluster) -> None:
     trio.a.answer, trio.b.answer = late(0.05, refuse(1)), late(0.4)
     async with faulty(trio) as sender:
@@ -229,7 +222,6 @@ async def test_a_further_attempt_gets_the_whole_rest_where_only_isolated_brokers
     assert (result.queue.broker_name, result.attempts) == ("b", 2)
 
 
-@pytest.mark.virtual_time
 async def test_with_only_isolated_brokers_left_an_attempt_gets_the_whole_time(pair: Cluster) -> None:
     async with faulty(pair) as sender:
         await asyncio.gather(*[sender.send(item) for item in messages(4)])
@@ -264,7 +256,6 @@ async def test_a_retry_goes_to_a_broker_that_was_not_tried_even_if_it_is_left_al
     assert (result.queue.broker_name, result.attempts) == ("a", 2)
 
 
-@pytest.mark.virtual_time
 @pytest.mark.parametrize(
     ("answer", "isolates"),
     [
@@ -294,7 +285,6 @@ async def test_an_explicit_queue_is_kept_to_and_clears_its_broker_by_working(pai
         assert len(faults_of(sender).items) == 0
 
 
-@pytest.mark.virtual_time
 async def test_one_way_sends_avoid_brokers_and_report_only_connects_that_failed(pair: Cluster) -> None:
     await pair.a.stop()
     async with faulty(pair) as sender:
@@ -309,7 +299,6 @@ async def test_one_way_sends_avoid_brokers_and_report_only_connects_that_failed(
     assert len(pair.b.sends) == 6
 
 
-@pytest.mark.virtual_time
 async def test_a_broker_that_left_the_route_comes_back_with_a_clean_slate(pair: Cluster) -> None:
     whole = pair.route()
     async with faulty(pair) as sender:
@@ -342,7 +331,6 @@ async def test_a_selector_of_the_call_and_one_around_select_best_avoid_faulty_br
         assert Counter(result.queue for result in results) == {trio.queue(trio.b, 0): 4, trio.queue(trio.b, 1): 4}
 
 
-@pytest.mark.virtual_time
 async def test_pick_one_at_least_takes_the_better_half(trio: Cluster) -> None:
     async with faulty(trio, fault_table=FaultTable.V4) as sender:
         await sender.fetch_publish_queues(TOPIC)
@@ -355,7 +343,6 @@ async def test_pick_one_at_least_takes_the_better_half(trio: Cluster) -> None:
 # -- the detector
 
 
-@pytest.mark.virtual_time
 async def test_the_detector_brings_back_a_broker_that_answers_again(pair: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(detector, "INTERVAL", 0.03)
     monkeypatch.setattr(detector, "TIMEOUT", 0.02)
@@ -374,7 +361,6 @@ async def test_the_detector_brings_back_a_broker_that_answers_again(pair: Cluste
         assert pair.a.codes[RequestCode.GET_MAX_OFFSET] == asked
 
 
-@pytest.mark.virtual_time
 @pytest.mark.parametrize("code", [14, 1500])
 async def test_an_answer_that_is_an_error_brings_no_broker_back(
     pair: Cluster, monkeypatch: pytest.MonkeyPatch, code: int
@@ -390,7 +376,6 @@ async def test_an_answer_that_is_an_error_brings_no_broker_back(
         assert faults_of(sender).silent() == ("a",)
 
 
-@pytest.mark.virtual_time
 async def test_the_detector_connects_to_a_broker_that_was_down(pair: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(detector, "INTERVAL", 0.03)
     await pair.a.stop()
@@ -403,7 +388,6 @@ async def test_the_detector_connects_to_a_broker_that_was_down(pair: Cluster, mo
         await until(lambda: not faults_of(sender).items)
 
 
-@pytest.mark.virtual_time
 async def test_a_broker_that_answers_and_refuses_is_not_asked(pair: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(detector, "INTERVAL", 0.02)
     pair.a.answer = refuse(2, "busy")
@@ -415,7 +399,6 @@ async def test_a_broker_that_answers_and_refuses_is_not_asked(pair: Cluster, mon
         assert not is_available(faults_of(sender), "a", monotonic())
 
 
-@pytest.mark.virtual_time
 async def test_the_detectors_task_ends_with_the_producer_and_is_there_only_where_it_is_on(pair: Cluster) -> None:
     def running() -> list[str]:
         return [task.get_name() for task in asyncio.all_tasks() if "detector" in task.get_name()]

@@ -31,6 +31,8 @@ from rmq_protocol.constants import RequestCode
 from ..support.fakes import TOPIC, Cluster, Link, MostUnderWay, Sent, each, late, refuse, silence, stored
 from .support import core_of, message, messages, outcomes, producer, queue_places, seeded, spin, timed, until
 
+pytestmark = pytest.mark.virtual_time
+
 SENDS = 240
 KEYS = 4
 SINGLE, BATCH = RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE
@@ -130,7 +132,6 @@ async def test_plain_sends_lose_their_order() -> None:
         assert inversions(server) > 0
 
 
-@pytest.mark.virtual_time
 @gathering
 async def test_retries_on_the_same_queue_keep_the_order(batching: bool) -> None:
     source = seeded()
@@ -158,7 +159,6 @@ async def test_broker_that_sends_clients_away_keeps_the_order(cluster: Cluster) 
     assert [result.queue_offset for result in results] == sorted(result.queue_offset for result in results)
 
 
-@pytest.mark.virtual_time
 @gathering
 async def test_one_request_of_a_queue_is_under_way(cluster: Cluster, batching: bool) -> None:
     """Of all kinds together; those that wait meanwhile travel as one batch."""
@@ -183,7 +183,6 @@ async def test_one_request_of_a_queue_is_under_way(cluster: Cluster, batching: b
     assert len(cluster.sends) - single <= 2, "the first at most by itself, all others together"
 
 
-@pytest.mark.virtual_time
 async def test_queues_do_not_wait_for_one_another(cluster: Cluster) -> None:
     """One queue gets no answers; sends to the other one go on, and those that wait for the first end by their own deadlines."""
 
@@ -216,6 +215,7 @@ async def test_call_without_connection_is_not_sent(cluster: Cluster) -> None:
         await sender.send(message(), key="k")
         cluster.a.sends.clear()
         await cluster.a.stop()
+        await until(lambda: not sender.health().brokers["a"].connected)
         items = messages(30)
         short = source.sample(range(30), 10)
         calls = [
@@ -245,7 +245,6 @@ async def test_transactions_of_a_sharding_key_keep_their_order() -> None:
         assert inversions(server, "RMQ_SYS_TRANS_HALF_TOPIC") == 0
 
 
-@pytest.mark.virtual_time
 async def test_oneway_sends_are_written_in_call_order(cluster: Cluster) -> None:
     """Also among others, which wait for answers meanwhile."""
     cluster.a.answer = late(0.002)
@@ -259,7 +258,6 @@ async def test_oneway_sends_are_written_in_call_order(cluster: Cluster) -> None:
     assert [body for sent in cluster.sends for body in sent.bodies] == [item.body for item in items]
 
 
-@pytest.mark.virtual_time
 async def test_oneway_send_waits_in_its_time(cluster: Cluster) -> None:
     """Behind one that is not answered: it is not sent, and what comes after it is none the worse when it is cancelled."""
     cluster.a.answer = each(silence, stored)
@@ -346,7 +344,6 @@ async def test_message_that_a_hook_forbids_fails_alone(cluster: Cluster, batchin
     assert len(hook.before) == len(hook.after) == 9
 
 
-@pytest.mark.virtual_time
 @pytest.mark.parametrize("number", [1, 2, 5])
 async def test_hooks_see_each_attempt_of_each_message(cluster: Cluster, number: int) -> None:
     """A batch that is refused and sent again, and one that was refused for one of its messages."""
@@ -368,7 +365,6 @@ async def test_hooks_see_each_attempt_of_each_message(cluster: Cluster, number: 
     assert all(attempt <= counted[context.msg_id] for context, attempt, _ in hook.after)
 
 
-@pytest.mark.virtual_time
 async def test_hook_sees_the_end_of_a_member_when_it_ends(cluster: Cluster) -> None:
     """One is cancelled and one has less time while their batch is under way."""
     hook = Watching()
@@ -413,7 +409,6 @@ async def test_trace_has_a_record_for_each_message() -> None:
 # -- bounds
 
 
-@pytest.mark.virtual_time
 async def test_queues_that_are_idle_are_forgotten(cluster: Cluster) -> None:
     async with producer(cluster, batching=Batching(), topics=[TOPIC]) as sender:
         await asyncio.gather(*[sender.send(message(), queue=cluster.queue(queue_id=number)) for number in range(2000)])
@@ -422,7 +417,6 @@ async def test_queues_that_are_idle_are_forgotten(cluster: Cluster) -> None:
         assert not queue_places(core_of(sender).batcher)
 
 
-@pytest.mark.virtual_time
 async def test_batches_of_waiting_sends_are_bounded(cluster: Cluster) -> None:
     """By number and by bytes, as gathered batches are by default."""
     cluster.a.answer = each(late(0.05), stored)

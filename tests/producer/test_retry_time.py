@@ -6,9 +6,10 @@ import asyncio
 import itertools
 import re
 import sys
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from time import process_time, sleep
+from time import process_time
 from typing import Any
 
 import pytest
@@ -26,6 +27,8 @@ from rmq_protocol.route import BrokerData, TopicRouteData
 
 from ..support.fakes import Cluster, Link, Sent, cut, each, refuse, silence, stored
 from .support import Calls, message, messages, outcomes, producer, spin, timed, until
+
+pytestmark = pytest.mark.virtual_time
 
 CHOICES: list[tuple[Message, dict[str, Any]]] = [(messages(2)[0], {}), (messages(2)[1], {"key": 1})]
 QUEUE = MessageQueue("T", "broker-a", 0)
@@ -59,6 +62,7 @@ async def resolved(accepting: Awaitable[asyncio.Future[Any]]) -> Any:
 async def away(server: EmbeddedRocketMQ, seconds: float) -> AsyncIterator[None]:
     """No server listens any more, and after some time those on the same ports do again."""
     await server.stop()
+    await asyncio.sleep(0.01)  # until the clients have lost their connections
     coming = asyncio.create_task(_start(server, seconds))
     try:
         yield
@@ -99,7 +103,6 @@ async def test_sends_wait_for_the_only_broker(server: EmbeddedRocketMQ, options:
     }
 
 
-@pytest.mark.virtual_time
 async def test_requests_and_transactions_wait_for_the_only_broker(server: EmbeddedRocketMQ) -> None:
     async def answering(replier: Producer) -> None:
         await until(lambda: server.messages("T"))
@@ -133,6 +136,7 @@ async def test_broker_that_comes_back_elsewhere_is_found(pair: Cluster) -> None:
     async with producer(pair, timeout=5.0) as sender:
         await sender.send(message())
         await old.stop()
+        await until(lambda: not sender.health().brokers["a"].connected)
         waiting = [asyncio.ensure_future(sender.send(item, **options)) for item, options in CHOICES]
         await asyncio.sleep(0.3)
         pair.name_server.routes["T"] = TopicRouteData(pair.route(old).queue_datas, (BrokerData("a", {0: new.address}, "c"),))
@@ -141,7 +145,6 @@ async def test_broker_that_comes_back_elsewhere_is_found(pair: Cluster) -> None:
     assert sorted(new.bodies) == [b"000000", b"000001"]
 
 
-@pytest.mark.virtual_time
 async def test_broker_added_meanwhile_is_used(pair: Cluster) -> None:
     pair.name_server.routes["T"] = pair.route(pair.a)
     async with producer(pair, timeout=5.0) as sender:
@@ -154,7 +157,6 @@ async def test_broker_added_meanwhile_is_used(pair: Cluster) -> None:
             assert (await waiting).queue.broker_name == "b"
 
 
-@pytest.mark.virtual_time
 async def test_route_without_the_broker_is_waited_for(pair: Cluster) -> None:
     """A broker that ends in order is not in the route any more, or is there with its replica only."""
     replica = TopicRouteData(pair.route().queue_datas, (BrokerData("a", {1: pair.a.address}, "c"),))
@@ -192,7 +194,6 @@ async def test_route_without_the_broker_with_eager_tasks(pair: Cluster) -> None:
         assert (await waiting).queue == pair.queue(pair.b)
 
 
-@pytest.mark.virtual_time
 async def test_route_without_the_broker_ends_calls_in_time(pair: Cluster) -> None:
     async with producer(pair, timeout=0.3, route_poll_interval=0.1) as sender:
         await sender.send(message())
@@ -205,12 +206,12 @@ async def test_route_without_the_broker_ends_calls_in_time(pair: Cluster) -> Non
                 await sender.send(message(), **options)
 
 
-@pytest.mark.virtual_time
 async def test_thousands_wait_for_a_broker_together() -> None:
     """No call does anything by itself meanwhile, nor do they come all at once when it is back."""
     async with Cluster(1) as cluster, producer(cluster, timeout=20.0) as sender:
         await sender.send(message())
         await cluster.a.stop()
+        await until(lambda: not sender.health().brokers["a"].connected)
         waiting = [asyncio.ensure_future(sender.send(item)) for item in messages(2000)]
         waiting += [asyncio.ensure_future(resolved(sender.send_async(item))) for item in messages(2000)]
         asked = len(cluster.name_server.asked)
@@ -244,7 +245,6 @@ async def test_thousands_wait_for_a_broker_together() -> None:
     assert most < 3000, "a broker that has just started is not given all of them at once"
 
 
-@pytest.mark.virtual_time
 @pytest.mark.parametrize("choice", ["none", "queue", "key"])
 async def test_waiting_call_ends_at_its_deadline(cluster: Cluster, choice: str) -> None:
     async with producer(cluster) as sender:
@@ -263,7 +263,6 @@ async def test_waiting_call_ends_at_its_deadline(cluster: Cluster, choice: str) 
     assert "within" not in str(error)
 
 
-@pytest.mark.virtual_time
 @pytest.mark.parametrize("choice", ["none", "queue", "key"])
 async def test_call_within_the_back_off_names_the_refusal(cluster: Cluster, choice: str) -> None:
     async with producer(cluster) as sender:
@@ -285,6 +284,7 @@ async def test_waiting_call_leaves_when_cancelled_or_stopped(cluster: Cluster) -
     async with sender:
         await sender.send(message())
         await cluster.a.stop()
+        await until(lambda: not sender.health().brokers["a"].connected)
         waiting = [asyncio.ensure_future(send(sender)) for send in (WAYS["send"], WAYS["send with a key"], WAYS["send_async"])]
         futures = [await sender.send_async(message(), **calls.both) for _ in range(2)]
         await asyncio.sleep(0.2)
@@ -303,18 +303,16 @@ async def test_waiting_call_leaves_when_cancelled_or_stopped(cluster: Cluster) -
 # -- brokers that answer
 
 
-@pytest.mark.virtual_time
 async def test_many_retries_are_spread_over_the_time(cluster: Cluster) -> None:
     cluster.answer(refuse(14, "not now"))
     async with producer(cluster, retries=100, async_retries=100, topics=["T"]) as sender:
-        with timed(0.7, 1.0) as taken, pytest.raises(SendError) as caught:
+        with timed(0.7, 1.0), pytest.raises(SendError) as caught:
             await sender.send(message(), timeout=1.0)
     error = caught.value
     assert 5 <= error.made == len(cluster.sends) <= 16
     gaps = [after - before for before, after in itertools.pairwise(cluster.a.times)]
-    late = 2 * taken.lag
-    assert 0.02 < gaps[0] < 0.1 + late
-    assert 0.045 < gaps[1] < 0.2 + late
+    assert 0.02 < gaps[0] < 0.1
+    assert 0.045 < gaps[1] < 0.2
     assert max(gaps) > 0.15
     assert type(error.__cause__) in (ServiceNotAvailableError, RequestTimeoutError)  # the last one may find a busy machine
     assert error.maybe_stored == isinstance(error.__cause__, RequestTimeoutError)
@@ -325,7 +323,7 @@ async def test_no_attempt_begins_late(cluster: Cluster) -> None:
 
     def refuse_and_block(link: Link, sent: Sent) -> None:
         refuse(14)(link, sent)
-        asyncio.get_running_loop().call_later(0.02, sleep, 0.6)  # the second pause takes 50 ms at least
+        asyncio.get_running_loop().call_later(0.02, time.sleep, 0.6)  # the second pause takes 50 ms at least
 
     async with producer(cluster, retries=5) as sender:
         await sender.send(message(b"connects"))
@@ -336,7 +334,6 @@ async def test_no_attempt_begins_late(cluster: Cluster) -> None:
     assert cluster.a.bodies == [b"connects", b"late", b"late", b"last"]
 
 
-@pytest.mark.virtual_time
 async def test_default_retries_are_three_attempts(cluster: Cluster) -> None:
     cluster.answer(refuse(14, "not now"))
     async with producer(cluster, timeout=30.0) as sender:
@@ -348,7 +345,6 @@ async def test_default_retries_are_three_attempts(cluster: Cluster) -> None:
             await sender.send(message(), queue=cluster.queue())
 
 
-@pytest.mark.virtual_time
 async def test_broker_that_recovers_within_the_time_stores(cluster: Cluster) -> None:
     answers = iter([refuse(14)] * 5)
     cluster.a.answer = lambda link, sent: next(answers, stored)(link, sent)
@@ -356,7 +352,6 @@ async def test_broker_that_recovers_within_the_time_stores(cluster: Cluster) -> 
         assert (await sender.send(message())).attempts == 6
 
 
-@pytest.mark.virtual_time
 async def test_attempts_that_reached_no_broker_do_not_count(cluster: Cluster) -> None:
     """The broker goes away in order, is gone for a while, and refuses twice when it is back."""
     cluster.a.answer = each(refuse(1500), refuse(1500), refuse(14), refuse(14), stored)
@@ -371,7 +366,6 @@ async def test_attempts_that_reached_no_broker_do_not_count(cluster: Cluster) ->
     assert len(cluster.sends) == 5
 
 
-@pytest.mark.virtual_time
 async def test_chosen_queue_is_tried_until_a_broker_may_have_the_message(cluster: Cluster) -> None:
     async with producer(cluster, timeout=5.0) as sender:
         for answer, error, may in ((cut, RocketMQError, True), (refuse(14), ServiceNotAvailableError, False)):
@@ -389,7 +383,6 @@ async def test_chosen_queue_is_tried_until_a_broker_may_have_the_message(cluster
 # -- what errors say
 
 
-@pytest.mark.virtual_time
 async def test_send_error_of_many_attempts_is_short(cluster: Cluster) -> None:
     topic = "T" * 127
     cluster.name_server.routes[topic] = cluster.route()
@@ -415,7 +408,6 @@ async def test_send_error_of_many_attempts_is_short(cluster: Cluster) -> None:
             assert text in str(caught.value)
 
 
-@pytest.mark.virtual_time
 async def test_error_at_a_deadline_says_what_was_awaited(cluster: Cluster) -> None:
     cluster.answer(silence)
     async with producer(cluster, retries=0, async_retries=0) as sender:

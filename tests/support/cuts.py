@@ -11,7 +11,7 @@ from rmq_async import ConnectionLostError, Message, Producer, RocketMQError
 from rmq_async.testing import Direction, FaultProxy
 
 from ..cluster.history import Copy, History, faults, verdict
-from ..producer.support import GRACE, Taken, until
+from ..producer.support import GRACE, until
 from .instances import client_of
 
 Send = Callable[[Producer, str, str], Awaitable[Any]]
@@ -21,7 +21,7 @@ async def answered(producer: Producer) -> None:
     """Waits until nothing is under way: a real broker may answer the heartbeat of a new connection after the sends on it, and
     these bytes are not those that are to be cut."""
     connections = (await client_of(producer)).pool.open
-    await until(lambda: not any(connection.requests.in_flight for connection in connections.values()), 10)
+    await until(lambda: not any(connection.requests.in_flight for connection in connections.values()))
 
 
 async def length_of(direction: Direction, call: Callable[[], Awaitable[object]]) -> int:
@@ -41,17 +41,16 @@ async def again(call: Callable[[], Awaitable[Any]]) -> None:
 
 
 class Judge:
-    """What calls of ``timeout`` seconds said, and how long they took. ``lag``: by how much the loop itself was late, all in all."""
+    """What calls of ``timeout`` seconds said, and how long they took: ``grace`` more at most."""
 
-    def __init__(self, timeout: float) -> None:
-        self.timeout = timeout
+    def __init__(self, timeout: float, grace: float = GRACE) -> None:
+        self.latest = timeout + grace
         self.history = History()
         self.outcomes: Counter[str] = Counter()
-        self.taken = Taken()
 
     async def call(self, name: str, sending: Awaitable[Any]) -> Any:
         """The result of a call or its error; it ends by its deadline."""
-        began, late = monotonic(), self.taken.lag
+        began = monotonic()
         outcome: Any
         try:
             outcome = await sending
@@ -60,12 +59,11 @@ class Judge:
             self.history.gave_up(name, error, monotonic() - began)
         else:
             self.history.succeeded(name, outcome, monotonic() - began)
-        assert self.history.seconds[name] <= self.timeout + GRACE + 2 * (self.taken.lag - late)
+        assert self.history.seconds[name] <= self.latest
         self.outcomes[type(outcome).__name__] += 1
         return outcome
 
     def close(self, what: str, read: list[Copy]) -> None:
-        self.taken.stop()
         print(f"{what}: {verdict(self.history, read)}; {dict(self.outcomes)}, slowest {self.history.slowest:.3f} s")
         assert faults(self.history, read) == []
 

@@ -24,6 +24,8 @@ from rmq_async.testing.simulation.scheduler import nanoseconds
 from rmq_async.testing.simulation.standard_library import StandardLibrary
 
 T = TypeVar("T")
+BLACK_HOLE = "192.0.2.1:10911"
+"""An address that neither accepts nor refuses: no machine of the simulated network has it, so packets to it are lost."""
 open_loops: list[VirtualTimeLoop] = []
 """Loops that show their time to the library; none is left at the end of a test, else all later ones had its clock."""
 KEPT = ("monotonic", "time", "random", "entropy", "process_id", "executor", "instance_name", "address")
