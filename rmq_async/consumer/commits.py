@@ -1,9 +1,10 @@
 """Commits: the watermark of each held queue goes to its broker, which keeps it as the group's offset."""
 
 # Each ``commit_interval`` the queues whose watermark has moved are committed; brokers answer each commit, and each queue has
-# one in flight at most. All held queues are committed once per ``rebalance_interval``: brokers accept offsets from any client,
-# and otherwise a stale offset of a former owner would stay. A commit without a response may reach its broker after a later one,
-# over a connection that was blocked: for a minute its queue is committed in each round.
+# one in flight at most. Each broker has rounds of its own, as those of a silent one take long. All held queues are committed once
+# per ``rebalance_interval``: brokers accept offsets from any client, and otherwise a stale offset of a former owner would stay. A
+# commit without a response may reach its broker after a later one, over a connection that was blocked: for a minute its queue is
+# committed in each round.
 #
 # A broker's confirmation is worth no more than its process. The replicas of 5.5.0 do not copy offsets in time, so a new master
 # knows none, and a broker that has crashed lacks those of its last seconds. Both are reached over another connection than the
@@ -18,7 +19,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from math import inf
 from typing import Any, Final
 
@@ -40,6 +42,7 @@ __all__ = ["Commits", "Doubts"]
 logger = logging.getLogger(__name__)
 
 AT_ONCE: Final = 16
+"""Maximum number of commits in flight to one broker."""
 GAP: Final = 5.0
 """Seconds without a turn of the loop after which the locks are confirmed before the next commit."""
 
@@ -94,8 +97,8 @@ class Commits:
         self._owns = owns
         self.count = 0
         """Number of offsets that brokers have confirmed."""
-        self.error: str | None = None
-        """The first error of the last round; None after a round without errors."""
+        self._errors: dict[str, str] = {}
+        """Broker name -> an error of its last round, or of the one under way; only of brokers with one."""
         self._doubts = doubts
         self.spawn: Callable[[str, Coroutine[Any, Any, None]], asyncio.Task[None]]
         self._looks: dict[HeldQueue, asyncio.Future[bool | RocketMQError]] = {}
@@ -106,13 +109,31 @@ class Commits:
         """Looks at a queue until it is sure, and moves it if messages are lost; the second argument: seconds in which an end below
         its offset is looked up, at most. Raises the errors of the requests."""
 
+    @property
+    def error(self) -> str | None:
+        """An error of the last round at some broker; None where no broker's last round had one. From any thread."""
+        return next(iter([*self._errors.values()]), None)
+
     async def run(self, interval: float, full_interval: float, after_gap: Callable[[], Awaitable[None]]) -> None:
         """Commits until it is cancelled. ``interval``, ``full_interval``: seconds between rounds, and between those that commit
         all queues. ``after_gap``: awaited where the loop was blocked for longer than GAP."""
-        full_at = machine.monotonic() + full_interval
+        first_full, full_at = machine.monotonic() + full_interval, dict[str, float]()
+        under_way: set[str] = set()
+        failed: list[Exception] = []
+
+        async def commit(broker: str, queues: Iterable[HeldQueue], *, full: bool) -> None:
+            try:
+                await self._commit_at(broker, queues, full=full)
+            except Exception as error:  # noqa: BLE001 - raised below, where the supervisor sees it
+                failed.append(error)
+            finally:
+                under_way.discard(broker)
+
         while True:
             before = machine.monotonic()
             await asyncio.sleep(interval)
+            if failed:
+                raise failed.pop()
             now = machine.monotonic()
             late = now - before - interval
             if late > GAP:
@@ -122,35 +143,74 @@ class Commits:
                     late,
                 )
                 await after_gap()
-            full = now >= full_at
-            if full:
-                full_at = now + full_interval
-            await self.round(full=full)
+            for broker, queues in self._by_broker().items():
+                if broker in under_way:
+                    continue
+                full = now >= full_at.get(broker, first_full)
+                if full:
+                    full_at[broker] = now + full_interval
+                under_way.add(broker)
+                self.spawn(f"commits to {broker}", commit(broker, queues, full=full))
 
-    async def round(self, *, full: bool = False, wait: bool = False, failures: list[RocketMQError] | None = None) -> None:
-        """Commits the owned queues whose watermark is not confirmed: it has moved, an older commit may still arrive, or the broker
-        may be another one than the one that confirmed it.
+    async def round(
+        self, brokers: Iterable[str] | None = None, *, wait: bool = False, failures: list[RocketMQError] | None = None
+    ) -> None:
+        """Commits the owned queues of ``brokers``, None for all, whose watermark is not confirmed: it has moved, an older commit
+        may still arrive, or the broker may be another one than the one that confirmed it.
 
-        ``full``: True commits all owned queues. ``wait``: as for ``commit``. ``failures``: a list that receives the errors.
+        ``wait``: as for ``commit``. ``failures``: a list that receives the errors.
         """
-        due = [each for each in self._held() if self._may(each) and (full or not self._is_confirmed(each))]
-        errors: list[str] = []
+        by_broker = self._by_broker()
+        asked = [broker for broker in (by_broker if brokers is None else brokers) if broker in by_broker]
+
+        async def commit(broker: str) -> None:
+            await self._commit_at(broker, by_broker[broker], wait=wait, failures=failures)
+
+        await for_each(asked, commit, at_once=len(asked))
+
+    async def _commit_at(
+        self,
+        broker: str,
+        queues: Iterable[HeldQueue],
+        *,
+        full: bool = False,
+        wait: bool = False,
+        failures: list[RocketMQError] | None = None,
+    ) -> None:
+        """Makes a round at one broker. ``full``: True commits all owned queues."""
+        due = [each for each in queues if self._may(each) and (full or not self._is_confirmed(each))]
+        was_failing, failed = broker in self._errors, 0
 
         async def commit(held: HeldQueue) -> None:
+            nonlocal failed
             if not self._may(held):  # given up since the round began
                 return
             try:
                 await self.commit(held, wait=wait)
             except RocketMQError as error:
-                errors.append(printable(error, 500))
+                failed += 1
+                self._errors[broker] = printable(error, 500)
                 if failures is not None:
                     failures.append(error)
 
         await for_each(due, commit, at_once=AT_ONCE)
-        error = errors[0] if errors else None
-        if error is not None and self.error is None:
-            logger.warning("offsets of %d queues were not committed; the next round commits them again: %s", len(errors), error)
-        self.error = error
+        if not failed:
+            self._errors.pop(broker, None)
+        elif not was_failing:
+            logger.warning(
+                "offsets of %d queues were not committed; the next round commits them again: %s",
+                failed,
+                self._errors.get(broker),
+            )
+
+    def _by_broker(self) -> Mapping[str, list[HeldQueue]]:
+        """Returns the held queues by broker, and forgets errors of other brokers."""
+        found = defaultdict[str, list[HeldQueue]](list)
+        for held in self._held():
+            found[self._instance.routes.broker_of(held.queue)].append(held)
+        for broker in self._errors.keys() - found.keys():
+            del self._errors[broker]
+        return found
 
     async def now(self) -> None:
         """Commits the queues whose watermark is not confirmed. Raises the first error, after all requests."""

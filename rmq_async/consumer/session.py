@@ -460,8 +460,10 @@ class Session:
             if replaced or machine.monotonic() - renewed >= every:
                 renewed = machine.monotonic()
                 await self._reach_masters(renewed + RENEW_MASTERLESS_EVERY, masterless=masterless)
-                if locks.doubt_replaced():  # its offsets first: other members, to which it may have granted locks, need them
-                    await self.commits.round()
+                if (
+                    doubted := locks.doubt_replaced()
+                ):  # offsets first: other members, to which it may have granted locks, need them
+                    await self.commits.round(sorted(doubted))
                 await self._confirm()
                 continue
             if locks.owes:

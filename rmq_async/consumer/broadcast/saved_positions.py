@@ -71,11 +71,8 @@ class SavedPositions(Commits):
         """Saves every ``interval`` seconds if a position has changed; never returns."""
         while True:
             await asyncio.sleep(interval)
-            await self.round()
-
-    async def round(self, *, full: bool = False, wait: bool = False, failures: list[RocketMQError] | None = None) -> None:
-        with suppress(Exception):  # the error is logged, and in ``error``
-            await self.now()
+            with suppress(Exception):  # the error is logged, and in ``error``
+                await self.now()
 
     async def now(self) -> None:
         """Saves the positions if any has changed. Raises the errors of the user's ``save``, ConfigError if that is no
@@ -140,16 +137,16 @@ class SavedPositions(Commits):
             except Exception as error:
                 self._failed(error, error)
                 raise
-            self.error = None
+            self._errors.clear()
             self.saved = positions
             self.count += changed
 
     def _failed(self, error: Exception, raised: Exception) -> None:
         """Notes why a save failed; logs only the first of consecutive failures, with the traceback of ``raised``."""
         text = f"save() of the positions failed: {printable(repr(error), 300)}"
-        if self.error is None:
+        if not self._errors:
             logger.warning("%s; it is called again", text, exc_info=raised)
-        self.error = text
+        self._errors["save"] = text
 
     async def _run(self, work: Coroutine[Any, Any, Any], name: str) -> Any:
         """Awaits a coroutine of the user in a copy of the context; cancels it if the wait is cancelled."""

@@ -72,9 +72,8 @@ class MemberLocks:
     def unreached(self) -> list[str]:
         return [*dict.fromkeys([*self.handover.unreached(), *self.own.unreached()])]
 
-    def doubt_replaced(self) -> bool:
-        found = self.handover.doubt_replaced()
-        return self.own.doubt_replaced() or found
+    def doubt_replaced(self) -> frozenset[str]:
+        return self.handover.doubt_replaced() | self.own.doubt_replaced()
 
     async def lock(self, queues: Iterable[MessageQueue]) -> frozenset[MessageQueue]:
         granted: set[MessageQueue] = set()

@@ -126,13 +126,13 @@ class QueueLocks:
         """Returns whether a broker that has granted locks has no master now: a new one must be noticed soon."""
         return any(self._instance.routes.address_of(broker_name) is None for broker_name in self._granted_by)
 
-    def doubt_replaced(self) -> bool:
-        """Looks which brokers may be another process than the one that has granted their locks; returns whether there are locks
-        to request there."""
+    def doubt_replaced(self) -> frozenset[str]:
+        """Looks which brokers may be another process than the one that has granted their locks; returns those with locks to
+        request there."""
         for broker_name, known in [*self._granted_by.items()]:
             if self._instance.is_replaced(broker_name, known):
                 self._replaced(broker_name)
-        return bool(self._doubted)
+        return frozenset(self._instance.routes.broker_of(queue) for queue in self._doubted)
 
     def unreached(self) -> list[str]:
         """Returns the addresses of masters that have granted locks, or of their successors, without an open connection."""

@@ -53,7 +53,7 @@ logger = logging.getLogger("rmq_async.producer")
 Check = Callable[[MessageExt], TransactionStatus | Awaitable[TransactionStatus]]
 
 MOST_WAITING: Final = 2000
-"""Maximum number of checks that wait (``checkRequestHoldMax``)."""
+"""Maximum number of checks that wait (``checkRequestHoldMax``), for their turn or for the broker that gets their answer."""
 MOST_BYTES: Final = 64 * 1024 * 1024
 """Maximum size in bytes of the messages of all held checks; a message above this is taken only while no other is held."""
 MOST_ENDED: Final = 10_000
@@ -144,8 +144,8 @@ class _Question:
 
 
 class Checks:
-    """The checks of one producer, from start to stop. ``group``: with its namespace. ``limit``: maximum number that run at a
-    time."""
+    """The checks of one producer, from start to stop. ``group``: with its namespace. ``limit``: maximum number of calls of
+    ``check`` at a time; brokers that do not confirm the answers keep no other check waiting."""
 
     def __init__(self, instance: ClientInstance, group: str, check: Check, limit: int) -> None:
         self.tracer: Tracer | None = None
@@ -160,6 +160,8 @@ class Checks:
         self._ended: WeakKeyDictionary[Connection, dict[str | _Which, float]] = WeakKeyDictionary()
         self._asked: dict[tuple[str, _Which], _Question] = {}
         self._waiting: deque[_Question] = deque()
+        self._calls: OrderedSet[asyncio.Task[None]] = OrderedSet()
+        """The tasks that have not come to the end of ``check``."""
         self._bytes = 0
         self._dropped = 0
         self._tasks: OrderedSet[asyncio.Task[None]] = OrderedSet()
@@ -290,7 +292,7 @@ class Checks:
             known.connection, known.end = connection, end
             return
         size = _size(message)
-        if len(self._waiting) >= MOST_WAITING or (self._bytes and self._bytes + size > MOST_BYTES):
+        if len(self._asked) - len(self._calls) >= MOST_WAITING or (self._bytes and self._bytes + size > MOST_BYTES):
             self._drop()
             return
         topic = self._instance.names.shown(message.topic)
@@ -315,21 +317,28 @@ class Checks:
             )  # fmt: skip
 
     def _go_on(self) -> None:
-        while self._waiting and len(self._tasks) < self._limit:
+        while self._waiting and len(self._calls) < self._limit:
             question = self._waiting.popleft()
             task = asyncio.get_running_loop().create_task(
                 self._answer(question), name="rmq_async transaction check", context=self._context.copy()
             )
             self._tasks.add(task)
+            self._calls.add(task)
             task.add_done_callback(self._answered)
 
     def _answered(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
+        self._called(task)
+
+    def _called(self, task: asyncio.Task[None]) -> None:
+        """Begins the next check in place of one whose call has ended."""
+        self._calls.discard(task)
         self._go_on()
 
     async def _answer(self, question: _Question) -> None:
         try:
             status, error = await decided(self._check, question.message)
+            self._called(asyncio.current_task())  # type: ignore[arg-type]
             if error is not None:
                 report(self._check, error)
             connection, end = question.connection, question.end

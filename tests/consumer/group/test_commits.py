@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from rmq_async import Admin, ClientConfig, Consumer, MessageQueue, PullConsumer, machine
+from rmq_async import Admin, ClientConfig, Consumer, Message, MessageQueue, Producer, PullConsumer, machine
 from rmq_async.client import ClientInstance
 from rmq_async.consumer.commits import Commits, Doubts
 from rmq_async.embedded import EmbeddedRocketMQ
@@ -226,3 +226,40 @@ async def test_start_in_a_group_without_an_offset_of_some_queues_is_a_warning(ca
             (line,) = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
     assert "group g has offsets in topic T, but none of 2 of its queues (broker-b:0, broker-b:1)" in line
     assert "first message" in line
+
+
+def test_commits_to_other_brokers_go_on_beside_a_frozen_one() -> None:
+    """Each commit to it takes the time of a request, 64 of them four times as long."""
+    queues = 64
+
+    async def main(s: Simulation) -> None:
+        await create(s.namesrv, queues=queues)
+        frozen, other = s.brokers
+        seen = Seen()
+        async with (
+            member("g", s.namesrv, "one", seen, start_from="earliest") as consumer,
+            Producer("p", namesrv=s.namesrv) as p,
+        ):
+
+            async def send_to(broker: str) -> None:
+                before = seen.bodies.total()
+                for number in range(queues):
+                    await p.send(Message("T", b"x"), queue=MessageQueue("T", broker, number))
+                await until(lambda: seen.bodies.total() == before + queues)
+
+            def committed(broker: str) -> list[int]:
+                offsets = {"broker-a": frozen, "broker-b": other}[broker].broker.progress("g")
+                return [offsets[MessageQueue("T", broker, number)] for number in range(queues)]
+
+            await send_to("broker-a")
+            frozen.pause()
+            for count in range(1, 4):
+                await asyncio.sleep(3.0)  # the commits to the frozen broker are under way
+                await send_to("broker-b")
+                await asyncio.sleep(1.5)
+                assert committed("broker-b") == [count] * queues
+            assert "not_committed" in [problem.code for problem in consumer.health().problems]
+            frozen.resume()
+            await until(lambda: committed("broker-a") == [1] * queues and not consumer.health().problems, 30.0)
+
+    Simulation(7, faults=None).run(main)

@@ -82,6 +82,29 @@ async def test_a_refused_answer_is_logged_and_a_lost_one_is_no_matter(
         await until(lambda: "COMMIT of transaction U2 was not confirmed" in caplog.text)
 
 
+async def test_broker_that_confirms_no_answer_delays_no_other_check(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As a frozen one, whose answers take ``request_timeout`` each. What waits for it is bounded."""
+    monkeypatch.setattr(checks, "MOST_WAITING", 4)
+    ends = Ends(cluster.a)
+    ends.answer = lambda link, command: None
+    async with transactions(cluster, lambda _: COMMIT, topics=["T"], request_timeout=60.0, max_concurrent_checks=1):
+        link = await link_of(cluster)
+        for number in range(4):
+            ask(link, question(f"U{number}"))
+            await until(lambda: ends.said and ends.said[-1][0] == f"U{number}")  # noqa: B023
+        ask(link, question("dropped"))
+        await until(lambda: "1 transaction checks were dropped, 4 are held" in caplog.text)
+        for unanswered in ends.received[:]:
+            link.reply(unanswered)
+        await spin()
+        ask(link, question("last"))
+        await until(lambda: ends.said[-1][0] == "last")
+        link.reply(ends.received[-1])
+    assert [unique_id for unique_id, *_ in ends.said] == ["U0", "U1", "U2", "U3", "last"]
+
+
 async def test_questions_of_no_group_here_are_not_answered(cluster: Cluster) -> None:
     ends = Ends(cluster.a)
     async with transactions(cluster, lambda _: COMMIT, topics=["T"]):
