@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rmq_protocol.constants import ResponseCode
 
-from .errors import AuthenticationError, BrokerError, PermissionDeniedError, QueueNotExistError
+from .errors import AuthenticationError, BrokerError, NotEnoughReplicasError, PermissionDeniedError, QueueNotExistError
 
 __all__ = ["broker_error", "is_busy", "is_unreplicated"]
 
@@ -24,7 +24,8 @@ _NO_QUEUE_REMARK = "request queueId["
 _AUTHENTICATION_REMARKS = ("check signature failed", "is not found.", "is disabled.", "username cannot be null")
 _ACL_EXCEPTION = "AclException"
 """Part of the remark of a 4.x broker, which responds with code 1 where one of 5.x responds with 16."""
-_UNREPLICATED_REMARKS = ("in-sync replicas not enough", "[PC_SYNCHRONIZED]", "OS page cache busy")
+_TOO_FEW = "in-sync replicas not enough"
+_UNREPLICATED_REMARKS = (_TOO_FEW, "[PC_SYNCHRONIZED]", "OS page cache busy")
 """Beginnings of the remarks for WAIT_QUORUM_ACK_TIMEOUT of brokers that replicate by DLedger (``DLedgerCommitLog``): of 5.x; of 4.9
 to a send; of 4.9 to a commit. Brokers without DLedger respond so before they store."""
 _BUSY_CODES = (ResponseCode.SYSTEM_BUSY, ResponseCode.FLOW_CONTROL)
@@ -33,21 +34,37 @@ _ACL_RIGHTS = ("No default permission", "Need admin permission")
 
 
 def broker_error(
-    code: int, remark: str | None, *, request: str = "", broker: str | None = None, address: str | None = None
+    code: int,
+    remark: str | None,
+    *,
+    request: str = "",
+    broker: str | None = None,
+    address: str | None = None,
+    counted: bool = False,
 ) -> BrokerError:
-    """Returns the error for a server's response. Only the remark distinguishes the meanings of codes 1, 16 and 29."""
+    """Returns the error for a server's response. Only the remark distinguishes the meanings of codes 1, 16 and 29.
+
+    ``counted``: the broker is known to count its in-sync replicas before it stores a message.
+    """
     text = remark or ""
     cls = _BY_CODE.get(code, BrokerError)
     if code == ResponseCode.NO_PERMISSION:
-        if "has no permission to access" in text:
-            cls = PermissionDeniedError
-        elif text.startswith("User:") or "check signature failed" in text or "username cannot be null" in text:
-            cls = AuthenticationError if any(part in text for part in _AUTHENTICATION_REMARKS) else cls
+        cls = _without_permission(text) or cls
     elif code in _NO_QUEUE_CODES and text.startswith(_NO_QUEUE_REMARK):
         cls = QueueNotExistError
     elif code == ResponseCode.SYSTEM_ERROR and _ACL_EXCEPTION in text:
         cls = PermissionDeniedError if any(part in text for part in _ACL_RIGHTS) else AuthenticationError
+    elif counted and code == ResponseCode.SYSTEM_ERROR and text.startswith(_TOO_FEW):
+        cls = NotEnoughReplicasError
     return cls(text, code=code, request=request, broker=broker, address=address)
+
+
+def _without_permission(text: str) -> type[BrokerError] | None:
+    """Returns the class for a remark of code 16; None for that of the code."""
+    if "has no permission to access" in text:
+        return PermissionDeniedError
+    of_user = text.startswith("User:") or "check signature failed" in text or "username cannot be null" in text
+    return AuthenticationError if of_user and any(part in text for part in _AUTHENTICATION_REMARKS) else None
 
 
 def is_unreplicated(code: int | None, remark: str | None) -> bool:

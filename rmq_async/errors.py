@@ -49,6 +49,7 @@ __all__ = [
     "MessageIllegalError",
     "NameServerError",
     "NoPermissionError",
+    "NotEnoughReplicasError",
     "OffsetRangeError",
     "PermissionDeniedError",
     "ProtocolError",
@@ -204,6 +205,20 @@ class BrokerSystemError(BrokerError):
 
     response_code = ResponseCode.SYSTEM_ERROR
     retriable = True
+
+
+class NotEnoughReplicasError(BrokerSystemError):
+    """The broker has fewer in-sync replicas than ``minInSyncReplicas`` (1): it has not stored the message.
+
+    A send tries again within its time. Brokers that replicate by DLedger answer the same after they have stored the message; the
+    error of that is a BrokerSystemError with ``maybe_stored``.
+    """
+
+    always_retried = True
+
+    @property
+    def uses_retry(self) -> bool:
+        return False
 
 
 class SystemBusyError(BrokerError):

@@ -27,6 +27,7 @@ from .offsets import (
     until_readable,
 )
 from .pull_sizes import end_in, next_offset_in, too_large_frame
+from .replication import Replication
 from .reply_table import PushedReply
 from .retry_requests import broker_of_message, retry_brokers, send_back, send_copy
 from .route_table import RouteTable, TopicRoute
@@ -51,6 +52,7 @@ __all__ = [
     "NameServers",
     "Names",
     "PushedReply",
+    "Replication",
     "RouteTable",
     "TopicRoute",
     "TraceRecords",

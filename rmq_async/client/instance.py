@@ -59,6 +59,7 @@ from .name_server_watch import NameServerWatch
 from .name_servers import NameServers
 from .names import Names
 from .pull_sizes import PullSizes
+from .replication import Replication
 from .reply_table import ReplyTable
 from .route_table import RouteTable, TopicRoute
 from .unique_ids import UniqueIds, packed_ip
@@ -106,6 +107,7 @@ class ClientInstance:
         self.clocks = BrokerClocks()
         self.pull_sizes = PullSizes(config.max_frame_size)
         self.first_commits = FirstCommits()
+        self.replication = Replication(config.request_timeout)
         self.replies = ReplyTable()
         self.group_requests = GroupRequests()
         self.handlers: dict[int, RequestHandler] = {
@@ -409,6 +411,7 @@ class ClientInstance:
         if hasattr(self, "heartbeats"):
             tasks += self.heartbeats.close()
             tasks += self.routes.close()
+        tasks += self.replication.close()
         return tasks
 
     def _unlist(self) -> None:

@@ -106,6 +106,7 @@ class BrokerSettings(NamedTuple):
             "enablePropertyFilter": self.property_filter,
             "popConsumerKVServiceEnable": self.pops.store == "kv",
             "enableRetryTopicV2": self.pops.retry_v2,
+            "enableDLegerCommitLog": False,
         }
 
 

@@ -138,7 +138,9 @@ class ProducerCore:
         # Calls wait here for unreachable brokers.
         self.recovery = Recovery(instance.pool, instance.routes.refresh_soon)
         wire = Frames(self._settings, self.encoder.born_ms, self, self.window)
-        self.dispatch = Dispatch(config, instance.pool, self.router, self.recovery, wire, self._waits.wait)
+        self.dispatch = Dispatch(
+            config, instance.pool, self.router, self.recovery, instance.replication, wire, self._waits.wait
+        )
         self.first_deadline = self.dispatch.first_deadline
         self.watchers = Watchers(config.hooks, sending)
         self.tracer = Tracer(self.dispatch, self.encoder, self.group, config.trace) if config.trace else None

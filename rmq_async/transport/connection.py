@@ -114,7 +114,7 @@ class Connection(asyncio.Protocol):
         self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done when the socket is closed."""
         self.attributes: dict[type, Any] = {}
-        """State of other packages that lives as long as the connection: one object of each type."""
+        """State of other packages that lives as long as the connection, by the type that keeps it."""
         self.retired = False
         """Whether the server sent its clients away."""
         self.stored_at = -inf

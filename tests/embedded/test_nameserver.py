@@ -128,6 +128,7 @@ async def test_configuration_of_a_broker_is_shown(broker: RawClient) -> None:
         "enablePropertyFilter=true",
         "popConsumerKVServiceEnable=false",
         "enableRetryTopicV2=false",
+        "enableDLegerCommitLog=false",
     ]
 
 

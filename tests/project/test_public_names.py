@@ -178,8 +178,8 @@ rmq_async.testing.RealCluster brokers nameservers profile small version broker_c
 ERRORS = """
 RocketMQError ConfigError InvalidMessageError SelectorError ClientStateError ForkedError WrongLoopError BackpressureError
 NameServerError TopicNotFoundError BrokerNotFoundError ConnectError ConnectionLostError RequestTimeoutError BrokerError
-SystemBusyError NoPermissionError SendError CorruptMessageError ProtocolError OffsetRangeError ForbiddenError FlowControlError
-AuthenticationError PermissionDeniedError ReplyTimeoutError TransactionError Attempt
+SystemBusyError NoPermissionError NotEnoughReplicasError SendError CorruptMessageError ProtocolError OffsetRangeError
+ForbiddenError FlowControlError AuthenticationError PermissionDeniedError ReplyTimeoutError TransactionError Attempt
 """
 
 FIELDS = {

@@ -12,6 +12,7 @@ from rmq_protocol.send_codec import SendReply
 from ... import machine
 from ..._asyncio import WaitFor
 from ..._ordered import OrderedSet
+from ...client import Replication
 from ...errors import ClientStateError
 from ...results import SendStatus
 from ...transport import Connection, ConnectionPool
@@ -44,7 +45,7 @@ class Dispatch:
     """
 
     __slots__ = (
-        "calls", "closed", "config", "connections", "create_future", "faults", "owner", "pool", "recovery",
+        "calls", "closed", "config", "connections", "create_future", "faults", "owner", "pool", "recovery", "replication",
         "retry_not_ok", "router", "submit", "wait", "window", "wire",
     )  # fmt: skip
 
@@ -54,6 +55,7 @@ class Dispatch:
         pool: ConnectionPool,
         router: Router,
         recovery: Recovery,
+        replication: Replication,
         wire: Frames,
         wait: WaitFor[Connection],
     ) -> None:
@@ -62,6 +64,7 @@ class Dispatch:
         self.connections = pool.open
         self.router = router
         self.recovery = recovery
+        self.replication = replication
         self.wire = wire
         self.submit = wire.submit
         self.owner = wire.owner

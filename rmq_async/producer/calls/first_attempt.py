@@ -18,7 +18,7 @@ from ... import machine
 from ...errors import ClientStateError, QueueNotExistError
 from ...tracebacks import without_frames
 from ...transport import Connection, Pending
-from ..encoding import Outgoing, notify_failed, reply_error
+from ..encoding import Outgoing, is_unclear, notify_failed, reply_error
 from ..routing import Target, TopicQueues
 from .call import Call, Result
 from .call_errors import explained
@@ -140,7 +140,7 @@ class FirstAttempt(ABC, Generic[Result]):
         if result is not None and faults is not None and (faults.measures or self._target.broker in faults.items):
             faults.succeeded(self._target.broker, machine.monotonic() - self._begun, machine.monotonic())
         if result is None:
-            self._failed(reply_error(reply, self._target), reply)
+            self._failed(reply_error(reply, self._target, self._connection), reply)
         elif self._dispatch.retry_not_ok and self._call.retries and self._dispatch.is_unconfirmed(result):
             self._go_on(None, reply)
         else:
@@ -158,7 +158,7 @@ class FirstAttempt(ABC, Generic[Result]):
         """Ends the call or continues it, after ``error`` or an error response ``reply``."""
         rules = self._dispatch.rules(self._call)
         gone = self._fixed is not None and isinstance(error, QueueNotExistError)
-        if gone or not goes_on_after(error, rules):
+        if gone or not (goes_on_after(error, rules) or (reply is not None and is_unclear(reply, self._connection))):
             self._pending = None
             self._dispatch.router.topics.doubt(self._call.outgoing.topic, error)
             self._notify(error)

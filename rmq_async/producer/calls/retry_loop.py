@@ -19,7 +19,7 @@ from ... import machine
 from ...errors import ConnectError, QueueNotExistError, SelectorError
 from ...tracebacks import without_frames
 from ...transport import Connection, Pending
-from ..encoding import notify_failed, reply_error
+from ..encoding import is_unclear, notify_failed, reply_error
 from ..routing import GivenUpError, Target, TopicQueues
 from .attempt import AttemptRecord
 from .attempts import Attempts
@@ -27,7 +27,7 @@ from .call import Call, Result
 from .call_errors import failure, no_time
 from .dispatch import Dispatch, stopped
 from .recovery import Waiting
-from .retry_policy import FAIL, SHORTEST_REPEATED, WAIT, Brokers, Step, Verdict, next_step, pause_before
+from .retry_policy import FAIL, SHORTEST_REPEATED, WAIT, Brokers, Step, Verdict, connect_cap, next_step, pause_before
 
 __all__ = ["RetryLoop"]
 
@@ -68,6 +68,8 @@ class RetryLoop(Generic[Result]):
         self._result: Result | None = None
         self._unconfirmed: Result | None = None
         """The message is stored, but with a status other than SEND_OK: the result unless another broker confirms it."""
+        self._unclear: tuple[AttemptRecord, SendReply] | None = None
+        """The newest answer of which the broker's configuration says whether the message may be stored."""
         self._over = False
         self._aborted = False
         self._stopped: RocketMQError | None = None
@@ -108,11 +110,12 @@ class RetryLoop(Generic[Result]):
         """
         record = AttemptRecord(self, target, began)
         self._attempts.add(record)
+        record.connection = connection
         if reply is not None:
             record.open = False
             self.answered(record, reply)
         elif error is not None:
-            record.connection, record.opaque = connection, pending.opaque
+            record.opaque = pending.opaque
             record.failed(error)
             if record.open:
                 pending.receiver = record
@@ -131,7 +134,9 @@ class RetryLoop(Generic[Result]):
         """Reads a response, late ones included, as the result or as the attempt's error; wakes ``run``."""
         result = self._read(reply, self._outgoing, record.target, self._attempts.made)
         if result is None:
-            record.answered_with(reply_error(reply, record.target))
+            record.answered_with(reply_error(reply, record.target, record.connection))
+            if is_unclear(reply, record.connection):
+                self._unclear = record, reply
         elif self._dispatch.is_unconfirmed(result):
             self._unconfirmed = result
             text = "the message is stored, but its flush or replication was not confirmed"
@@ -163,6 +168,8 @@ class RetryLoop(Generic[Result]):
         self._dispatch.calls.add(self)
         try:
             while self._result is None:
+                if self._unclear is not None:
+                    await self._clear_up(*self._unclear)
                 step = self._next_step()
                 if self._unconfirmed is not None and not self._elsewhere(step):
                     return self._unconfirmed
@@ -195,6 +202,15 @@ class RetryLoop(Generic[Result]):
             # A pause or a selector may outlast the deadline; a message written after it would reach the broker after the error.
             if target is not None and self._result is None and not self._aborted and machine.monotonic() < self._deadline:
                 await self._attempt(target, step.cap)
+
+    async def _clear_up(self, record: AttemptRecord, reply: SendReply) -> None:
+        """Asks the broker that gave an answer how it replicates, and records the error of the answer anew."""
+        self._unclear = None
+        now, connection = machine.monotonic(), record.connection
+        assert connection is not None
+        learning = self._dispatch.replication.learn(connection, now + connect_cap(self._deadline - now))
+        await self._unless_over(asyncio.get_running_loop().create_task(learning, name="rmq_async replication"))
+        record.answered_with(reply_error(reply, record.target, connection))
 
     def _elsewhere(self, step: Step) -> bool:
         """Returns whether the next attempt goes to a broker that this call has not tried."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from .compressor import Compressor
 from .frames import SEND, Frames
 from .outgoing import AttemptWatch, BatchItem, CallWatch, Encoder, Outgoing, Watched, notify_failed
-from .response import SEND_OK, reply_error, stored, stored_batch, stored_message
+from .response import SEND_OK, is_unclear, reply_error, stored, stored_batch, stored_message
 
 __all__ = [
     "SEND",
@@ -18,6 +18,7 @@ __all__ = [
     "Frames",
     "Outgoing",
     "Watched",
+    "is_unclear",
     "notify_failed",
     "reply_error",
     "stored",

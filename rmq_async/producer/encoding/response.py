@@ -10,12 +10,14 @@ from rmq_protocol.message import MessageQueue
 from rmq_protocol.send_codec import SendReply
 
 from ...broker_answers import broker_error, is_unreplicated
+from ...client import Replication
 from ...errors import RocketMQError
 from ...results import BatchSendResult, SendResult, SendStatus
+from ...transport import Connection
 from ..routing import Target
 from .outgoing import Outgoing
 
-__all__ = ["SEND_OK", "reply_error", "stored", "stored_batch", "stored_message"]
+__all__ = ["SEND_OK", "is_unclear", "reply_error", "stored", "stored_batch", "stored_message"]
 
 SEND_OK: Final = SendStatus.SEND_OK
 _STATUS: Final = {
@@ -76,12 +78,17 @@ def stored_batch(reply: SendReply, outgoing: Outgoing, target: Target, attempts:
     )
 
 
-def reply_error(reply: SendReply, target: Target) -> RocketMQError:
+def is_unclear(reply: SendReply, connection: Connection | None) -> bool:
+    """Returns whether the broker of ``connection`` has to be asked if the refused message may be stored (``Replication.learn``)."""
+    return connection is not None and is_unreplicated(reply.code, reply.remark) and Replication.counts_first(connection) is None
+
+
+def reply_error(reply: SendReply, target: Target, connection: Connection | None = None) -> RocketMQError:
     """Returns the error for a reply without a result.
 
-    The error has ``maybe_stored`` if the code says "stored" but fields are missing, if the broker's replicas have not confirmed
-    the message, or if the response refuses but has the id of a stored message: a broker also stores a reply message that it
-    cannot push to the requesting client.
+    ``connection``: that of the reply, None if it is not known. The error has ``maybe_stored`` if the code says "stored" but fields
+    are missing, if the broker's replicas have not confirmed the message and it is not known to count them first, or if the response
+    refuses but has the id of a stored message: a broker also stores a reply message that it cannot push to the requesting client.
     """
     if reply.code in _STATUS:
         error: RocketMQError = RemoteProtocolError(
@@ -92,7 +99,11 @@ def reply_error(reply: SendReply, target: Target) -> RocketMQError:
         )
         error.maybe_stored = True
         return error
-    error = broker_error(reply.code, reply.remark, request="send", broker=target.broker, address=target.address)
-    if is_unreplicated(reply.code, reply.remark) or (reply.extFields is not None and reply.extFields.msgId is not None):
+    counted = connection is not None and Replication.counts_first(connection) is True
+    error = broker_error(
+        reply.code, reply.remark, request="send", broker=target.broker, address=target.address, counted=counted
+    )
+    unconfirmed = not counted and is_unreplicated(reply.code, reply.remark)
+    if unconfirmed or (reply.extFields is not None and reply.extFields.msgId is not None):
         error.maybe_stored = True
     return error

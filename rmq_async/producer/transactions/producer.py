@@ -24,7 +24,7 @@ from ..._asyncio import wait_until
 from ..._functions import check_arguments, is_generator
 from ..._text import printable
 from ...broker_answers import broker_error, is_unreplicated
-from ...client import ClientInstance, first_port, vip_address
+from ...client import ClientInstance, Replication, first_port, vip_address
 from ...config import ClientConfig
 from ...errors import ClientStateError, ConfigError, ConnectError, RequestTimeoutError, TransactionError
 from ...options import lists_options
@@ -206,6 +206,9 @@ class TransactionProducer(Producer):
             )
             code, remark = response.code, printable(response.remark or "", 1000)
             maybe_ended = is_unreplicated(code, response.remark)
+            if maybe_ended:
+                await sender.instance.replication.learn(connection, deadline)
+                maybe_ended = not Replication.counts_first(connection)
             outcome = f"was refused: {why}"
         raise TransactionError(
             f"{status.value} of transaction {half.msg_id} {outcome}; "

@@ -1,0 +1,54 @@
+"""Sends to a real broker whose replicas are fewer than ``inSyncReplicas``."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from rmq_async import Admin, Message, MessageQueue, Producer, SendError
+from rmq_async.errors import NotEnoughReplicasError
+from rmq_async.testing._probe import ask
+from rmq_async.testing.cluster import RealCluster, require
+from rmq_protocol.constants import RequestCode
+
+from .conftest import NO_TIMERS
+
+COUNTED = {"brokerRole": "SYNC_MASTER", "enableSlaveActingMaster": "true", "inSyncReplicas": "2"}
+"""Counts its replicas before it stores, as in controller mode with ``minInSyncReplicas``, and needs no controller for that."""
+
+
+@pytest.fixture
+async def lonely() -> AsyncIterator[RealCluster]:
+    """A broker that wants a replica and has none."""
+    require()
+    cluster = RealCluster(broker_conf=NO_TIMERS | COUNTED)
+    await cluster.start()
+    try:
+        yield cluster
+    finally:
+        await cluster.stop()
+
+
+async def test_broker_with_too_few_replicas_stores_nothing_until_it_has_them(lonely: RealCluster) -> None:
+    """The answer to a send is the one of DLedger, after which a message may be stored: the client has asked for the difference."""
+    async with Admin(namesrv=lonely.namesrv) as admin, Producer("senders", namesrv=lonely.namesrv) as producer:
+        await admin.create_topic("T", queues=1)
+        queue = MessageQueue("T", lonely.brokers[0].name, 0)
+        sends = [
+            producer.send(Message("T", b"plain"), timeout=0.5),
+            producer.send(Message("T", b"keyed"), key=1, timeout=0.5),
+            producer.send_batch([Message("T", b"batch")] * 2, timeout=0.5),
+        ]
+        for error in await asyncio.gather(*sends, return_exceptions=True):
+            assert isinstance(error, SendError)
+            assert isinstance(error.__cause__, NotEnoughReplicasError)
+            assert not error.maybe_stored
+        assert await admin.max_offset(queue) == 0
+        sending = asyncio.ensure_future(producer.send(Message("T", b"in time"), key=1, timeout=30.0))
+        await asyncio.sleep(0.3)
+        await ask(lonely.brokers[0].address, RequestCode.UPDATE_BROKER_CONFIG, body=b"inSyncReplicas=1\n")
+        sent = await sending
+        assert (sent.queue_offset, await admin.max_offset(queue)) == (0, 1)
+        print(f"stored with attempt {sent.attempts}")
