@@ -327,7 +327,7 @@ class ClientInstance:
         self.name_server_watch = NameServerWatch(self.name_servers, self.cluster_probe.run_once)
         local_ip = await self._local_ip()
         self.client_ip = config.client_ip or local_ip or "127.0.0.1"
-        self.client_id = client_ids.take(self.client_ip, config.instance_name, config.unit_name)
+        self.client_id = self.replies.client_id = client_ids.take(self.client_ip, config.instance_name, config.unit_name)
         self.unique_ids = UniqueIds(packed_ip(self.client_ip) or packed_ip(local_ip) or _LOOPBACK)
         self.routes = RouteTable(
             self.name_servers,

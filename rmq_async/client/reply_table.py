@@ -1,7 +1,8 @@
 """Replies that brokers push to this client (326), and the calls that wait for them.
 
 The CORRELATION_ID identifies the call, on any connection. The broker waits for the client's response and passes its code to the
-replier: like Java's client this one responds SUCCESS also to a reply that no call waits for.
+replier: like Java's client this one responds SUCCESS also to a reply that no call waits for. Brokers push replies to the connection
+that has registered last under a client id, so of two processes with one id, one gets those for the other: an id shows whose it is.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from typing import Final, NamedTuple
+from uuid import UUID
 
 from rmq_protocol.command import RemotingCommand, make_response
 from rmq_protocol.constants import PropertyName, ResponseCode
@@ -27,6 +29,8 @@ logger = logging.getLogger(__name__)
 UNROUTED_FOR: Final = 5.0
 """Seconds for which the route of a reply topic is not requested again after a failure."""
 MAX_UNROUTED: Final = 1000
+MARKED: Final = 13
+"""Number of characters of a correlation id that are the same in all ids of a client instance."""
 
 
 class PushedReply(NamedTuple):
@@ -38,16 +42,26 @@ class PushedReply(NamedTuple):
 
 
 class ReplyTable:
-    """The calls of one client instance that wait for a reply. A caller of ``expect`` also calls ``forget``."""
+    """The calls of one client instance that wait for a reply. A caller of ``expect`` also calls ``forget``. ``client_id``: that of
+    the instance."""
 
     def __init__(self) -> None:
+        self.client_id = ""
+        self._mark: int | None = None
         self._waiting: dict[str, asyncio.Future[PushedReply]] = {}
         self.strays = 0
         """Number of replies without a call that waits, such as those that came too late, or twice."""
+        self._foreign = 0
         self._unrouted: dict[str, float] = {}
 
     def __len__(self) -> int:
         return len(self._waiting)
+
+    def new_id(self) -> str:
+        """Returns a new correlation id."""
+        if self._mark is None:
+            self._mark = machine.entropy.getrandbits(48)
+        return str(UUID(int=self._mark << 80 | machine.entropy.getrandbits(80), version=4))
 
     def expect(self, correlation_id: str) -> asyncio.Future[PushedReply]:
         """Returns a future of the reply to the request with this id."""
@@ -75,15 +89,25 @@ class ReplyTable:
             logger.debug("%s pushes a reply that cannot be read: %s", connection.address, printable(error))
             return make_response(command, ResponseCode.SYSTEM_ERROR, "process reply message fail")
         properties = decode_properties(header.properties or "")
-        future = self._waiting.get(properties.get(PropertyName.CORRELATION_ID, ""))
+        correlation_id = properties.get(PropertyName.CORRELATION_ID, "")
+        future = self._waiting.get(correlation_id)
         if future is None or future.done():
-            self._stray(connection)
+            self._stray(connection, correlation_id)
         else:
             properties[PropertyName.ARRIVE_TIME.value] = str(int(machine.time() * 1000))
             future.set_result(PushedReply(header, properties, command.body))
         return make_response(command, ResponseCode.SUCCESS, None)
 
-    def _stray(self, connection: Connection) -> None:
+    def _stray(self, connection: Connection, correlation_id: str) -> None:
         self.strays += 1
         if is_power_of_two(self.strays):
             logger.info("%s: %d replies without a call that waits (dropped)", connection.address, self.strays)
+        if self._mark is not None and correlation_id[:MARKED] == str(UUID(int=self._mark << 80))[:MARKED]:
+            return
+        self._foreign += 1
+        if is_power_of_two(self._foreign):
+            logger.warning(
+                "%s: %d replies to requests of another process with the client id %s, or of a former one, came here; that process "
+                "waits for them in vain: leave instance_name out, or give each process one of its own",
+                connection.address, self._foreign, printable(self.client_id),
+            )  # fmt: skip

@@ -11,7 +11,6 @@ import asyncio
 from collections.abc import Awaitable, Mapping
 from functools import partial
 from typing import Any, Final
-from uuid import UUID
 
 from rmq_protocol.compression import compression_type, decompress
 from rmq_protocol.constants import PropertyName, RequestCode, SysFlag
@@ -54,7 +53,7 @@ async def request(
     deadline = started + timeout
     instance = sender.instance
     sender.encoder.check(message)
-    correlation_id = str(UUID(int=machine.entropy.getrandbits(128), version=4))
+    correlation_id = instance.replies.new_id()
     asking = {
         PropertyName.CORRELATION_ID.value: correlation_id,
         PropertyName.REPLY_TO_CLIENT.value: instance.client_id,

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import zlib
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
-from rmq_async import Message, MessageExt, MessageQueue, Producer, errors
+from rmq_async import Admin, Consumer, Message, MessageExt, MessageQueue, Producer, errors
 from rmq_async.client.reply_table import ReplyTable
 from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_async.producer.request_reply import MOST_CLUSTERS
+from rmq_async.testing.simulation import Simulation
 from rmq_async.transport import CloseReason, Connection, ConnectionSettings
 from rmq_protocol.command import RemotingCommand
 from rmq_protocol.constants import PropertyName, RequestCode, SysFlag
@@ -401,3 +403,42 @@ async def test_what_a_server_pushes_may_be_anything() -> None:
     table.forget("known")
     assert len(table) == 0
     connection.close(CloseReason.LOCAL)
+
+
+def test_reply_to_a_request_of_another_process_with_the_client_id_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    """As containers with one address and a fixed instance name are: brokers push replies to the one that registered last."""
+
+    async def main(s: Simulation) -> None:
+        async with Admin(namesrv=s.namesrv) as admin:
+            await admin.create_topic(TOPIC, queues=1)
+        ready, over = asyncio.Event(), asyncio.Event()
+        options: dict[str, Any] = {"namesrv": s.namesrv, "client_ip": "172.17.0.2", "instance_name": "asker"}
+
+        async def other() -> None:
+            await ready.wait()
+            async with Producer("other", topics=[TOPIC], **options) as second:
+                with pytest.raises(errors.ReplyTimeoutError):  # it comes late, to its own process
+                    await second.request(message(), timeout=0.5)
+                over.set()
+                await asyncio.sleep(5)
+
+        async def reply(asked: MessageExt) -> None:
+            await asyncio.sleep(1)
+            await replying.reply(asked, b"17")
+
+        machine = s.machine("second").run(other)
+        replying = Producer("replier", namesrv=s.namesrv, instance_name="replier")
+        consumer = Consumer("replier", namesrv=s.namesrv, instance_name="replier")
+        consumer.subscribe(TOPIC, reply)
+        async with replying, consumer, Producer("first", **options) as first:
+            assert (await first.request(message(), timeout=5.0)).body == b"17"
+            ready.set()
+            await over.wait()
+            with pytest.raises(errors.ReplyTimeoutError):
+                await first.request(message(), timeout=5.0)
+            await machine
+
+    with caplog.at_level(logging.INFO, logger="rmq_async"):
+        Simulation(1, brokers=1, faults=None).run(main)
+    (line,) = [each.getMessage() for each in caplog.records if "another process" in each.getMessage()]
+    assert "1 replies to requests of another process with the client id 172.17.0.2@asker" in line
