@@ -35,9 +35,11 @@ from ..client import (
     body_as_stored,
     commit_offset,
     committed_offset,
+    has_master,
     max_offset,
     min_offset,
     too_large_frame,
+    until_readable,
 )
 from ..errors import CorruptMessageError, RocketMQError, TopicNotFoundError
 
@@ -175,8 +177,25 @@ async def _queues(instance: ClientInstance, group: str, deadline: float) -> list
 
 
 async def _begin(instance: ClientInstance, queue: MessageQueue) -> int:
-    """Returns the offset after the dead letters that were sent again or passed over, or the first offset if that is higher."""
-    return max(await committed_offset(instance, TOOLS_GROUP, queue) or 0, await min_offset(instance, queue))
+    """Returns the offset after the dead letters that were sent again or passed over, or the first offset if that is higher.
+
+    Where the queue ends below, letters have other offsets than those that were sent, and it begins with the first one. A broker
+    that starts shows its queues late, and a replica may be behind: such an end is not believed.
+    """
+    first = await min_offset(instance, queue)
+    sent = await committed_offset(instance, TOOLS_GROUP, queue) or 0
+    if sent <= first or sent <= await max_offset(instance, queue) or not await has_master(instance, queue):
+        return max(sent, first)
+    readable = await until_readable(instance, queue.broker_name, queue.topic, any_replica=False)
+    end = await max_offset(instance, queue, any_replica=False)
+    if sent <= end or not readable:
+        return sent
+    logger.error(
+        "%s ends at offset %d, and dead letters were sent again up to %d: its broker's store was replaced by an older one, or a "
+        "replica that was behind has become the master; all letters from offset %d on count as not sent again, though some were",
+        printable(str(queue), 300), end, sent, first,
+    )  # fmt: skip
+    return first
 
 
 class _Pulled(NamedTuple):

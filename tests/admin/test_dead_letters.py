@@ -45,6 +45,23 @@ async def test_resend_dead_letters_sends_each_once(server: EmbeddedRocketMQ, adm
     assert len(handled) == 5
 
 
+async def test_resend_dead_letters_of_a_broker_that_has_lost_some(
+    server: EmbeddedRocketMQ, admin: Admin, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Letters that are stored since have offsets below that up to which others were sent."""
+    old = await dead_letters_of(server, admin, "BillTopic", "BillTopic", "BillTopic")
+    assert await admin.resend_dead_letters("billing") == 3
+    while len(server.messages("%DLQ%billing")) > 1:
+        server.truncate("broker-a", 1)
+    new = await dead_letters_of(server, admin, "RefundTopic")
+    assert [message.msg_id for message in await admin.dead_letters("billing")] == [old[0], *new]
+    assert await admin.resend_dead_letters("billing") == 2
+    assert await admin.dead_letters("billing") == ()
+    lines = [each.getMessage() for each in caplog.records if "ends at offset" in each.getMessage()]
+    assert len(lines) == 2
+    assert "all letters from offset 0 on count as not sent again" in lines[0]
+
+
 async def dead_letters_of(server: EmbeddedRocketMQ, admin: Admin, *topics: str) -> list[str]:
     """Makes a dead letter of each topic, in this order on one broker; returns their ids."""
     for topic in dict.fromkeys(topics):
