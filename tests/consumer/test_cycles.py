@@ -56,6 +56,7 @@ async def failing(call: Call, *, cancelled: bool = False) -> None:
         assert isinstance(task.exception(), RocketMQError)
 
 
+@pytest.mark.virtual_time
 @pytest.mark.parametrize("fault", [silence, refuse(1), cut, None], ids=["no answer", "refused", "cut", "cancelled"])
 async def test_failed_calls_leave_no_cycle(frozen: None, fault: Any) -> None:
     async with scripted(request_timeout=0.1) as (broker, consumer), Admin(client=consumer.config) as admin:
@@ -86,6 +87,7 @@ async def test_readings_of_damaged_messages_leave_no_cycle(frozen: None) -> None
                 await collect(consumer.read(TOPIC, start={QUEUE: 0}, end={QUEUE: 1}))
 
 
+@pytest.mark.virtual_time
 async def test_stopped_readings_leave_no_cycle(frozen: None) -> None:
     async with scripted() as (broker, consumer):
         await consumer.queues(TOPIC)

@@ -51,6 +51,7 @@ class Batches:
         self.seen.append(bodies(batch))
 
 
+@pytest.mark.virtual_time
 async def test_batch_crosses_queues_and_settles_each_message() -> None:
     async with EmbeddedRocketMQ() as server:
         await create(server.namesrv, queues=4)

@@ -12,6 +12,7 @@ from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_async.testing.simulation import Simulation
 from rmq_protocol.constants import RequestCode, ResponseCode
 
+from ...support.waiting import spin
 from .support import Seen, create, member, send, until
 
 pytestmark = pytest.mark.interpreters
@@ -96,7 +97,7 @@ async def test_plain_handler_whose_task_is_cancelled_by_code_of_its_own() -> Non
         async with consumer:
             await send(server.namesrv, b"x")
             await until(lambda: running)
-            await asyncio.sleep(0.1)
+            await spin(20)
             assert consumer.stats().running == 1
             release.set()
             (settled,) = await consumer.wait_settled(1)
@@ -114,7 +115,7 @@ def test_extend_to_an_earlier_deadline(timeout: float | None) -> None:
         async def handler(message: MessageExt) -> None:
             if message.reconsume_times:
                 return
-            current_delivery().extend(60.0)
+            current_delivery().extend(600.0)
             current_delivery().extend(5.0)
             began = s.now
             try:
@@ -169,22 +170,25 @@ def test_calls_time_out_each_at_its_deadline() -> None:
 
 
 async def test_extend_in_a_thread(caplog: pytest.LogCaptureFixture) -> None:
-    async with EmbeddedRocketMQ() as server:
+    async with EmbeddedRocketMQ(delay_levels=[0.01]) as server:
         await create(server.namesrv, queues=1)
+
+        release = threading.Event()
 
         def handler(message: MessageExt) -> None:
             if not message.reconsume_times:
-                current_delivery().extend(0.05)
-                threading.Event().wait(0.3)
+                current_delivery().extend(0.01)
+                release.wait(60)
 
         consumer = Consumer("g", namesrv=server.namesrv, retry=Retry(delays=(1,)))
         consumer.subscribe("T", handler, timeout=None)
         async with consumer:
             await send(server.namesrv, b"x")
-            first, second = await consumer.wait_settled(2, timeout=20.0)
+            await until(lambda: "runs longer than its timeout" in caplog.text)
+            release.set()
+            first, second = await consumer.wait_settled(2, timeout=60.0)
         assert isinstance(first.error, HandlerTimeoutError)
         assert second.outcome is Outcome.DONE
-        assert "runs longer than its timeout" in caplog.text
 
 
 async def test_thread_that_outlives_the_stop_is_named(caplog: pytest.LogCaptureFixture) -> None:
@@ -240,17 +244,17 @@ async def test_thread_within_its_extended_time_is_no_reason_for_a_restart() -> N
 
         def handler(message: MessageExt) -> None:
             if extends:
-                current_delivery().extend(60.0)
+                current_delivery().extend(600.0)
             began.set()
             release.wait(60)
 
         consumer = Consumer("g", namesrv=server.namesrv)
-        consumer.subscribe("T", handler, timeout=0.1)
+        consumer.subscribe("T", handler, timeout=0.01)
         try:
             async with consumer:
                 await send(server.namesrv, b"x")
                 await until(began.is_set)
-                await asyncio.sleep(0.3)
+                await asyncio.sleep(0.03)
                 assert consumer.health().live
                 extends = False
                 began.clear()

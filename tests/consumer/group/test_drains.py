@@ -108,7 +108,7 @@ async def test_second_signal_ends_the_wait_for_threads() -> None:
             await send(server.namesrv, b"x")
             await until(began.is_set)
             os.kill(os.getpid(), signal.SIGUSR1)
-            await asyncio.sleep(0.2)
+            await until(lambda: not consumer.health().ready)
             assert not running.done()
             os.kill(os.getpid(), signal.SIGUSR1)
             await asyncio.wait_for(running, 60)
@@ -118,7 +118,7 @@ async def test_second_signal_ends_the_wait_for_threads() -> None:
 
 async def test_second_signal_ends_calls_that_would_begin_after_it() -> None:
     """Messages to deliver again may wait for a slot below one of another topic that is settled already."""
-    async with EmbeddedRocketMQ() as server:
+    async with EmbeddedRocketMQ(delay_levels=[0.01]) as server:
         await create(server.namesrv, queues=1)
         await create(server.namesrv, "U", queues=1)
         second: list[bytes] = []
@@ -140,7 +140,7 @@ async def test_second_signal_ends_calls_that_would_begin_after_it() -> None:
         await send(server.namesrv, b"quick", topic="U")
         await until(lambda: b"quick" in second and b"slow 1" in second)
         os.kill(os.getpid(), signal.SIGUSR1)
-        await asyncio.sleep(0.2)
+        await until(lambda: not consumer.health().ready)
         os.kill(os.getpid(), signal.SIGUSR1)
         await asyncio.wait_for(running, 60)
         assert sorted(second) == [b"quick", b"slow 1"]

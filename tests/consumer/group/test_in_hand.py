@@ -57,6 +57,7 @@ def test_topics_to_read_by_hand() -> None:
         consumer.subscribe("U", Seen())
 
 
+@pytest.mark.virtual_time
 async def test_read_by_hand_without_a_start_or_with_handlers() -> None:
     consumer = Consumer("g", namesrv=NOWHERE, topics="T")
     with pytest.raises(ClientStateError, match="not started"):

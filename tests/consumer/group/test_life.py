@@ -308,7 +308,7 @@ async def test_run_second_signal_ends_the_handlers(caplog: pytest.LogCaptureFixt
         await send(server.namesrv, b"x")
         await until(lambda: consumer.stats().running)
         os.kill(os.getpid(), signal.SIGUSR1)
-        await asyncio.sleep(0.2)
+        await until(lambda: not consumer.health().ready)
         assert not running.done()
         os.kill(os.getpid(), signal.SIGUSR1)
         await asyncio.wait_for(running, 60)
@@ -330,6 +330,7 @@ async def test_run_until_stop_and_again_but_not_twice_at_a_time() -> None:
             await running
 
 
+@pytest.mark.virtual_time
 async def test_topic_that_does_not_exist_yet(caplog: pytest.LogCaptureFixture) -> None:
     """It is read as soon as it exists, from its first message on."""
     async with EmbeddedRocketMQ() as server:

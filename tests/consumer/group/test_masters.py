@@ -134,6 +134,7 @@ async def test_start_without_a_master_says_so() -> None:
         await consumer.stop()
 
 
+@pytest.mark.virtual_time
 @pytest.mark.parametrize("order", [None, "queue"])
 async def test_locks_are_requested_at_a_new_master_before_their_time(order: str | None) -> None:
     async with EmbeddedRocketMQ() as server:

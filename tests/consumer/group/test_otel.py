@@ -126,7 +126,7 @@ async def test_call_is_a_span_that_links_to_the_senders_and_is_current_in_the_ha
 
 
 async def test_failed_call_has_its_error_and_each_attempt_is_a_span(telemetry: Telemetry) -> None:
-    async with EmbeddedRocketMQ() as server:
+    async with EmbeddedRocketMQ(delay_levels=[0.01]) as server:
         await create(server.namesrv)
 
         async def work(message: MessageExt) -> None:
@@ -169,7 +169,7 @@ async def test_batch_has_a_link_for_each_message(telemetry: Telemetry) -> None:
             """Takes the batch."""
 
         consumer = Consumer("g", namesrv=server.namesrv, start_from="earliest", hooks=[telemetry.hook])
-        consumer.subscribe("T", work, batch_size=10, batch_wait=0.3)  # type: ignore[arg-type]
+        consumer.subscribe("T", work, batch_size=10, batch_wait=0.03)  # type: ignore[arg-type]
         async with consumer:
             await consumer.wait_settled(4)
         (call,) = telemetry.spans("process T")

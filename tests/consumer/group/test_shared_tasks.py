@@ -188,7 +188,9 @@ async def test_handler_that_blocks_shortly_lets_the_loop_go_on() -> None:
     async def handler(message: MessageExt) -> None:
         nonlocal made
         made += 1
-        time.sleep(0.002)
+        until = time.perf_counter() + 0.002
+        while time.perf_counter() < until:
+            pass
 
     ticking = asyncio.create_task(ticks())
     await handle_all(200, handler, concurrency=1)
@@ -225,6 +227,7 @@ async def test_call_that_is_cut_off_before_its_first_step_gives_its_slot_back() 
             assert not session.calls.running
 
 
+@pytest.mark.virtual_time
 @pytest.mark.parametrize("order", [None, "key"])
 async def test_call_whose_time_is_over_before_its_first_step_is_not_begun(order: Any) -> None:
     """A loop that was blocked looks at deadlines before the task of the call runs."""

@@ -47,29 +47,26 @@ def test_start_ended_while_it_waits_for_queues(how: str) -> None:
     Simulation(1, faults=None).run(main)
 
 
-def test_message_that_its_broker_cannot_write_now_is_given_back_later() -> None:
+@pytest.mark.virtual_time
+async def test_message_that_its_broker_cannot_write_now_is_given_back_later() -> None:
     """Code 1 is also the answer of a broker whose page cache is busy; that is no reason for a dead letter."""
+    async with EmbeddedRocketMQ() as server:
+        await create(server.namesrv)
+        failing = True
 
-    async def main() -> None:
-        async with EmbeddedRocketMQ() as server:
-            await create(server.namesrv)
-            failing = True
+        async def handler(message: MessageExt) -> None:
+            nonlocal failing
+            if failing:
+                failing = False
+                server.fail_next(1, request=RequestCode.CONSUMER_SEND_MSG_BACK)
+                raise ValueError("fails")
 
-            async def handler(message: MessageExt) -> None:
-                nonlocal failing
-                if failing:
-                    failing = False
-                    server.fail_next(1, request=RequestCode.CONSUMER_SEND_MSG_BACK)
-                    raise ValueError("fails")
-
-            consumer = Consumer("g", namesrv=server.namesrv, retry=Retry(delays=(1,)))
-            consumer.subscribe("T", handler)
-            async with consumer:
-                await send(server.namesrv, b"x")
-                first, second = await consumer.wait_settled(2, timeout=20.0)
-            assert (first.outcome, second.outcome) == (Outcome.RETRIED, Outcome.DONE)
-
-    asyncio.run(main())
+        consumer = Consumer("g", namesrv=server.namesrv, retry=Retry(delays=(1,)))
+        consumer.subscribe("T", handler)
+        async with consumer:
+            await send(server.namesrv, b"x")
+            first, second = await consumer.wait_settled(2, timeout=20.0)
+        assert (first.outcome, second.outcome) == (Outcome.RETRIED, Outcome.DONE)
 
 
 def test_stop_while_the_broker_is_down_ends() -> None:
@@ -115,7 +112,7 @@ class Unprintable(Exception):
 @pytest.mark.parametrize("error", [Odd("odd"), GeneratorExit(), Unprintable(), StopIteration(3)])
 @pytest.mark.parametrize("plain", [False, True])
 async def test_handler_that_raises_an_unusual_error_gets_its_message_again(error: BaseException, plain: bool) -> None:
-    async with EmbeddedRocketMQ() as server:
+    async with EmbeddedRocketMQ(delay_levels=[0.01]) as server:
         await create(server.namesrv)
         attempts: list[int] = []
 
@@ -131,7 +128,7 @@ async def test_handler_that_raises_an_unusual_error_gets_its_message_again(error
         consumer.subscribe("T", handler if plain else coroutine)
         async with consumer:
             await send(server.namesrv, b"x")
-            first, second = await consumer.wait_settled(2, timeout=20.0)
+            first, second = await consumer.wait_settled(2, timeout=60.0)
         assert (first.outcome, second.outcome) == (Outcome.RETRIED, Outcome.DONE)
 
 
@@ -312,6 +309,7 @@ def test_name_servers_that_crash_are_named_within_seconds_and_no_longer_when_the
     Simulation(1, brokers=1, name_servers=servers, faults=None).run(main)
 
 
+@pytest.mark.virtual_time
 async def test_broker_that_stops_is_one_line_in_the_log_for_all_its_queues(caplog: pytest.LogCaptureFixture) -> None:
     async with EmbeddedRocketMQ(brokers=2) as server:
         await create(server.namesrv, queues=8)
@@ -329,6 +327,7 @@ async def test_broker_that_stops_is_one_line_in_the_log_for_all_its_queues(caplo
         assert failing_pulls(caplog) == said
 
 
+@pytest.mark.virtual_time
 async def test_pulls_that_a_broker_refuses_are_a_line_for_each_queue(caplog: pytest.LogCaptureFixture) -> None:
     async with EmbeddedRocketMQ() as server:
         await create(server.namesrv, queues=8)
