@@ -8,11 +8,14 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractAsyncContextManager, contextmanager, suppress
 from pathlib import Path
 from time import monotonic, sleep
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
+
+T = TypeVar("T")
 
 START = [sys.executable, "-W", "error", "-m", "rmq_async.cli"]
 
@@ -44,6 +47,28 @@ def environment() -> dict[str, str]:
     dropped = ("NAMESRV_ADDR", "PYTHONUNBUFFERED", "RMQ_TRACEBACK", "RMQ_OUTBOX_DATABASE")
     kept = {name: value for name, value in os.environ.items() if name not in dropped}
     return {**kept, "COLUMNS": "100", "PYTHONSAFEPATH": "1"}
+
+
+@contextmanager
+def in_a_thread(entered: AbstractAsyncContextManager[T]) -> Iterator[T]:
+    """Enters it on a loop in a thread of its own, so that a command can run in this one."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, name="embedded")
+    thread.start()
+    try:
+        value = asyncio.run_coroutine_threadsafe(entered.__aenter__(), loop).result(60)
+        try:
+            yield value
+        finally:
+            asyncio.run_coroutine_threadsafe(_leave(entered), loop).result(60)
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(60)
+        loop.close()
+
+
+async def _leave(entered: AbstractAsyncContextManager[Any]) -> None:
+    await entered.__aexit__(None, None, None)
 
 
 async def start(*arguments: str, command: list[str] | None = None, **options: Any) -> asyncio.subprocess.Process:

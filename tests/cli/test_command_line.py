@@ -22,15 +22,15 @@ def test_the_command_is_installed() -> None:
     assert script.load() is cli.main
 
 
-async def test_the_version_is_the_packages() -> None:
-    ended = await rmq("--version")
+def test_the_version_is_the_packages(rmq_alone: Rmq) -> None:
+    ended = rmq_alone("--version")
     assert (ended.code, ended.err) == (0, "")
     assert one_line(ended.out).startswith(f"rmq-async {rmq_async.__version__} (Python ")
 
 
 @pytest.mark.parametrize("option", ["--help", "-h"])
-async def test_help_names_the_commands(option: str) -> None:
-    ended = await rmq(option)
+def test_help_names_the_commands(option: str, rmq_alone: Rmq) -> None:
+    ended = rmq_alone(option)
     assert (ended.code, ended.err) == (0, "")
     for part in ("demo", "server", "--version", "Exit codes"):
         assert part in ended.out
@@ -43,15 +43,15 @@ async def test_help_names_the_commands(option: str) -> None:
         ("server", ["--host", "--port", "--brokers", "--json"]),
     ],
 )
-async def test_help_of_a_command_names_its_options(command: str, options: list[str]) -> None:
-    ended = await rmq(command, "--help")
+def test_help_of_a_command_names_its_options(command: str, options: list[str], rmq_alone: Rmq) -> None:
+    ended = rmq_alone(command, "--help")
     assert (ended.code, ended.err) == (0, "")
     for option in options:
         assert f"{option} " in ended.out
 
 
-async def test_without_a_command_help_is_shown_and_the_exit_code_is_2() -> None:
-    ended = await rmq()
+def test_without_a_command_help_is_shown_and_the_exit_code_is_2(rmq_alone: Rmq) -> None:
+    ended = rmq_alone()
     assert (ended.code, ended.out) == (2, "")
     assert "Commands:" in ended.err
 
@@ -73,8 +73,8 @@ async def test_without_a_command_help_is_shown_and_the_exit_code_is_2() -> None:
     ],
     ids=" ".join,
 )
-async def test_wrong_use_is_one_line_and_code_2(wrong: list[str]) -> None:
-    ended = await rmq(*wrong)
+def test_wrong_use_is_one_line_and_code_2(wrong: list[str], rmq_alone: Rmq) -> None:
+    ended = rmq_alone(*wrong)
     assert (ended.code, ended.out) == (2, "")
     assert one_line(ended.err).startswith("rmq")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 
 import pytest
@@ -14,14 +13,14 @@ from rmq_protocol.constants import RequestCode
 from rmq_protocol.frame import Frame
 
 from .relay import Fate, Relay, Rule, acknowledged, properties_of
-from .support import Ended, end, one_line, rmq, start
+from .support import Ended, Rmq, end, in_a_thread, one_line, start
 
 MODES = ["awaited", "async", "oneway", "batch", "single"]
 SMALL = ("--json", "--messages", "300")
 
 
-async def test_the_demo_as_a_newcomer_runs_it() -> None:
-    ended = await rmq("demo")
+def test_the_demo_as_a_newcomer_runs_it(rmq_alone: Rmq) -> None:
+    ended = rmq_alone("demo")
     assert (ended.code, ended.err) == (0, "")
     rows = [line.split() for line in ended.out.splitlines()]
     heading = next(number for number, row in enumerate(rows) if row[:2] == ["mode", "sent"])
@@ -33,8 +32,8 @@ async def test_the_demo_as_a_newcomer_runs_it() -> None:
     assert max(map(len, ended.out.splitlines())) <= 120
 
 
-async def test_json_is_one_object_a_mode_and_a_summary() -> None:
-    ended = await rmq("demo", "--json", "--messages", "333", "--size", "5000")
+def test_json_is_one_object_a_mode_and_a_summary(rmq_alone: Rmq) -> None:
+    ended = rmq_alone("demo", "--json", "--messages", "333", "--size", "5000")
     assert (ended.code, ended.err) == (0, "")
     assert list(ended.modes) == MODES
     for mode, record in ended.modes.items():
@@ -49,28 +48,28 @@ async def test_json_is_one_object_a_mode_and_a_summary() -> None:
 
 
 @pytest.mark.parametrize("keep", [False, True])
-async def test_a_given_cluster_keeps_the_topic_only_if_asked(keep: bool) -> None:
-    async with EmbeddedRocketMQ(brokers=2) as server:
-        ended = await rmq("demo", "--json", "--messages", "200", *["--keep-topic"] * keep, "--namesrv", server.namesrv)
+def test_a_given_cluster_keeps_the_topic_only_if_asked(keep: bool, rmq_alone: Rmq) -> None:
+    with in_a_thread(EmbeddedRocketMQ(brokers=2)) as server:
+        ended = rmq_alone("demo", "--json", "--messages", "200", *["--keep-topic"] * keep, "--namesrv", server.namesrv)
         assert (ended.code, ended.err, ended.summary["namesrv"]) == (0, "", server.namesrv)
         held = server.messages(ended.summary["topic"])
         assert len(held) == (1000 if keep else 0)
         assert bool(server.requests[RequestCode.DELETE_TOPIC_IN_BROKER]) is not keep
 
 
-async def test_users_and_tls_are_those_of_a_cluster() -> None:
-    alone = await rmq("demo", "--tls")
+def test_users_and_tls_are_those_of_a_cluster(rmq_alone: Rmq) -> None:
+    alone = rmq_alone("demo", "--tls")
     assert (alone.code, alone.out) == (2, "")
     assert "give --namesrv too" in alone.err
-    async with EmbeddedRocketMQ() as server:
-        ended = await rmq("demo", "--tls", "--timeout", "1", "--namesrv", server.namesrv)
+    with in_a_thread(EmbeddedRocketMQ()) as server:
+        ended = rmq_alone("demo", "--tls", "--timeout", "1", "--namesrv", server.namesrv)
         assert (ended.code, server.requests.total()) == (1, 0)
 
 
-async def test_the_environments_cluster_is_left_alone() -> None:
-    async with EmbeddedRocketMQ() as server:
-        environment = {**os.environ, "NAMESRV_ADDR": server.namesrv}
-        ended = await rmq("demo", "--json", "--messages", "50", env=environment)
+def test_the_environments_cluster_is_left_alone(rmq_alone: Rmq, monkeypatch: pytest.MonkeyPatch) -> None:
+    with in_a_thread(EmbeddedRocketMQ()) as server:
+        monkeypatch.setenv("NAMESRV_ADDR", server.namesrv)
+        ended = rmq_alone("demo", "--json", "--messages", "50")
         assert (ended.code, ended.summary["namesrv"]) == (0, None)
         assert not server.requests
 
@@ -119,72 +118,72 @@ def damaged(command: RemotingCommand, frame: Frame) -> Fate:
     return Fate((Frame(frame.serialize_type, frame.header, body[:40] + b"\xff\x00" + body[42:]),))
 
 
-async def demo(rule: Rule, *arguments: str) -> tuple[Ended, int]:
+def demo(rmq_alone: Rmq, rule: Rule, *arguments: str) -> tuple[Ended, int]:
     """Returns the run, and how many messages the server still holds of its topic."""
-    async with EmbeddedRocketMQ() as server, Relay(server, rule) as relay:
-        ended = await rmq("demo", *SMALL, "--namesrv", relay.namesrv, *arguments)
+    with in_a_thread(EmbeddedRocketMQ()) as server, in_a_thread(Relay(server, rule)) as relay:
+        ended = rmq_alone("demo", *SMALL, "--namesrv", relay.namesrv, *arguments)
         return ended, len(server.messages(ended.summary["topic"]))
 
 
 @pytest.mark.parametrize("mode", ["single", "async"])
-async def test_a_lost_acknowledged_message_is_named_and_the_exit_code_is_1(mode: str) -> None:
+def test_a_lost_acknowledged_message_is_named_and_the_exit_code_is_1(mode: str, rmq_alone: Rmq) -> None:
     once = Once(mode, forgotten)
-    ended, held = await demo(once)
+    ended, held = demo(rmq_alone, once)
     assert ended.code == 1
     assert f"{once.property('KEYS')} (msg_id {once.property('UNIQ_KEY')})" in one_line(ended.err)
     assert {name: record["lost"] for name, record in ended.modes.items() if record["lost"]} == {mode: 1}
     assert held == 1499  # the topic is kept, so that it can be looked at
 
 
-async def test_a_lost_oneway_message_is_counted_and_no_failure_on_a_cluster() -> None:
-    ended, _ = await demo(Once("oneway", dropped))
+def test_a_lost_oneway_message_is_counted_and_no_failure_on_a_cluster(rmq_alone: Rmq) -> None:
+    ended, _ = demo(rmq_alone, Once("oneway", dropped))
     assert (ended.code, ended.err) == (0, "")
     assert (ended.modes["oneway"]["lost"], ended.modes["oneway"]["stored"]) == (1, 299)
 
 
-async def test_a_message_stored_twice_is_counted_and_no_failure() -> None:
-    ended, _ = await demo(Once("awaited", doubled))
+def test_a_message_stored_twice_is_counted_and_no_failure(rmq_alone: Rmq) -> None:
+    ended, _ = demo(rmq_alone, Once("awaited", doubled))
     assert (ended.code, ended.err) == (0, "")
     assert (ended.modes["awaited"]["duplicated"], ended.modes["awaited"]["stored"]) == (1, 300)
 
 
-async def test_a_body_changed_on_its_way_is_found() -> None:
+def test_a_body_changed_on_its_way_is_found(rmq_alone: Rmq) -> None:
     once = Once("awaited", damaged)
-    ended, _ = await demo(once)
+    ended, _ = demo(rmq_alone, once)
     assert ended.code == 1
     assert f"1 messages differ from those sent, the first: {once.property('UNIQ_KEY')}" in one_line(ended.err)
 
 
-async def test_refused_sends_are_a_failure_in_one_line() -> None:
-    async with EmbeddedRocketMQ() as server:
+def test_refused_sends_are_a_failure_in_one_line(rmq_alone: Rmq) -> None:
+    with in_a_thread(EmbeddedRocketMQ()) as server:
         server.fail_next(13, 10_000, request=RequestCode.SEND_MESSAGE_V2)
-        ended = await rmq("demo", *SMALL, "--namesrv", server.namesrv)
+        ended = rmq_alone("demo", *SMALL, "--namesrv", server.namesrv)
     assert ended.code == 1
     assert "MESSAGE_ILLEGAL" in one_line(ended.err)
     assert (ended.modes["awaited"]["failed"], ended.modes["batch"]["stored"]) == (300, 300)
     assert ended.modes["awaited"]["p50_ms"] is None
 
 
-async def test_no_server_at_the_address_is_one_line() -> None:
-    ended = await rmq("demo", "--namesrv", "127.0.0.1:1", "--timeout", "1")
+def test_no_server_at_the_address_is_one_line(rmq_alone: Rmq) -> None:
+    ended = rmq_alone("demo", "--namesrv", "127.0.0.1:1", "--timeout", "1")
     assert (ended.code, ended.out) == (1, "")
     assert "127.0.0.1:1" in one_line(ended.err)
 
 
-async def test_a_request_without_an_answer_is_named_and_not_the_time_limit_of_the_demo() -> None:
-    async with EmbeddedRocketMQ() as server:
+def test_a_request_without_an_answer_is_named_and_not_the_time_limit_of_the_demo(rmq_alone: Rmq) -> None:
+    with in_a_thread(EmbeddedRocketMQ()) as server:
         server.lose_answers(1, request=RequestCode.UPDATE_AND_CREATE_TOPIC)
-        ended = await rmq("demo", "--namesrv", server.namesrv, "--timeout", "0.5")
+        ended = rmq_alone("demo", "--namesrv", server.namesrv, "--timeout", "0.5")
     assert ended.code == 1
     assert "UPDATE_AND_CREATE_TOPIC" in one_line(ended.err)
     assert "not finished" not in ended.err
 
 
 @pytest.mark.slow
-async def test_a_far_cluster_gets_what_can_be_sent_and_read_back_in_time() -> None:
-    async with EmbeddedRocketMQ() as server:
+def test_a_far_cluster_gets_what_can_be_sent_and_read_back_in_time(rmq_alone: Rmq) -> None:
+    with in_a_thread(EmbeddedRocketMQ()) as server:
         server.delay(0.1, broker="broker-a")
-        ended = await rmq("demo", "--messages", "30000", "--namesrv", server.namesrv)
+        ended = rmq_alone("demo", "--messages", "30000", "--namesrv", server.namesrv)
     assert ended.code == 0, ended.err
     assert "awaited: ended by time after" in ended.out
     assert "nothing lost" in ended.out

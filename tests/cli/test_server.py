@@ -13,7 +13,7 @@ import pytest
 from rmq_async import Admin, Consumer, Message, MessageExt, Producer, PullConsumer
 from rmq_async.testing._ports import find_ports
 
-from .support import end, one_line, rmq, start
+from .support import Rmq, end, one_line, start
 
 FREE = ("--port", "0", "--json")
 
@@ -62,12 +62,12 @@ async def test_people_read_the_address_first() -> None:
     assert (await end(process)).code == 0
 
 
-async def test_a_port_that_is_taken_is_one_line_and_code_1() -> None:
+def test_a_port_that_is_taken_is_one_line_and_code_1(rmq_alone: Rmq) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        ended = await rmq("server", "--port", str(port))
+        ended = rmq_alone("server", "--port", str(port))
     assert (ended.code, ended.out) == (1, "")
     assert f"cannot listen on 127.0.0.1:{port}: " in one_line(ended.err)
     assert one_line(ended.err).endswith("; give another --port (0: a free one) or --host")
@@ -117,24 +117,24 @@ async def test_a_topic_that_is_given_has_four_queues_on_each_broker() -> None:
         assert (await end(process)).code == 0
 
 
-async def test_a_topic_whose_name_is_invalid_is_one_line_and_code_2() -> None:
-    ended = await rmq("server", *FREE, "--topic", "a b")
+def test_a_topic_whose_name_is_invalid_is_one_line_and_code_2(rmq_alone: Rmq) -> None:
+    ended = rmq_alone("server", *FREE, "--topic", "a b")
     assert (ended.code, ended.out) == (2, "")
     assert "'a b'" in one_line(ended.err)
 
 
 @pytest.mark.parametrize("taken_below", [0, 2])
-async def test_a_port_of_a_broker_that_is_taken_is_one_line_and_code_1(taken_below: int) -> None:
+def test_a_port_of_a_broker_that_is_taken_is_one_line_and_code_1(taken_below: int, rmq_alone: Rmq) -> None:
     (port,) = find_ports([(0, -2, 8, 10)])
     with socket.create_server(("127.0.0.1", port + 10 - taken_below)):
-        ended = await rmq("server", *FREE, "--brokers", "2", "--broker-port", str(port))
+        ended = rmq_alone("server", *FREE, "--brokers", "2", "--broker-port", str(port))
     assert (ended.code, ended.out) == (1, "")
     assert f"cannot listen on 127.0.0.1:{port + 10} and {port + 8}, the ports of a broker: " in one_line(ended.err)
     assert one_line(ended.err).endswith("; give another --broker-port (0: free ones) or --host")
 
 
-async def test_a_host_that_is_none_of_ours_is_one_line_and_code_1() -> None:
-    ended = await rmq("server", "--host", "192.0.2.1", "--port", "0")
+def test_a_host_that_is_none_of_ours_is_one_line_and_code_1(rmq_alone: Rmq) -> None:
+    ended = rmq_alone("server", "--host", "192.0.2.1", "--port", "0")
     assert ended.code == 1
     assert "cannot listen on 192.0.2.1:0" in one_line(ended.err)
 
@@ -156,7 +156,7 @@ async def test_an_address_that_others_can_reach_earns_a_warning() -> None:
         *(("--broker-port", "2"), ("--broker-port", "65530", "--brokers", "2")),
     ],
 )
-async def test_wrong_numbers_are_wrong_use(wrong: tuple[str, ...]) -> None:
-    ended = await rmq("server", *wrong)
+def test_wrong_numbers_are_wrong_use(wrong: tuple[str, ...], rmq_alone: Rmq) -> None:
+    ended = rmq_alone("server", *wrong)
     assert (ended.code, ended.out) == (2, "")
     assert wrong[0] in one_line(ended.err)
