@@ -81,7 +81,7 @@ async def test_running_clients_go_on_with_a_server_that_is_started_again_on_the_
     async def handle(message: MessageExt) -> None:
         handled.put_nowait(message.body)
 
-    worker = Consumer("billing", namesrv=f"127.0.0.1:{port}", start_from="earliest")
+    worker = Consumer("billing", namesrv=f"127.0.0.1:{port}", start_from="earliest", stop_timeout=0.0)
     worker.subscribe("OrderTopic", handle)
     process = await start(*arguments)
     try:
@@ -96,7 +96,7 @@ async def test_running_clients_go_on_with_a_server_that_is_started_again_on_the_
             async with asyncio.timeout(60):
                 while handled.empty():
                     await shop.send(Message("OrderTopic", b"after"), timeout=10.0)
-                    await asyncio.sleep(0.2)
+                    await asyncio.sleep(0.01)
             assert handled.get_nowait() == b"after"
         process.terminate()
         assert (await end(process)).code == 0
