@@ -36,7 +36,7 @@ def test_table_lists_every_patch() -> None:
 
 
 def test_thirty_plants_are_subtle_and_found() -> None:
-    """As the page has it: those of groups, failovers, broadcast members, members that pop and fixed lists of queues, and the seven
+    """As the page has it: those of groups, failovers, broadcast members, members that pop and fixed lists of queues, and the eight
     that it names, do not count."""
     rows = [
         [cell.strip() for cell in line.split("|")[1:-1]] for line in TABLE.read_text().splitlines() if line.startswith("| ")
