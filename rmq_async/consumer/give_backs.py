@@ -131,7 +131,7 @@ class Requests(Protocol):
 class _Buffer:
     """The messages of one broker. ``delayed``: a heap by the monotonic time at which each is due."""
 
-    __slots__ = ("at", "broker", "delayed", "in_flight", "is_full", "ready", "size", "timer")
+    __slots__ = ("at", "broker", "delayed", "in_flight", "ready", "size", "timer")
 
     def __init__(self, broker: str) -> None:
         self.broker = broker
@@ -139,7 +139,6 @@ class _Buffer:
         self.delayed: list[tuple[float, int, GiveBack]] = []
         self.in_flight: dict[GiveBack, asyncio.Task[None]] = {}
         self.size = 0
-        self.is_full = False
         self.timer: asyncio.TimerHandle | None = None
         self.at = inf
 
@@ -158,7 +157,7 @@ class GiveBacks:
 
     ``freed``: called with a message that enters a buffer: it is no longer buffered. ``again``: called with one that is to be
     handled again here. ``ended``: called with one that has left its buffer, and its outcome. ``has_room``: called with a broker
-    whose queues may be pulled again.
+    whose queues may be pulled again. ``full``: brokers whose queues are not to be pulled, because their buffers are full.
     """
 
     def __init__(self, requests: Requests, spawn: Spawn) -> None:
@@ -166,6 +165,7 @@ class GiveBacks:
         self._requests = requests
         self._spawn = spawn
         self._buffers: dict[str, _Buffer] = {}
+        self.full: set[str] = set()
         self._number = count()
         self._empty = asyncio.Event()
         self._empty.set()
@@ -182,11 +182,6 @@ class GiveBacks:
     def size(self) -> int:
         """Bytes of their bodies."""
         return sum(buffer.size for buffer in [*self._buffers.values()])
-
-    def is_full(self, broker: str) -> bool:
-        """Returns whether the queues of a broker are not to be pulled, because its buffer is full."""
-        buffer = self._buffers.get(broker)
-        return buffer is not None and buffer.is_full
 
     def messages(self) -> list[MessageExt]:
         """Returns all messages; from any thread."""
@@ -205,7 +200,7 @@ class GiveBacks:
             if illegal:
                 one = illegal[0]
                 texts.append(f"{len(illegal)} messages cannot be given back, {one.message.msg_id} is one: {one.illegal}")
-            if buffer.is_full:
+            if broker in self.full:
                 texts.append(f"{waiting} messages of broker {broker} wait, so many that its queues are paused")
             if texts:
                 found.append(Problem(ProblemCode.NOT_TAKEN_BACK, "; ".join(texts), broker=broker))
@@ -223,9 +218,9 @@ class GiveBacks:
         buffer.size += len(message.body)
         buffer.ready.append(back)
         if len(buffer) >= MOST_WAITING or buffer.size >= MOST_SIZE:
-            if not buffer.is_full:
+            if broker not in self.full:
                 logger.warning("%d messages wait to be given back to broker %s: its queues are paused", len(buffer), broker)
-            buffer.is_full = True
+            self.full.add(broker)
         self._fill(buffer)
 
     def end_now(self, back: GiveBack, outcome: Outcome) -> None:
@@ -401,8 +396,9 @@ class GiveBacks:
         if buffer is None:
             return
         buffer.size -= len(back.message.body)
-        if buffer.is_full and len(buffer) < GOES_ON_BELOW * MOST_WAITING and buffer.size < GOES_ON_BELOW * MOST_SIZE:
-            buffer.is_full = False
+        is_low = len(buffer) < GOES_ON_BELOW * MOST_WAITING and buffer.size < GOES_ON_BELOW * MOST_SIZE
+        if is_low and buffer.broker in self.full:
+            self.full.discard(buffer.broker)
             self.has_room(buffer.broker)
         if not any(self._buffers.values()):
             self._empty.set()

@@ -14,7 +14,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from functools import lru_cache, partial
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import msgspec
 from msgspec.structs import replace
@@ -80,7 +80,7 @@ class PullRequest(msgspec.Struct, frozen=True, gc=False):
         return self.sql is not None or self.tags != "*"
 
 
-class PulledBody(NamedTuple):
+class PulledBody(msgspec.Struct, frozen=True, gc=False):
     """One response, its records not decoded. ``address``: the broker that sent it."""
 
     status: PullStatus
@@ -396,7 +396,7 @@ def _result(instance: ClientInstance, request: PullRequest, answer: PulledBody, 
     )
 
 
-class _Held(NamedTuple):
+class _Held(msgspec.Struct, frozen=True):
     """The requested part of a response. ``after``: the next offset. ``missing``: requested offsets before it without a
     record."""
 

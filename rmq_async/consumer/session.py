@@ -449,7 +449,8 @@ class Session:
 
     def _may_pull(self, held: HeldQueue) -> bool:
         """Returns whether not too many messages wait to be given back to the queue's broker."""
-        return not self.outcomes.give_backs.is_full(self.instance.routes.broker_of(held.queue))
+        full = self.give_backs.full
+        return not full or self.instance.routes.broker_of(held.queue) not in full
 
     async def _renew(self) -> None:
         locks, renewed = self.locks, machine.monotonic()

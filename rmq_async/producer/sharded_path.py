@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 from rmq_protocol.batch import BATCH_OVERHEAD
 from rmq_protocol.constants import RETRY_TOPIC_PREFIX
@@ -22,14 +23,15 @@ __all__ = ["place_sharded"]
 def place_sharded(sender: ProducerCore, message: Message) -> tuple[QueueGathering, asyncio.Future[SendResult]] | None:
     """Takes credits and adds the message to the gathering of its sharding key's queue.
 
-    The caller has checked that the body is ``bytes`` of a size for the short path; it awaits the future and then gives the
-    credits back. Returns None, without credits taken, if the call would have to wait or the message needs the general path.
+    The caller has checked that the message has a sharding key, and that the body is ``bytes`` of a size for the short path; it
+    awaits the future and then gives the credits back. Returns None, without credits taken, if the call would have to wait or the
+    message needs the general path.
     """
-    topic, key, credit, size = message.topic, message.sharding_key, sender.credits, len(message.body)
-    if topic.__class__ is not str or key is None:
-        return None
+    key: Any = message.sharding_key
+    topic, credit, size = message.topic, sender.credits, len(message.body)
     if (
-        (topic_queues := sender.queues_by_topic.get(topic)) is None
+        topic.__class__ is not str
+        or (topic_queues := sender.queues_by_topic.get(topic)) is None
         or credit.contended
         or credit.free <= 0
         or credit.free_bytes < size
@@ -48,7 +50,7 @@ def place_sharded(sender: ProducerCore, message: Message) -> tuple[QueueGatherin
     if room > batcher.max_bytes:
         return None
     if gathering is None or gathering.topic_queues is not topic_queues:
-        if (target := topic_queues.reachable(queue)) is None:
+        if (target := topic_queues.by_queue.get(queue) or topic_queues.reachable(queue)) is None:
             return None
         gathering = batcher.in_order(topic_queues, target, fixed=True)
     future: asyncio.Future[SendResult] = sender.create_future()

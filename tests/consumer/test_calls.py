@@ -47,7 +47,7 @@ async def pull(consumer: PullConsumer) -> int:
 
 WAYS: dict[str, tuple[Way, float, float]] = {
     # calls that a message may take, and that it took before pulls had templates and ordinary records a loop of their own
-    "read": (read, 2.8, 8.2),
+    "read": (read, 2.7, 8.2),
     "pull": (pull, 1.65, 6.9),
 }
 

@@ -50,7 +50,7 @@ WAYS: dict[str, tuple[Way, float]] = {  # and the calls that it may take; a chan
     "send": (lambda sender: sender.send(message()), 9.2),
     "send with tags and a key": (lambda sender: sender.send(message(tags="t", keys="k")), 12.2),
     "send of a real message": (lambda sender: sender.send(real()), 13.2),
-    "send with a sharding key": (lambda sender: sender.send(message(sharding_key=next(SHARDS))), 32.2),
+    "send with a sharding key": (lambda sender: sender.send(message(sharding_key=next(SHARDS))), 29.2),
     "send by key": (lambda sender: sender.send(message(), key=1), 40.2),
     "send to a queue": (lambda sender: sender.send(message(), queue=QUEUE), 38.2),
     "send_async": (deferred, 25.2),

@@ -370,7 +370,7 @@ class PopSession:
 
     def _may_ask(self, source: Source) -> bool:
         """Returns whether a source may be popped: not too many messages wait to be given back to its broker."""
-        return self._may_pop(source) and not self.give_backs.is_full(source.broker)
+        return self._may_pop(source) and source.broker not in self.give_backs.full
 
     def _apply_pauses(self) -> None:
         self.dispatcher.paused = frozenset(self.subscriptions[topic] for topic in self.paused)

@@ -19,6 +19,8 @@ from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from typing import Any, Final, NamedTuple
 
+import msgspec
+
 from rmq_protocol.continuity import ranges_text
 from rmq_protocol.message import MessageExt, MessageQueue
 from rmq_protocol.pull_codec import PullReply
@@ -66,7 +68,7 @@ class ReadScope(NamedTuple):
     start: object
 
 
-class _Batch(NamedTuple):
+class _Batch(msgspec.Struct, frozen=True):
     """The messages of one response. ``error``: the error that ends the reading after the messages."""
 
     messages: tuple[MessageExt, ...] = ()
@@ -117,7 +119,8 @@ class Reader:
             while True:
                 if asyncio.get_running_loop() is not self._loop:
                     self._instance.check_usable()  # raises: after a fork or on another loop the connections are not usable
-                self._start_pulls()
+                if self._idle:
+                    self._start_pulls()
                 if not self._ready:
                     if not self._pulling and not self._pending and not self._scope.follow:
                         return
