@@ -10,18 +10,17 @@ __all__ = ["black_hole"]
 
 
 @contextmanager
-def black_hole(host: str = "127.0.0.1", port: int = 0) -> Iterator[str]:
+def black_hole() -> Iterator[str]:
     """An address that neither accepts nor refuses: the backlog of its listener is full, and further SYNs are dropped."""
     with socket.socket() as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host, port))
+        listener.bind(("127.0.0.1", 0))
         listener.listen(0)
         fillers = [socket.socket() for _ in range(4)]
         try:
             for filler in fillers:
                 filler.setblocking(False)
                 filler.connect_ex(listener.getsockname())
-            yield f"{host}:{listener.getsockname()[1]}"
+            yield f"127.0.0.1:{listener.getsockname()[1]}"
         finally:
             for filler in fillers:
                 filler.close()

@@ -1,4 +1,5 @@
-"""Every test here runs on asyncio and on uvloop, and must leave nothing: no task, no socket, no entry in any table."""
+"""Every test here runs on asyncio and on uvloop, or under virtual time, and must leave nothing: no task, no socket, no entry in any
+table."""
 
 from __future__ import annotations
 
@@ -14,13 +15,14 @@ from rmq_async.transport import Connection, ConnectionPool, ConnectionState
 from rmq_async.transport.coalescer import WriteCoalescer
 from rmq_async.transport.deadlines import Deadlines
 
+from ..support import loops
 from ..support.leftovers import made_of, sockets
-from ..support.loops import BOTH, LoopFactory
+from ..support.loops import LoopFactory
 from .support import Sender, until
 
 
-def pytest_asyncio_loop_factories() -> Mapping[str, LoopFactory]:
-    return BOTH
+def pytest_asyncio_loop_factories(item: pytest.Item) -> Mapping[str, LoopFactory]:
+    return loops.pytest_asyncio_loop_factories(item) if item.get_closest_marker("virtual_time") is not None else loops.BOTH
 
 
 @pytest.fixture

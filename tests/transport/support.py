@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import gc
 import socket
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from time import monotonic
-from typing import Any, Self, cast
+from typing import Any, cast
 
 from rmq_async.config import ClientConfig
+from rmq_async.testing.simulation import SimulatedLoop
 from rmq_async.transport import CloseReason, Connection, ConnectionPool, ConnectionSettings, Pending, Threads, client_context
 from rmq_protocol.command import RemotingCommand
 from rmq_protocol.constants import RequestCode
@@ -176,40 +177,24 @@ def rss() -> int:
         return int(file.read().split()[1]) * 4096
 
 
-class Exact:
-    """Judges how late something came: 50 ms are allowed, and what the machine itself was late while it was measured.
+ALLOWED = 0.05
+"""Seconds that the end of a call may be late."""
 
-    On an idle machine the loop's own timers are late by a millisecond or two; with all cores taken by others, by more than
-    50 ms at times, which says nothing about the code under test.
-    """
 
-    ALLOWED = 0.05
-    EARLY = 0.002
-    """Timers of uvloop count whole milliseconds."""
-    STEP = 0.005
+def is_exact(elapsed: float, wanted: float) -> bool:
+    """Whether something that took ``elapsed`` seconds of virtual time ended neither before ``wanted`` nor later than is allowed."""
+    return wanted - 1e-6 <= elapsed <= wanted + ALLOWED
 
-    def __enter__(self) -> Self:
-        self.lag = 0.0
-        self.loop = asyncio.get_running_loop()
-        self.next()
-        return self
 
-    def __exit__(self, *_: object) -> None:
-        self.lag = max(self.lag, monotonic() - self.due)  # the machine may have stood still since the last tick
-        self.timer.cancel()
-
-    def next(self) -> None:
-        self.due = monotonic() + self.STEP
-        self.timer = self.loop.call_later(self.STEP, self.tick)
-
-    def tick(self) -> None:
-        self.lag = max(self.lag, monotonic() - self.due)
-        self.next()
-
-    def check(self, elapsed: float, wanted: float) -> None:
-        """``elapsed`` is not before ``wanted`` and at most 50 ms after it."""
-        assert elapsed >= wanted - self.EARLY
-        assert elapsed <= wanted + self.ALLOWED + 3 * self.lag, f"the loop's own timers were {self.lag:.3f} s late"
+@contextmanager
+def takes(seconds: float) -> Iterator[None]:
+    """Fails unless the block takes so many seconds of virtual time."""
+    assert isinstance(asyncio.get_running_loop(), SimulatedLoop), (
+        "seconds of a real loop say nothing; mark the test virtual_time"
+    )
+    began = monotonic()
+    yield
+    assert is_exact(monotonic() - began, seconds), f"{monotonic() - began:.3f} s, not {seconds}"
 
 
 def free_port() -> int:

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import time
-from time import monotonic, process_time
+from time import monotonic
 
 import pytest
 
 from rmq_async.errors import ClientStateError, RequestTimeoutError
-from rmq_async.transport import Pending, Threads
+from rmq_async.transport import Connection, Pending, Threads
 from rmq_async.transport.deadlines import GRACE_AFTER_WRITE
 from rmq_protocol.command import RemotingCommand
 from rmq_protocol.constants import RequestCode
 from rmq_protocol.pull_codec import PullReply, PullTemplate
 
-from ..support.fakes import Answer, Link, Peer, ThreadedPeer, frame, response, silence
+from ..support.calls import lines_counted
+from ..support.fakes import Link, Peer, ThreadedPeer, frame, response, silence
 from .support import BORN, Notes, connect, ping, spin, template, until
-
-pytestmark = pytest.mark.wall_clock
 
 
 def flood(link: Link, request: RemotingCommand) -> None:
@@ -35,47 +34,51 @@ def flood(link: Link, request: RemotingCommand) -> None:
     more()
 
 
-async def _ends_within(turns: int, seconds: float, answer: Answer) -> None:
-    """A request that is not answered ends after so many turns of the loop at most, each of which takes so long."""
-    with ThreadedPeer(answer, keep=False) as peer:
-        async with connect(peer) as connection:
-            task = asyncio.ensure_future(connection.request(ping(), 0.05))
-            for _ in range(turns):
-                time.sleep(seconds)
-                await asyncio.sleep(0)
-                if task.done():
-                    break
-            assert task.done(), "the deadline is put off for as long as the loop is busy"
+async def turns_until_late(connection: Connection, seconds: float) -> int:
+    """How many turns of the loop, each of which takes so long, an unanswered request of 0.05 s lasts."""
+    task = asyncio.ensure_future(connection.request(ping(), 0.05))
+    for turn in range(200):
+        time.sleep(seconds)
+        await asyncio.sleep(0)
+        if task.done():
             with pytest.raises(RequestTimeoutError):
                 await task
+            return turn
+    raise AssertionError("the deadline is put off for as long as the loop is busy")
 
 
+@pytest.mark.virtual_time
 async def test_deadlines_while_each_turn_blocks() -> None:
     """Nothing waits in the socket: the request ends some second late, and did never."""
-    await _ends_within(20, 0.15, silence)
+    async with Peer(silence, keep=False) as peer, connect(peer) as connection:
+        assert await turns_until_late(connection, 0.15) <= 20
 
 
 @pytest.mark.asyncio(loop_factories=["asyncio"])
 async def test_deadlines_while_reads_fall_behind() -> None:
-    """Bytes wait in the socket at each turn: uvloop reads more of them than this peer sends."""
-    await _ends_within(100, 0.035, flood)
+    """Bytes wait in the socket at each turn: uvloop reads more of them than this peer sends. A real loop is blocked, and real bytes
+    wait in its socket."""
+    with ThreadedPeer(flood, keep=False) as peer:
+        async with connect(peer) as connection:
+            assert await turns_until_late(connection, 0.035) <= 100
 
 
+@pytest.mark.virtual_time
 async def test_pulls_after_a_block_cost_the_same() -> None:
     """Each leaves by itself, and the first look after a block is still to come: no pass over the table for each."""
-    number = 3000
+    number = 1000
     template = PullTemplate("g", "t", 0, "broker-a", "*", 15_000)
     async with Peer(silence, keep=False) as peer, connect(peer) as connection:
         futures: list[asyncio.Future[PullReply | RemotingCommand]] = []
         late = asyncio.ensure_future(connection.request(ping(), 0.05))
         await spin(3)
 
-        def pulls() -> float:
-            began = process_time()
-            for _ in range(number):
-                futures.append(asyncio.get_running_loop().create_future())
-                connection.requests.start_pull(template, 0, 32, futures[-1], monotonic() + 30)
-            return process_time() - began
+        def pulls() -> int:
+            with lines_counted() as lines:
+                for _ in range(number):
+                    futures.append(asyncio.get_running_loop().create_future())
+                    connection.requests.start_pull(template, 0, 32, futures[-1], monotonic() + 30)
+            return lines.count
 
         usual = pulls()
         time.sleep(0.2)
@@ -84,10 +87,11 @@ async def test_pulls_after_a_block_cost_the_same() -> None:
             future.cancel()
         with pytest.raises(RequestTimeoutError):
             await late
-    print(f"{number} pulls: {usual * 1000:.0f} ms, after a block {blocked * 1000:.0f} ms")
-    assert blocked < 8 * usual, f"{usual:.3f} s before the block, {blocked:.3f} s after it"  # 30 times with a pass for each
+    assert usual > number
+    assert blocked < 1.1 * usual
 
 
+@pytest.mark.virtual_time
 async def test_a_send_held_over_a_block_gets_its_grace() -> None:
     """It leaves after the block, and is not the newest in the table: a heartbeat has passed it."""
     async with Peer(silence, keep=False) as peer, connect(peer) as connection:
@@ -116,7 +120,7 @@ async def test_work_that_never_began_ends_with_a_stop() -> None:
     def busy() -> None:
         asyncio.run_coroutine_threadsafe(ends.wait(), loop).result()
 
-    tasks = [asyncio.ensure_future(threads.run(busy, monotonic() + 30)) for _ in range(20)]  # more than there are threads
+    tasks = [asyncio.ensure_future(threads.run(busy, monotonic() + 60)) for _ in range(20)]  # more than there are threads
     await spin(3)
     threads.close()
     with pytest.raises(ClientStateError, match="stopped before the work had started"):

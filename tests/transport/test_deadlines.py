@@ -1,4 +1,4 @@
-"""Time: deadlines of attempts and calls, blocked loops, connections that have died."""
+"""Time: deadlines of attempts and calls, after a blocked loop too; connections that have died."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from rmq_async.transport import CloseReason, Connection, Pending
 from rmq_protocol.command import RemotingCommand
 from rmq_protocol.constants import RequestCode
 
-from ..support.fakes import Link, Peer, ThreadedPeer, echo, silence, stored
-from .support import BORN, FRAME, Exact, Notes, Sender, connect, ping, pool_of, spin, template, until
+from ..support.fakes import Link, Peer, echo, silence, stored
+from .support import ALLOWED, BORN, FRAME, Notes, Sender, connect, ping, spin, takes, template, until
 
-pytestmark = pytest.mark.wall_clock
+pytestmark = pytest.mark.virtual_time
 
 
 def submit_attempt(connection: Connection, notes: Notes, attempt: float, call: float, body: bytes = b"m") -> None:
@@ -31,10 +31,8 @@ def submit_attempt(connection: Connection, notes: Notes, attempt: float, call: f
 
 async def test_a_request_without_an_answer_ends_at_its_deadline() -> None:
     async with Peer(silence) as peer, connect(peer) as connection:
-        with Exact() as exact, pytest.raises(RequestTimeoutError) as caught:
-            started = monotonic()
+        with takes(0.1), pytest.raises(RequestTimeoutError) as caught:
             await connection.request(ping(), 0.1)
-        exact.check(monotonic() - started, 0.1)
         assert caught.value.maybe_stored
         assert caught.value.address == peer.address
         assert isinstance(caught.value, TimeoutError)
@@ -47,30 +45,22 @@ async def test_mixed_deadlines_are_exact_to_50_ms() -> None:
     seed = random.randrange(1 << 30)
     print("seed", seed)
     draw = random.Random(seed)
-    measured: list[tuple[float, float]] = []
 
     async def ask(connection: Connection, delay: float, timeout: float) -> None:
         await asyncio.sleep(delay)
-        started = monotonic()
-        with pytest.raises(RequestTimeoutError):
+        with takes(timeout), pytest.raises(RequestTimeoutError):
             await connection.request(ping(), timeout)
-        measured.append((monotonic() - started, timeout))
 
     async with Peer(silence, keep=False) as peer, connect(peer) as connection:
-        with Exact() as exact:
-            await asyncio.gather(*[ask(connection, draw.uniform(0, 0.3), draw.uniform(0.01, 1.0)) for _ in range(300)])
-    for elapsed, wanted in measured:
-        exact.check(elapsed, wanted)
+        await asyncio.gather(*[ask(connection, draw.uniform(0, 0.3), draw.uniform(0.01, 1.0)) for _ in range(300)])
 
 
 async def test_a_shorter_deadline_is_kept_behind_a_longer_one() -> None:
     async with Peer(silence) as peer, connect(peer) as connection:
         long = asyncio.ensure_future(connection.request(ping(), 30))
         await spin()
-        with Exact() as exact, pytest.raises(RequestTimeoutError):
-            started = monotonic()
+        with takes(0.05), pytest.raises(RequestTimeoutError):
             await connection.request(ping(), 0.05)
-        exact.check(monotonic() - started, 0.05)
         long.cancel()
         await asyncio.wait([long])
 
@@ -78,21 +68,17 @@ async def test_a_shorter_deadline_is_kept_behind_a_longer_one() -> None:
 async def test_a_deadline_that_has_passed_already_ends_at_once() -> None:
     async with Peer(silence) as peer, connect(peer) as connection:
         for timeout in (0.0, -1.0):
-            with Exact() as exact, pytest.raises(RequestTimeoutError):
-                started = monotonic()
+            with takes(0), pytest.raises(RequestTimeoutError):
                 await connection.request(ping(), timeout)
-            exact.check(monotonic() - started, 0)
 
 
 async def test_an_attempt_that_is_late_is_reported_and_its_answer_still_taken() -> None:
     requests: list[RemotingCommand] = []
     async with Peer(lambda link, request: requests.append(request)) as peer, connect(peer) as connection:
         notes = Notes()
-        with Exact() as exact:
-            started = monotonic()
+        with takes(0.05):
             submit_attempt(connection, notes, 0.05, 5)
             await until(lambda: notes.outcomes)
-        exact.check(notes.times[0] - started, 0.05)
         assert isinstance(notes.outcomes[0], RequestTimeoutError)
         assert connection.pending == 1
         peer.answer = stored
@@ -106,11 +92,9 @@ async def test_an_attempt_is_reported_again_at_the_end_of_its_call_and_then_is_g
     requests: list[RemotingCommand] = []
     async with Peer(lambda link, request: requests.append(request)) as peer, connect(peer) as connection:
         notes = Notes()
-        with Exact() as exact:
-            started = monotonic()
+        with takes(0.2):
             submit_attempt(connection, notes, 0.05, 0.2)
             await until(lambda: len(notes.outcomes) == 2)
-        exact.check(notes.times[1] - started, 0.2)
         assert all(isinstance(each, RequestTimeoutError) and each.maybe_stored for each in notes.outcomes)
         assert notes.outcomes[0] is not notes.outcomes[1]
         assert connection.pending == 0
@@ -246,91 +230,32 @@ async def test_a_late_answer_never_completes_a_newer_call() -> None:
 # -- a blocked loop
 
 
-async def _blocked(seconds: float, timeout: float, requests: int, body: bytes) -> None:
-    with ThreadedPeer(keep=False) as peer:
-        async with connect(peer) as connection:
-            await connection.request(ping(b"warm"), 2)
-            tasks = [asyncio.ensure_future(connection.request(ping(body), timeout)) for _ in range(requests)]
-            await spin(3)
-            time.sleep(seconds)
-            answers = await asyncio.gather(*tasks)
-            assert all(answer.body == body for answer in answers)
-
-
-@pytest.mark.parametrize("seconds", [0.25, 0.7])
-async def test_answers_that_wait_in_the_socket_are_not_late(seconds: float) -> None:
-    await _blocked(seconds, 0.1, 200, b"x" * 2000)
-
-
-@pytest.mark.asyncio(loop_factories=["uvloop"])
-async def test_answers_that_wait_in_the_socket_are_not_late_after_5_seconds() -> None:
-    await _blocked(5.0, 1.0, 1000, b"x" * 100)
-
-
 async def test_sends_without_an_answer_end_soon_after_a_blocked_loop() -> None:
     async with Peer(silence) as peer, connect(peer) as connection:
         task = asyncio.ensure_future(connection.request(ping(), 0.05))
         await spin(2)
         time.sleep(0.3)
-        with Exact() as exact, pytest.raises(RequestTimeoutError):
-            started = monotonic()
+        with takes(0), pytest.raises(RequestTimeoutError):
             await task
-        exact.check(monotonic() - started, 0)
 
 
 async def test_a_steady_load_does_not_put_off_what_a_blocked_loop_made_late() -> None:
     """What is written after the loop went on is no reason to wait for answers to what was written long before it stopped."""
-    took: list[float] = []
-    lag = 0.0
 
-    async def ask(connection: Connection) -> None:
-        started = monotonic()
+    async def ask(connection: Connection, longest: float) -> None:
+        began = monotonic()
         with pytest.raises(RequestTimeoutError):
             await connection.request(ping(), 0.3)
-        took.append(monotonic() - started)
+        assert 0.299 < monotonic() - began <= longest
 
     async with Peer(silence, keep=False) as peer, connect(peer) as connection:
         tasks = []
         for number in range(120):
-            tasks.append(asyncio.ensure_future(ask(connection)))
-            began = monotonic()
+            tasks.append(asyncio.ensure_future(ask(connection, 0.3 + ALLOWED + (0.2 if number <= 50 else 0.0))))
             await asyncio.sleep(0.005)
-            lag = max(lag, monotonic() - began - 0.005)
             if number == 50:
                 time.sleep(0.2)
         await asyncio.gather(*tasks)
-    assert max(took) <= 0.3 + 0.2 + 0.05 + 3 * lag, f"{max(took):.3f} s, the loop was {lag:.3f} s late"
-
-
-async def test_pending_answers_are_read_before_judging() -> None:
-    """Much has come while the loop was blocked, more than one read takes, and the last answer is at its end."""
-    with ThreadedPeer(keep=False) as peer:
-        async with connect(peer) as connection:
-            await connection.request(ping(b"warm"), 2)
-            tasks = [asyncio.ensure_future(connection.request(ping(bytes(50_000)), 0.1)) for _ in range(60)]
-            await spin(3)
-            time.sleep(0.5)
-            answers = await asyncio.gather(*tasks)
-            assert [len(answer.body) for answer in answers] == [50_000] * 60
-
-
-async def test_a_blocked_loop_does_not_make_a_connect_late() -> None:
-    with ThreadedPeer() as peer:
-        async with pool_of() as pool:
-            task = asyncio.ensure_future(pool.connect(peer.address, 0.1))
-            await spin(2)
-            time.sleep(0.4)
-            assert (await task).is_open
-
-
-async def test_a_blocked_loop_does_not_make_a_living_peer_dead() -> None:
-    with ThreadedPeer() as peer:
-        async with connect(peer, dead_after=0.2) as connection:
-            for blocked in (0.21, 0.28, 0.5):
-                task = asyncio.ensure_future(connection.request(ping(b"m"), 5))
-                await spin(2)
-                time.sleep(blocked)
-                assert (await task).body == b"m"
 
 
 async def test_the_wall_clock_may_jump(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -346,13 +271,11 @@ async def test_the_wall_clock_may_jump(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_a_silent_peer_is_found_dead() -> None:
     async with Peer(silence) as peer, connect(peer, dead_after=0.3) as connection:
-        with Exact() as exact:
-            started = monotonic()
+        with takes(0.3):
             with pytest.raises(RequestTimeoutError):
                 await connection.request(ping(), 0.1)
             with pytest.raises(ConnectionLostError) as caught:
                 await connection.request(ping(), 5)
-        exact.check(monotonic() - started, 0.3)
         assert caught.value.maybe_stored
         assert CloseReason.DEAD.value in str(caught.value)
         assert connection.close_reason is CloseReason.DEAD
@@ -360,14 +283,12 @@ async def test_a_silent_peer_is_found_dead() -> None:
 
 async def test_a_dead_peer_is_found_though_no_request_waits_any_more() -> None:
     async with Peer(silence) as peer, connect(peer, dead_after=0.2) as connection:
-        with Exact() as exact:
-            started = monotonic()
+        with takes(0.2):
             task = asyncio.ensure_future(connection.request(ping(), 5))
             await spin(2)
             task.cancel()
             await asyncio.wait([task])
             await connection.closed
-        exact.check(monotonic() - started, 0.2)
         assert connection.close_reason is CloseReason.DEAD
 
 
@@ -377,12 +298,10 @@ async def test_silence_counts_from_the_first_request_after_the_last_byte() -> No
         await asyncio.sleep(0.3)
         assert connection.is_open, "nothing was asked"
         peer.answer = silence
-        with Exact() as exact:
-            started = monotonic()
+        with takes(0.2):
             while connection.is_open:
                 with pytest.raises((RequestTimeoutError, ConnectionLostError)):
                     await connection.request(ping(), 0.08)
-        exact.check(monotonic() - started, 0.2)
         assert connection.close_reason is CloseReason.DEAD
 
 
@@ -424,10 +343,8 @@ async def test_any_byte_is_a_sign_of_life() -> None:
 async def test_a_stream_of_single_bytes_delays_no_deadline_and_no_other_connection() -> None:
     async with Peer(silence) as peer, connect(peer) as connection:
         (await peer.accepted()).dribble(b"\x00\x00\x10\x00" + bytes(400), 0.002)
-        with Exact() as exact, pytest.raises(RequestTimeoutError):
-            started = monotonic()
+        with takes(0.2), pytest.raises(RequestTimeoutError):
             await connection.request(ping(), 0.2)
-        exact.check(monotonic() - started, 0.2)
         peer.answer = echo
         async with connect(peer) as other:
             assert (await other.request(ping(b"m"), 1)).body == b"m"

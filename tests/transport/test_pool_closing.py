@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from time import monotonic
 
 import pytest
 
@@ -12,10 +11,10 @@ from rmq_async.transport import CloseReason
 from rmq_protocol.command import RemotingCommand
 
 from ..support.fakes import Link, Peer, echo, late, silence
-from ..support.holes import black_hole
-from .support import Exact, Sender, ping, pool_of, spin
+from ..support.virtual_time import BLACK_HOLE
+from .support import Sender, ping, pool_of, spin, takes
 
-pytestmark = pytest.mark.wall_clock
+pytestmark = pytest.mark.virtual_time
 
 
 async def test_aclose_lets_answers_come_until_its_time_is_over() -> None:
@@ -27,10 +26,8 @@ async def test_aclose_lets_answers_come_until_its_time_is_over() -> None:
         connection = await pool.connect(peer.address, 5)
         soon, never = (asyncio.ensure_future(connection.request(ping(body), 5)) for body in (b"soon", b"never"))
         await spin(2)
-        with Exact() as exact:
-            started = monotonic()
+        with takes(0.2):
             await pool.aclose(0.2)
-        exact.check(monotonic() - started, 0.2)
         assert (await soon).body == b"soon"
         with pytest.raises(ConnectionLostError, match=CloseReason.LOCAL.value):
             await never
@@ -41,9 +38,8 @@ async def test_aclose_does_not_wait_longer_than_needed() -> None:
         connection = await pool.connect(peer.address, 5)
         tasks = [asyncio.ensure_future(connection.request(ping(), 5)) for _ in range(100)]
         await spin(2)
-        started = monotonic()
-        await pool.aclose(10)
-        assert monotonic() - started < 2
+        with takes(0.05):
+            await pool.aclose(10)
         await asyncio.gather(*tasks)
 
 
@@ -58,13 +54,13 @@ async def test_a_closed_pool_connects_no_more() -> None:
 
 
 async def test_aclose_ends_connects_under_way() -> None:
-    with black_hole() as address:
-        async with pool_of() as pool:
-            callers = [asyncio.ensure_future(pool.connect(address, 5)) for _ in range(3)]
-            await asyncio.sleep(0.02)
-            await asyncio.wait_for(pool.aclose(5), 1)
-            errors = await asyncio.gather(*callers, return_exceptions=True)
-            assert all(isinstance(error, ClientStateError) for error in errors)
+    async with pool_of() as pool:
+        callers = [asyncio.ensure_future(pool.connect(BLACK_HOLE, 5)) for _ in range(3)]
+        await asyncio.sleep(0.02)
+        with takes(0.0):
+            await pool.aclose(5)
+        errors = await asyncio.gather(*callers, return_exceptions=True)
+        assert all(isinstance(error, ClientStateError) for error in errors)
 
 
 async def test_a_cancelled_aclose_still_closes_and_disturbs_no_other() -> None:
@@ -97,6 +93,7 @@ async def test_closing_a_pool_with_10_000_in_flight() -> None:
     async with Peer(silence, keep=False) as peer, pool_of() as pool:
         sender = Sender(await pool.connect(peer.address, 5))
         futures = [sender.submit(b"m") for _ in range(10_000)]
-        await asyncio.wait_for(pool.aclose(0.05), 2)
+        with takes(0.05):
+            await pool.aclose(0.05)
         errors = await asyncio.gather(*futures, return_exceptions=True)
         assert all(isinstance(error, ConnectionLostError) for error in errors)
