@@ -73,7 +73,7 @@ async def test_a_refused_connect_is_reported_to_each_caller() -> None:
         assert pool.get(address) is None
 
 
-async def test_a_connect_that_nobody_answers_leaves_no_socket() -> None:
+async def test_a_connect_without_an_answer_leaves_no_socket() -> None:
     with black_hole() as address:
         async with pool_of() as pool:
             with pytest.raises(RequestTimeoutError):

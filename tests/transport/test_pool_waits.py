@@ -1,4 +1,4 @@
-"""What a pool waits for: back-offs of addresses that failed, connects that nobody answers, connections that nobody uses."""
+"""What a pool waits for: back-offs of addresses that failed, connects that stay unanswered, connections that stay idle."""
 
 from __future__ import annotations
 
