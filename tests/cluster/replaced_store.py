@@ -196,7 +196,7 @@ def _written(broker: Server, groups: Iterable[Group]) -> set[int]:
     """The offsets of the groups on the disk of the broker; -1 for a group without one."""
     try:
         written = (broker.directory / "store" / "config" / "consumerOffset.json").read_text()
-        table = json.loads(re.sub(r"([{,])(\d+):", r'\1"\2":', written))["offsetTable"]  # numbers of queues are bare
+        table = json.loads(re.sub(r"([{,]\s*)(\d+):", r'\1"\2":', written))["offsetTable"]  # numbers of queues are bare
     except (FileNotFoundError, ValueError):  # it is written anew each time
         return {-1}
     return {table.get(f"{group.name}@{group.name}", {}).get("0", -1) for group in groups}
