@@ -3,22 +3,22 @@
 # A stored position, or the one that this member had when the queue left the route, is used if there is one. A topic without any
 # stored position begins at ``start_from``. Queues that are added later, and queues without a position in a topic where others
 # have one, are new: they begin at their first message. A broker that the route did not name at the start may be new, or it was
-# unreachable and has old messages. Its queues begin with the first message stored after the member's start (less CLOCKS_DIFFER)
-# for "latest", and at the time of ``start_from`` if that is a datetime.
+# unreachable and has old messages, as has one that did not answer at the start. Its queues begin with the first message stored
+# after the member's start (less CLOCKS_DIFFER) for "latest", and at the time of ``start_from`` if that is a datetime.
 
 from __future__ import annotations
 
 import logging
 from datetime import UTC, datetime
+from functools import partial
 
 from rmq_protocol.message import MessageQueue
 
 from ... import machine
-from ..._asyncio import for_each
 from ..._text import printable
 from ...client import ClientInstance, max_offset, min_offset, search_offset
 from ...errors import TopicNotFoundError
-from ..group import StartFrom
+from ..group import StartFrom, from_brokers, warn_of_silent
 from ..place import CLOCKS_DIFFER
 from .saved_positions import SavedPositions
 
@@ -35,7 +35,7 @@ class Starts:
         self._positions = positions
         self._start_from = start_from
         self._brokers: dict[str, frozenset[str]] = {}
-        """The brokers that the routes of the topics named at the start, by topic."""
+        """The brokers that the routes of the topics named at the start, and that answered, by topic."""
         self._since = datetime.fromtimestamp(machine.time() - CLOCKS_DIFFER, UTC)
 
     async def prepare(self, topic: str) -> None:
@@ -53,12 +53,13 @@ class Starts:
         if stored:
             return
         if isinstance(start, datetime):
-            found = await for_each(
-                route.subscribe_queues, lambda queue: search_offset(instance, queue, start, any_replica=False)
-            )
+            ask = partial(search_offset, instance, when=start, any_replica=False)
         else:
-            find = max_offset if start == "latest" else min_offset
-            found = await for_each(route.subscribe_queues, lambda queue: find(instance, queue, any_replica=False))
+            ask = partial(max_offset if start == "latest" else min_offset, instance, any_replica=False)
+        found, silent = await from_brokers(route.subscribe_queues, ask)
+        if silent:
+            warn_of_silent(instance, topic, silent)
+            self._brokers[topic] = self._brokers[topic].difference(silent)
         self._positions.known.update(found)
 
     async def offset(self, queue: MessageQueue) -> tuple[int, int | None]:

@@ -11,7 +11,15 @@ from .member_locks import MemberLocks
 from .missing import Missing
 from .queue_locks import QueueLocks, handover_group
 from .rebalance import Rebalance
-from .start_position import StartFrom, first_positions, offset_at, start_offset, store_positions
+from .start_position import (
+    StartFrom,
+    first_positions,
+    from_brokers,
+    offset_at,
+    start_offset,
+    store_positions,
+    warn_of_silent,
+)
 from .subscription_check import MODE, MODEL, GroupView, SubscriptionConflict, compare, group_view
 
 __all__ = [
@@ -32,6 +40,7 @@ __all__ = [
     "compare",
     "find_holders",
     "first_positions",
+    "from_brokers",
     "group_view",
     "handover_group",
     "merged_members",
@@ -39,4 +48,5 @@ __all__ = [
     "share_of",
     "start_offset",
     "store_positions",
+    "warn_of_silent",
 ]

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Final, Literal, TypeVar
 
@@ -28,9 +28,9 @@ from ..._asyncio import for_each
 from ..._backoff import Backoff
 from ..._text import printable
 from ...client import ClientInstance, commit_offset, committed_offset, max_offset, min_offset, search_offset
-from ...errors import ConfigError, RocketMQError
+from ...errors import ConfigError, ConnectError, ConnectionLostError, RequestTimeoutError, RocketMQError
 
-__all__ = ["StartFrom", "first_positions", "offset_at", "start_offset", "store_positions"]
+__all__ = ["StartFrom", "first_positions", "from_brokers", "offset_at", "start_offset", "store_positions", "warn_of_silent"]
 
 logger = logging.getLogger(__name__)
 
@@ -46,17 +46,54 @@ async def first_positions(
     instance: ClientInstance, group: str, queues: Sequence[MessageQueue], start_from: StartFrom
 ) -> dict[MessageQueue, int]:
     """Returns the offsets at which a group starts in those of ``queues``, all of one topic, whose first offsets are still to be
-    stored (``_unfinished``). Raises the errors of the requests."""
-    committed = await for_each(queues, lambda queue: committed_offset(instance, group, queue, any_replica=False))
+    stored (``_unfinished``).
+
+    Leaves out the queues of brokers that do not answer, if others have offsets of the group, or ``start_from`` is "earliest": such
+    a queue starts at the group's offset when its broker answers, or at its first message. Raises the other errors of requests.
+    """
+    committed, silent = await from_brokers(queues, lambda queue: committed_offset(instance, group, queue, any_replica=False))
     stored = frozenset(queue for queue, offset in committed.items() if offset is not None)
-    without = [queue for queue in queues if queue not in stored]
-    queues = _unfinished(queues, stored)
+    if silent:
+        if not stored and start_from != "earliest":
+            raise silent.popitem()[1]
+        warn_of_silent(instance, queues[0].topic, silent)
+    without = [queue for queue in committed if queue not in stored]
+    queues = _unfinished([*committed], stored)
     if stored and without:
         _warn(instance, group, without, frozenset(queues), start_from)
     if isinstance(start_from, datetime):
         return await for_each(queues, lambda queue: search_offset(instance, queue, start_from, any_replica=False))
     find = max_offset if start_from == "latest" else min_offset
     return await for_each(queues, lambda queue: find(instance, queue, any_replica=False))
+
+
+async def from_brokers(
+    queues: Sequence[MessageQueue], ask: Callable[[MessageQueue], Awaitable[T]]
+) -> tuple[dict[MessageQueue, T], dict[str, RocketMQError]]:
+    """Returns what ``ask`` returns for each queue, without those at brokers that do not answer, and the errors of these brokers.
+    Raises the other errors of ``ask``."""
+    found: dict[MessageQueue, T] = {}
+    silent: dict[str, RocketMQError] = {}
+
+    async def ask_one(queue: MessageQueue) -> None:
+        if queue.broker_name in silent:
+            return
+        try:
+            found[queue] = await ask(queue)
+        except (ConnectError, ConnectionLostError, RequestTimeoutError) as error:
+            silent[queue.broker_name] = error.with_traceback(None)
+
+    await for_each(queues, ask_one)
+    return {queue: found[queue] for queue in queues if queue.broker_name not in silent}, silent
+
+
+def warn_of_silent(instance: ClientInstance, topic: str, silent: Mapping[str, RocketMQError]) -> None:
+    """Logs that a member starts without the queues of some brokers. ``topic``: name on the wire."""
+    logger.warning(
+        "the queues of topic %s at brokers that do not answer are read when they do: %s",
+        printable(instance.names.display_name(topic)),
+        printable("; ".join(f"{broker}: {error}" for broker, error in sorted(silent.items())), 500),
+    )
 
 
 def _warn(

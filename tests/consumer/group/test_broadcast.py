@@ -9,9 +9,20 @@ from typing import Any
 
 import pytest
 
-from rmq_async import Admin, ConfigError, Consumer, MessageExt, MessageQueue, SubscriptionConflictError, allocate_by_circle
+from rmq_async import (
+    Admin,
+    ConfigError,
+    Consumer,
+    Message,
+    MessageExt,
+    MessageQueue,
+    Producer,
+    SubscriptionConflictError,
+    allocate_by_circle,
+)
 from rmq_async.consumer.broadcast import saved_positions
 from rmq_async.embedded import EmbeddedRocketMQ
+from rmq_async.testing.simulation import Simulation
 from rmq_protocol.constants import RequestCode
 
 from .support import Seen, create, member, send, until
@@ -345,3 +356,31 @@ def test_plain_functions_as_store_are_no_coroutines() -> None:
                 await member("g", server.namesrv, "one", Seen(), broadcast=Plain()).start()
 
     asyncio.run(start())
+
+
+def test_member_starts_without_the_queues_of_a_silent_broker() -> None:
+    """They begin with the first message stored after its start, as those of a broker that was unreachable."""
+
+    async def main(s: Simulation) -> None:
+        await create(s.namesrv, queues=32)
+        seen = Seen()
+
+        async def send_to(broker: str, *bodies: bytes) -> None:
+            async with Producer("senders", namesrv=s.namesrv) as producer:
+                for number, body in enumerate(bodies):
+                    await producer.send(Message("T", body), queue=MessageQueue("T", broker, number))
+
+        await send_to("broker-a", *numbers(0, 10))
+        await asyncio.sleep(60.0)
+        s.brokers[0].pause()
+        consumer = Consumer("g", namesrv=s.namesrv, broadcast=True, start_from="latest")
+        consumer.subscribe("T", seen)
+        async with consumer:
+            await send_to("broker-b", b"other")
+            await until(lambda: b"other" in seen.bodies)
+            s.brokers[0].resume()
+            await send_to("broker-a", *numbers(10, 20))
+            await until(lambda: len(seen.bodies) == 11, 60.0)
+        assert seen.bodies == dict.fromkeys([b"other", *numbers(10, 20)], 1)
+
+    Simulation(5, brokers=2, faults=None).run(main)

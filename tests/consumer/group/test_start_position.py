@@ -7,7 +7,7 @@ import itertools
 
 import pytest
 
-from rmq_async import Consumer
+from rmq_async import Consumer, Message, MessageQueue, Producer, RequestTimeoutError
 from rmq_async.consumer.group import start_position
 from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_async.errors import NoPermissionError
@@ -78,6 +78,45 @@ async def test_queues_and_brokers_that_are_new_while_no_member_runs() -> None:
         async with member("g", server.namesrv, "two", seen):
             await until(lambda: len(seen.bodies) == len(OLD) + len(NEW))
         assert seen.twice == 0
+
+
+@pytest.mark.parametrize("start_from", ["latest", "earliest"])
+@pytest.mark.parametrize("is_new", [False, True], ids=["old", "new"])
+def test_member_starts_without_the_queues_of_a_silent_broker(start_from: str, is_new: bool) -> None:
+    """Only in a new group with "latest" it cannot, since where that was at the silent broker is not known later. Else its queues
+    are read when it answers, from the group's offsets or their first messages."""
+
+    async def main(s: Simulation) -> None:
+        await create(s.namesrv, queues=32)
+        silent, seen = s.brokers[0], Seen()
+
+        async def send_to(broker: str, *bodies: bytes) -> None:
+            async with Producer("senders", namesrv=s.namesrv) as producer:
+                for number, body in enumerate(bodies):
+                    await producer.send(Message("T", body), queue=MessageQueue("T", broker, number))
+
+        if not is_new:
+            async with member("g", s.namesrv, "one", seen, start_from="earliest"):
+                await send_to("broker-a", *OLD)
+                await until(lambda: len(seen.bodies) == len(OLD))
+        await send_to("broker-a", *NEW)
+        silent.pause()
+        consumer, began = member("g", s.namesrv, "two", seen, start_from=start_from), s.now
+        if is_new and start_from == "latest":
+            with pytest.raises(RequestTimeoutError, match="QUERY_CONSUMER_OFFSET"):
+                await consumer.start()
+            silent.resume()
+            return
+        async with consumer:
+            assert s.now - began < 30.0
+            await send_to("broker-b", b"other")
+            await until(lambda: b"other" in seen.bodies)
+            assert not seen.bodies.keys() & set(NEW)
+            silent.resume()
+            await until(lambda: seen.bodies.keys() >= set(NEW), 60.0)
+        assert seen.twice == 0
+
+    Simulation(5, brokers=2, faults=None).run(main)
 
 
 def test_member_stays_ready_while_a_rebalance_waits_for_a_queue() -> None:
