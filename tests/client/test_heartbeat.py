@@ -325,6 +325,22 @@ async def test_a_silent_broker_does_not_hold_up_the_farewell() -> None:
         assert len(broker.farewells) == 1
 
 
+async def test_farewell_waits_for_a_heartbeat_for_half_of_its_time() -> None:
+    """A broker that handles the heartbeat after the farewell has the group as long as the connection."""
+    async with cluster() as (server, [broker]), client(server) as instance:
+        instance.register_producer("p")
+        await instance.routes.get("t", 1.0)
+        broker.silent = True
+        await instance.pool.connect(broker.address, 1.0)
+        await until(lambda: broker.beats)
+        start = monotonic()
+        leaving = asyncio.ensure_future(instance.unregister_producer("p", 0.8))
+        await until(lambda: broker.farewells)
+        assert monotonic() - start == pytest.approx(0.4, abs=0.02)
+        await leaving
+        assert monotonic() - start == pytest.approx(0.8, abs=0.02)
+
+
 async def test_a_broker_that_left_the_route_is_not_looked_for(caplog: pytest.LogCaptureFixture) -> None:
     async with cluster(brokers=2) as (server, brokers), client(server, heartbeat_interval=0.1) as instance:
         instance.register_producer("p")

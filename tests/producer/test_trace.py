@@ -18,7 +18,7 @@ from rmq_protocol.message import MessageExt
 from rmq_protocol.properties import decode_properties
 from rmq_protocol.trace import TRACE_TOPIC, MessageType, TraceContext, TraceType, decode_trace
 
-from ..support.fakes import TOPIC, Cluster, Sent, each, fields, refuse, silence, status, stored
+from ..support.fakes import TOPIC, Cluster, Sent, each, fields, late, refuse, silence, status, stored
 from .support import core_of, message, messages, outcomes, producer, timed, until
 
 pytestmark = pytest.mark.virtual_time
@@ -142,6 +142,12 @@ async def test_a_send_without_an_answer_has_a_record_too() -> None:
     assert isinstance(error, errors.RequestTimeoutError)
     assert not record.success
     assert 100 <= record.cost_time <= 600  # ms of the attempt; the route and the connection had the rest
+
+
+async def test_record_has_the_milliseconds_of_its_attempt() -> None:
+    async with Cluster(1) as cluster:
+        _, (record,) = await traced(cluster, stored_as=late(2.5), timeout=5.0)
+    assert 2500 <= record.cost_time <= 2501
 
 
 async def test_stored_without_confirmation_is_no_success() -> None:

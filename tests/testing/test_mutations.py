@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -105,3 +106,10 @@ def test_finder_names_a_test_that_fails_with_the_change_alone(tmp_path: Path, pr
     (change,) = mutations.changes(files["rmq_async/part/a.py"].encode())
     assert mutations.finder(tmp_path, "rmq_async/part/a.py", change) == found
     assert {name: (tmp_path / name).read_text() for name in files} == files
+
+
+def test_record_names_a_test_for_thirty_changes() -> None:
+    said = json.loads(mutations.RECORD.read_text())["changes"].values()
+    found = [each for each in said if not each.startswith("equivalent: ")]
+    assert len(found) == 30
+    assert all("::test_" in each for each in found)

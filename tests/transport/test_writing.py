@@ -73,6 +73,21 @@ async def test_gathered_frames_leave_with_the_answers_that_leave_few_under_way(m
         await asyncio.gather(*futures, *gathered)
 
 
+async def test_frames_gathered_before_a_pause_leave_at_its_end() -> None:
+    recorder = Recorder()
+    async with Peer(silence) as peer, connect(peer, recorder=recorder) as connection:
+        sender = Sender(connection)
+        futures = [sender.submit(b"1"), sender.submit(b"2")]
+        connection.pause_writing()  # uvloop calls it some time after the write
+        await spin(3)
+        assert len(recorder.writes) == 1
+        connection.resume_writing()
+        assert len(recorder.writes) == 2
+        await until(lambda: [request.body for request in peer.requests] == [b"1", b"2"])
+        for future in futures:
+            future.cancel()
+
+
 async def test_large_bodies_are_handed_over_without_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rmq_async.transport.coalescer.WRITELINES_PAUSES", True)
     body = bytes(40_000)

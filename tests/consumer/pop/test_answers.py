@@ -225,6 +225,20 @@ async def test_limit_of_the_group_stays_while_a_broker_does_not_say_it(monkeypat
         assert len(seen.attempts) == 21  # 17 are usual
 
 
+async def test_limit_is_that_of_new_groups_where_no_broker_says_it() -> None:
+    async def work(message: MessageExt) -> None:
+        raise RuntimeError("always")
+
+    async with EmbeddedRocketMQ(pop_revive_delay=0.0) as server:
+        await create(server.namesrv)
+        server.fail_next(1, 10_000, request=RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG)
+        seen = Seen(work)
+        async with popping(server, seen, retry=Retry(delays=[0.01])):
+            await send(server.namesrv, b"1")
+            await until(lambda: server.dead_letters("g"))
+        assert len(seen.attempts) == 17
+
+
 async def test_old_broker_is_refused_by_its_version() -> None:
     async with EmbeddedRocketMQ(version="4.9.7") as server:
         await create(server.namesrv)

@@ -43,6 +43,13 @@ async def test_batching_smaller_byte_limit_holds(cluster: Cluster) -> None:
             await asyncio.gather(*calls)
 
 
+@pytest.mark.parametrize(("count", "parts"), [(127, [127]), (128, [64, 64]), (191, [96, 95])])
+async def test_gathered_messages_are_shared_out_in_parts_of_at_least_64(cluster: Cluster, count: int, parts: list[int]) -> None:
+    async with producer(cluster, batching=Batching(lanes_per_broker=4), topics=[TOPIC]) as sender:
+        await asyncio.gather(*[sender.send(item) for item in messages(count)])
+    assert numbers(cluster) == parts
+
+
 async def test_one_message_in_flight_at_a_time(cluster: Cluster) -> None:
     async with producer(cluster, batching=True, async_limit=1) as sender:
         await asyncio.gather(*[sender.send(item) for item in messages(20)])
