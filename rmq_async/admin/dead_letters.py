@@ -43,7 +43,7 @@ from ..client import (
 )
 from ..errors import CorruptMessageError, RocketMQError, TopicNotFoundError
 
-__all__ = ["Skipped", "read", "resend"]
+__all__ = ["Skipped", "forget", "read", "resend"]
 
 logger = logging.getLogger(__name__)
 
@@ -88,6 +88,14 @@ async def resend(instance: ClientInstance, group: str, limit: int | None, skippe
         await run.queue(queue)
     run.report()
     return run.sent
+
+
+async def forget(instance: ClientInstance, group: str, brokers: Collection[str], deadline: float) -> None:
+    """Begins again with the first letter, on these brokers, before the topic is deleted: brokers before 5.0 keep the offsets of a
+    deleted topic, and the first letters of a new group of this name would count as sent."""
+    for queue in await _queues(instance, group, deadline):
+        if queue.broker_name in brokers and await committed_offset(instance, TOOLS_GROUP, queue):
+            await commit_offset(instance, TOOLS_GROUP, queue, 0)
 
 
 class _Resend:

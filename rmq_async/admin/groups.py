@@ -38,6 +38,7 @@ from ..errors import (
     SubscriptionGroupNotExistError,
     TopicNotFoundError,
 )
+from . import dead_letters
 from . import topics as topic_settings
 from .clients import consumers
 from .requests import ask_at, check, cluster_info, everywhere, masters_of
@@ -170,6 +171,7 @@ async def delete(instance: ClientInstance, group: str, deadline: float) -> None:
     for name, response in (await everywhere(instance, brokers, command, deadline)).items():
         check(response, code, name, brokers[name])
     there = group in known or bool(of_pops)
+    await dead_letters.forget(instance, group, brokers, deadline)
     for prefix in (RETRY_TOPIC_PREFIX, DLQ_TOPIC_PREFIX):
         try:
             await topic_settings.delete(instance, prefix + group, None, deadline)

@@ -183,6 +183,26 @@ async def test_dead_letters_are_sent_to_their_topic_again(each_cluster: RealClus
         )
 
 
+async def test_dead_letters_of_a_group_that_was_deleted_and_made_anew(each_cluster: RealCluster) -> None:
+    topic = group = f"Anew_{uuid.uuid4().hex}"
+
+    async def refuse(_: MessageExt) -> None:
+        raise DeadLetter
+
+    async with Admin(namesrv=each_cluster.namesrv) as admin, Producer("p", namesrv=each_cluster.namesrv) as producer:
+        await admin.create_topic(topic, queues=1)
+        for life in ("first", "second"):
+            consumer = Consumer(group, namesrv=each_cluster.namesrv, instance_name=life, start_from="latest")
+            consumer.subscribe(topic, refuse)
+            async with consumer:
+                sent = [(await producer.send(Message(topic, b"%d" % number))).msg_id for number in range(2)]
+                await consumer.wait_settled(2, timeout=20.0)
+            found = await readable_dead_letters(admin, group, 2)
+            assert sorted(each.unique_id or "" for each in found) == sorted(sent)
+            assert await admin.resend_dead_letters(group) == 2
+            await admin.delete_group(group)
+
+
 async def test_damaged_dead_letters_are_passed_over(each_cluster: RealCluster) -> None:
     topic = group = f"Damaged_{uuid.uuid4().hex}"
     consumer = Consumer(group, namesrv=each_cluster.namesrv, start_from="earliest")
