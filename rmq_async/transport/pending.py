@@ -43,8 +43,8 @@ class Pending(msgspec.Struct):
     ``deadline``, ``call_deadline``: end of the attempt and of the call (monotonic). ``typed``: the request is a send, and the
     receiver gets a SendReply instead of a RemotingCommand. ``long_poll``: the peer may hold the request, so its silence does not
     mean that it is dead. ``owner``: the object that may end all its requests together (``RequestTable.abandon``). ``sequence``:
-    number in the order of writing, 0 while the frame is held back. ``opaque``: set for sends. ``pull``: the receiver gets a
-    PullReply if ``decode_pull_reply`` reads the answer.
+    number in the order of writing; 0 while the frame is held back, -1 from when it got more time after a blocked loop.
+    ``opaque``: set for sends. ``pull``: the receiver gets a PullReply if ``decode_pull_reply`` reads the answer.
     """
 
     receiver: Receiver

@@ -59,6 +59,14 @@ def _oldest_of(owner: object, table: Mapping[int, Pending | HeldFrame], since: i
     return next((opaque for opaque, entry in table.items() if entry.owner is owner), 0)
 
 
+def _make_up(pending: Pending, now: float) -> None:
+    """Gives a held request whose deadline passed while the loop was blocked as much more time, once: its window could not open."""
+    if pending.sequence == 0:
+        pending.sequence = -1
+        pending.deadline = 2 * now - pending.deadline
+        pending.call_deadline = max(pending.call_deadline, pending.deadline)
+
+
 class RequestTable:
     """The requests of one connection. A request leaves the table with its answer, at the deadline of its call (of its attempt, if
     its frame was not written), when its caller or its owner gives it up, or when the connection closes.
@@ -415,6 +423,8 @@ class RequestTable:
             self.writer.when_written(*frame.oneway)
         elif frame.pending is not None:
             pending, now = frame.pending, machine.monotonic()
+            if pending.deadline < now:
+                _make_up(pending, now)
             # It may have waited for most of its attempt's time. Sent again to another broker at once, it would be stored twice.
             pending.deadline = max(pending.deadline, min(now + LEAST_WRITTEN, pending.call_deadline))
             self._enter(opaque, pending)
@@ -488,6 +498,9 @@ class RequestTable:
             for opaque, frame in chain(self.held.items(), self._held_control.items())
             if frame.pending is not None
         ]
+        for _, pending in held:
+            if now - pending.deadline > BLOCKED_AFTER:
+                _make_up(pending, now)
         past, earliest = overdue(chain(self.entries.items(), held), now)
         why_held = self._why_held() if past else ""
         for opaque, pending in past:

@@ -22,11 +22,16 @@ ANSWER = 150
 """Bytes of an answer to a send, at least."""
 
 
-@pytest.mark.usefixtures("wide_window")
-async def test_seconds_during_sends_are_no_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("wide", [True, False])
+async def test_seconds_during_sends_are_no_timeout(
+    wide: bool, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
     """Answers of 200 sends, of every kind, come while the loop stands still; their budget is over when it goes on.
 
-    A real loop is blocked, until they are in its sockets: whether it reads these or looks at its timers first is what counts."""
+    A real loop is blocked, until they are in its sockets: whether it reads these or looks at its timers first is what counts.
+    Sends that wait for the window of a new connection have their time, too: it could not open."""
+    if wide:
+        request.getfixturevalue("wide_window")
     transports: dict[Connection, asyncio.Transport] = {}
     made = Connection.connection_made
 
