@@ -34,7 +34,7 @@ logger = logging.getLogger("rmq_async.outbox")
 
 _PROBES: Final = 8
 """Maximum number of rows of a failed topic that one trial sends."""
-_LONGEST_PAUSE: Final = 10.0
+LONGEST_PAUSE: Final = 10.0
 _LONGEST_STATUS: Final = 60.0
 _STUCK_AT_ONCE: Final = 100
 _LAST_WRITE: Final = 1.0
@@ -201,7 +201,7 @@ class Relay:
                 self.loop.call_exception_handler(
                     {"message": f"the outbox's task {name!r} failed and goes on", "exception": error}
                 )
-            await _within(min(_LONGEST_PAUSE, 0.05 * 2 ** min(failures, 10)), self._closing)
+            await _within(min(LONGEST_PAUSE, 0.05 * 2 ** min(failures, 10)), self._closing)
 
     async def _hand_over(self) -> bool:
         await self._something_handed.wait()
@@ -257,7 +257,7 @@ class Relay:
                         "the outbox cannot write the outcomes of %d messages and tries again (%d times): %s",
                         len(outcomes.rows), failures, reason_of(error),
                     )  # fmt: skip
-                await asyncio.sleep(min(_LONGEST_PAUSE, 0.05 * 2 ** min(failures, 10)))
+                await asyncio.sleep(min(LONGEST_PAUSE, 0.05 * 2 ** min(failures, 10)))
             except Exception:  # a bug: the rows stay reserved until their lease expires
                 self.sending.recorded(outcomes)
                 raise
@@ -269,7 +269,7 @@ class Relay:
 
     async def _watch(self) -> bool:
         settings = self._settings
-        await _within(min(max(settings.stuck_after / 10, 0.05), _LONGEST_PAUSE), self._closing)
+        await _within(min(max(settings.stuck_after / 10, 0.05), LONGEST_PAUSE), self._closing)
         last = 0
         while self._open:
             found = await self._store.stuck(
@@ -315,7 +315,7 @@ class Relay:
                 if is_power_of_two(failures):
                     text = printable(error, 1000)
                     logger.warning("the outbox's producer cannot start and tries again (%d times): %s", failures, text)
-                await asyncio.sleep(min(_LONGEST_PAUSE, 0.05 * 2 ** min(failures, 10)))
+                await asyncio.sleep(min(LONGEST_PAUSE, 0.05 * 2 ** min(failures, 10)))
             else:
                 self._look.set()
                 return False

@@ -17,7 +17,8 @@ from rmq_async.outbox.store import Store
 from ..support.databases import Sessions, on_postgresql, on_sqlite, prepare_sqlite
 
 __all__ = [
-    "Sessions", "bodies", "on_postgresql", "on_sqlite", "prepare_sqlite", "relay_of", "rows", "settled", "store_of", "until",
+    "Sessions", "bodies", "earlier",
+    "on_postgresql", "on_sqlite", "prepare_sqlite", "relay_of", "rows", "settled", "store_of", "until",
 ]  # fmt: skip
 
 
@@ -44,6 +45,18 @@ async def rows(engine: AsyncEngine, table: str) -> list[Any]:
     """Whole rows, by id."""
     async with engine.connect() as connection:
         return list((await connection.execute(text(f"SELECT * FROM {table} ORDER BY id"))).mappings())
+
+
+async def earlier(engine: AsyncEngine, table: str, *columns: str, seconds: int = 3600) -> None:
+    """Sets times of all rows back, as if so many seconds had passed."""
+    there = (
+        "{} - make_interval(secs => {})"
+        if engine.dialect.name == "postgresql"
+        else "strftime('%Y-%m-%d %H:%M:%f', {}, '-{} seconds')"
+    )
+    changes = ", ".join(f"{column} = {there.format(column, seconds)}" for column in columns)
+    async with engine.begin() as connection:
+        await connection.execute(text(f"UPDATE {table} SET {changes}"))
 
 
 def store_of(engine: AsyncEngine, table: str, *, owner: str = "another", lease: float = 60.0) -> Store:

@@ -55,7 +55,7 @@ async def test_a_stop_gives_back_what_the_database_was_asked_about(
         async with engine.begin() as connection:
             await outbox.add(connection, Message("T", b"x" * size))
     await asked.wait()
-    await outbox.stop(0.0)
+    await outbox.stop(0.0)  # waits a second for the last outcomes, and gives the row back then
     assert await states(engine, table) == [("PENDING", None)]
 
 

@@ -14,7 +14,7 @@ from rmq_async.testing import ClusterError, ClusterProxy
 from rmq_protocol.cluster import ClusterInfo, encode_cluster_info
 from rmq_protocol.route import BrokerData, QueueData, TopicRouteData, decode_route, encode_route
 
-pytestmark = pytest.mark.usefixtures("nothing_left")
+pytestmark = [pytest.mark.usefixtures("nothing_left"), pytest.mark.virtual_time]
 
 
 @pytest.fixture
