@@ -23,7 +23,7 @@ async def producer(server: EmbeddedRocketMQ) -> Any:
 
 @pytest.fixture
 def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever ``stuck_after`` is: tests set the times of rows back instead of waiting."""
+    """However long ``stuck_after`` is: tests set the times of rows back instead of waiting."""
     monkeypatch.setattr(relay, "LONGEST_PAUSE", 0.05)
 
 

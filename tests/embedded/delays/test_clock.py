@@ -12,6 +12,7 @@ from rmq_async.embedded.clock import Alarm
 from rmq_async.embedded.schedule import SCHEDULE_TOPIC
 
 from ...support.fakes import RawClient
+from ...support.waiting import until
 from .support import bodies, sent
 
 # ---------------------------------------------------------------------------------------------------------------- the clock
@@ -89,10 +90,7 @@ async def test_system_clock_delivers_delayed_messages(monkeypatch: pytest.Monkey
     async with EmbeddedRocketMQ(delay_levels=levels) as server, RawClient(server.brokers["broker-a"]) as broker:
         await sent(broker, b"second", DELAY=1)
         await sent(broker, b"first", DELAY=2)
-        for _ in range(200):
-            if len(bodies(server)) == 2:
-                break
-            await asyncio.sleep(0.005)
+        await until(lambda: len(bodies(server)) == 2)
         assert set_for
         waits, comes = server.messages(SCHEDULE_TOPIC), server.messages("T")
         assert {message.body for message in comes} == {b"first", b"second"}
