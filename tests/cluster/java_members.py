@@ -75,14 +75,22 @@ class JavaMembers:
 
 @asynccontextmanager
 async def java_members(
-    namesrv: str, group: str, work: float, await_termination: float = 0.0, *, orderly: bool = False
+    namesrv: str,
+    group: str,
+    work: float,
+    await_termination: float = 0.0,
+    *,
+    orderly: bool = False,
+    topic: str | None = None,
+    latest: bool = False,
 ) -> AsyncIterator[JavaMembers]:
-    """``group``: of the topic of the same name. ``work``: the longest listener takes so many seconds. ``await_termination``:
+    """``topic``: None if it has the name of the group. ``work``: the longest listener takes so many seconds. ``await_termination``:
     seconds for which ``shutdown()`` waits for running listeners; 0 is the default of the client. ``orderly``: whether the
-    listeners are MessageListenerOrderly."""
+    listeners are MessageListenerOrderly. ``latest``: whether the group begins at the end of queues without offsets."""
     with tempfile.TemporaryDirectory(prefix="rmq-java-home-") as home:
-        numbers = (str(round(work * 1000)), str(round(await_termination * 1000)), "orderly" if orderly else "concurrently")
-        async with started(Path(home), "GroupMembers", namesrv, group, group, *numbers) as process:
+        numbers = (str(round(work * 1000)), str(round(await_termination * 1000)))
+        kinds = ("orderly" if orderly else "concurrently", "LAST" if latest else "FIRST")
+        async with started(Path(home), "GroupMembers", namesrv, group, topic or group, *numbers, *kinds) as process:
             members = JavaMembers(process)
             tasks = [asyncio.create_task(members.listen()), asyncio.create_task(members.collect_errors())]
             try:

@@ -31,11 +31,11 @@ import org.apache.rocketmq.tools.admin.DefaultMQAdminExt;
 /**
  * Push consumers of one group, each a client of its own, that come and go as lines of the input say.
  *
- * <pre>java GroupMembers NAMESERVER GROUP TOPIC WORK_MS AWAIT_MS orderly|concurrently</pre>
+ * <pre>java GroupMembers NAMESERVER GROUP TOPIC WORK_MS AWAIT_MS orderly|concurrently FIRST|LAST</pre>
  *
  * Lines: "join NAME FILE", "leave NAME", "shares MEMBERS". Each is answered by one line that begins with it. A listener takes 0 to
  * WORK_MS, and writes to its member's FILE what tests/cluster/group_member.py writes. AWAIT_MS: awaitTerminationMillisWhenShutdown,
- * stock 0.
+ * stock 0. FIRST, LAST: where the group begins without offsets.
  */
 final class GroupMembers {
     private static final int THREADS = 64;
@@ -46,6 +46,7 @@ final class GroupMembers {
     private final int work;
     private final long await;
     private final boolean orderly;
+    private final ConsumeFromWhere start;
     private final PrintStream output;
     private final Map<String, DefaultMQPushConsumer> members = new ConcurrentHashMap<>();
     private DefaultMQAdminExt admin;
@@ -57,6 +58,7 @@ final class GroupMembers {
         work = Integer.parseInt(arguments[3]);
         await = Long.parseLong(arguments[4]);
         orderly = arguments[5].equals("orderly");
+        start = ConsumeFromWhere.valueOf("CONSUME_FROM_" + arguments[6] + "_OFFSET");
         this.output = output;
     }
 
@@ -100,7 +102,7 @@ final class GroupMembers {
         DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(group);
         consumer.setNamesrvAddr(nameServer);
         consumer.setInstanceName(name + "-" + ProcessHandle.current().pid());
-        consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
+        consumer.setConsumeFromWhere(start);
         consumer.setAwaitTerminationMillisWhenShutdown(await);
         consumer.setConsumeThreadMax(THREADS);
         consumer.setConsumeThreadMin(THREADS);
