@@ -8,6 +8,7 @@ then commits the new offsets, as mqadmin does.
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -52,6 +53,8 @@ from .results import ConsumerConnections, GroupLag, OffsetChange, QueueLag
 
 __all__ = ["Target", "clone", "lag", "look_pauses", "reset"]
 
+logger = logging.getLogger(__name__)
+
 Target = int | Literal["earliest", "latest"] | datetime | Mapping[MessageQueue, int]
 
 _BY_SERVER_FROM: Final = 453
@@ -83,6 +86,7 @@ async def lag(instance: ClientInstance, group: str, topic: str | None, deadline:
         raise SubscriptionGroupNotExistError(f"{what}{_why_none(members, topic)}", request=code.name)
     if not any(each.committed for each in found.values()):  # brokers answer 0 for the topics of a name that no group has, too
         await check_exists(instance, group, deadline)
+    await _warn_above_end(instance, group, found)
     found |= await _closed_retry_queues(instance, group, found, deadline)
     retries = {queue for queue in found if queue.topic.startswith(RETRY_TOPIC_PREFIX)}
     shown_queue = instance.names.shown_queue
@@ -90,6 +94,20 @@ async def lag(instance: ClientInstance, group: str, topic: str | None, deadline:
         {shown_queue(queue): found[queue] for queue in sorted(found.keys() - retries)},
         {shown_queue(queue): found[queue] for queue in sorted(retries)},
     )
+
+
+async def _warn_above_end(instance: ClientInstance, group: str, found: Mapping[MessageQueue, QueueLag]) -> None:
+    """Logs the queues that end below the group's offset: their lag is 0, also with messages that the group did not get."""
+    for queue, each in found.items():
+        if each.committed > each.end:  # or a member has committed while the broker read both
+            end = await max_offset(instance, queue, any_replica=False)
+            if each.committed > end:
+                logger.warning(
+                    "%s ends at offset %d, below the offset %d of group %s: its broker's store was replaced by an older one, or a "
+                    "replica that was behind has become the master; a member that starts leaves out what is stored there until "
+                    "then, unless the group is reset to a time before the loss",
+                    instance.names.shown_queue(queue), end, each.committed, printable(instance.names.display_name(group)),
+                )  # fmt: skip
 
 
 async def _consume_stats(

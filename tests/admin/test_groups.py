@@ -111,6 +111,26 @@ async def test_group_lag_counts_topics_and_retries_apart(server: EmbeddedRocketM
     assert (await admin.group_lag("shipping", "OrderTopic")).messages == 14  # never consumed: counts whole
 
 
+async def test_group_lag_above_the_end_of_a_queue_is_a_warning(
+    server: EmbeddedRocketMQ, admin: Admin, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its broker has lost the newest messages, and has a new one since: the group will not get it, though its lag is 0."""
+    await admin.create_topic("OneTopic", queues=1, broker="broker-a")
+    async with Producer("orders", client=admin.config) as producer:
+        for number in range(5):
+            await producer.send(Message("OneTopic", b"%d" % number))
+        await admin.reset_offsets("billing", "OneTopic", "latest")
+        server.truncate("broker-a", 3)
+        await producer.send(Message("OneTopic", b"new"))
+    lag = await admin.group_lag("billing", "OneTopic")
+    assert [(each.committed, each.end, each.messages) for each in lag.queues.values()] == [(5, 3, 0)]
+    (line,) = [each.getMessage() for each in caplog.records if "ends at offset" in each.getMessage()]
+    assert "ends at offset 3, below the offset 5 of group billing" in line
+    await admin.reset_offsets("billing", "OneTopic", "latest")
+    assert (await admin.group_lag("billing", "OneTopic")).messages == 0
+    assert len([each for each in caplog.records if "ends at offset" in each.getMessage()]) == 1
+
+
 async def test_group_lag_of_a_topic_that_is_misspelled_is_an_error(server: EmbeddedRocketMQ, admin: Admin) -> None:
     """The group's retry topic has queues, which must not hide that the topic has none."""
     await send(server, b"0")
