@@ -8,6 +8,7 @@ import gc
 import os
 import stat
 from collections.abc import AsyncIterator, Callable, Iterable
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_async.testing import FaultProxy
 
 from . import held_ports
+from .waiting import limit
 
 __all__ = ["made_of", "nothing_is_left", "sockets", "start_twice_at_once"]
 
@@ -48,12 +50,13 @@ def _noting(init: Callable[..., None], things: list[Any]) -> Callable[..., None]
 
 @contextlib.asynccontextmanager
 async def nothing_is_left() -> AsyncIterator[None]:
-    """Fails after a second when a task or a socket stays, and when something reached the loop's exception handler."""
+    """Fails when a task or a socket stays, and when something reached the loop's exception handler."""
     errors: list[dict[str, object]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context))
     before = sockets()
     yield
-    for _ in range(100):
+    deadline = monotonic() + limit(1.0)
+    while monotonic() < deadline:
         if asyncio.all_tasks() == {asyncio.current_task()} and sockets() <= before:
             break
         await asyncio.sleep(0.01)
