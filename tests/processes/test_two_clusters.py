@@ -59,6 +59,7 @@ async def test_the_same_group_twice_on_one_of_them_is_refused(clusters: tuple[Em
         await there.send(Message(TOPIC, b"x"))
 
 
+@pytest.mark.virtual_time
 async def test_a_silent_cluster_does_not_hold_up_the_other(clusters: tuple[EmbeddedRocketMQ, EmbeddedRocketMQ]) -> None:
     first, second = clusters
     async with Producer(GROUP, namesrv=first.namesrv) as here, Producer(GROUP, namesrv=second.namesrv) as there:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -72,7 +73,8 @@ async def test_commit_round_leaves_out_a_queue_given_up_meanwhile() -> None:
             queues[-1].state = QueueState.RELEASED
             await asyncio.sleep(0)
 
-    await Recorded(NO_INSTANCE, "g", lambda: queues, lambda queue: True, Doubts()).round()
+    instance: Any = SimpleNamespace(routes=SimpleNamespace(broker_of=lambda queue: queue.broker_name))
+    await Recorded(instance, "g", lambda: queues, lambda queue: True, Doubts()).round()
     assert len(asked) == 16
 
 

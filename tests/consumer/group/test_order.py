@@ -17,6 +17,7 @@ import pytest
 from rmq_async import Consumer, DeadLetter, Message, MessageExt, MessageQueue, Producer, Retry, RetryLater, current_delivery
 from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_async.testing.simulation import Simulation
+from rmq_protocol.constants import RequestCode
 
 from .support import create, until
 
@@ -477,7 +478,8 @@ async def test_ordered_call_in_a_thread_keeps_its_lock_until_it_ends() -> None:
         async with ordered(server.namesrv, in_thread("one"), order="queue", handover_timeout=0.1):
             await until(lambda: len(running) == 2)
             async with ordered(server.namesrv, in_thread("two"), "two", order="queue", handover_timeout=0.1):
-                await asyncio.sleep(4)
+                asked = server.requests[RequestCode.LOCK_BATCH_MQ]
+                await until(lambda: server.requests[RequestCode.LOCK_BATCH_MQ] > asked + 1)  # one a second
                 assert sorted(running) == [("one", 0), ("one", 1)]
                 go_on.set()
                 await until(lambda: "two" in {name for name, _ in running})
