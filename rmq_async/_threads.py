@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import atexit
 import os
+import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from queue import Empty, SimpleQueue
 from typing import Any, Final, ParamSpec, TypeVar
 from weakref import WeakSet
@@ -24,7 +25,10 @@ from rmq_protocol.errors import printable
 from . import machine
 from .errors import ClientStateError
 
-__all__ = ["FreeThread", "NoThreadError", "ThreadPool", "start_thread", "what_to_do"]
+__all__ = ["FreeThread", "NoThreadError", "ThreadPool", "naming_refusals", "start_thread", "what_to_do"]
+
+_REFUSAL: Final = re.compile("can't (start|create) new thread|cannot schedule new futures")
+"""The errors of ``threading`` and ``concurrent.futures`` where no thread is granted, or none any more."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -216,6 +220,18 @@ def _work(room: _Room) -> None:
             room.freed()
         room.under_way.discard(future)
         del job, future, work
+
+
+@contextmanager
+def naming_refusals() -> Iterator[None]:
+    """Returns a context manager for code of others that starts threads: raises NoThreadError in place of CPython's errors that one
+    is refused."""
+    try:
+        yield
+    except RuntimeError as error:
+        if _REFUSAL.match(str(error)):
+            raise NoThreadError(printable(error, 200)) from None
+        raise
 
 
 def what_to_do(refused: str) -> str:

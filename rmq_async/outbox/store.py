@@ -22,6 +22,7 @@ from sqlalchemy.pool import StaticPool
 from .. import machine
 from .._database import check_engine
 from .._text import printable
+from .._threads import NoThreadError, naming_refusals
 from ..errors import ConfigError
 from .policy import error_text
 from .rows import LONGEST_ID, Held, StuckMessage, message_of
@@ -38,8 +39,10 @@ __all__ = ["DATABASE_ERRORS", "Failure", "OutboxStatus", "Sent", "Store", "reaso
 
 logger = logging.getLogger("rmq_async.outbox")
 
-DATABASE_ERRORS: Final[tuple[type[Exception], ...]] = (SQLAlchemyError, OSError, TimeoutError, *_DRIVER_ERRORS)
-"""The errors that a statement may raise, because the database is away or busy, or refuses it."""
+DATABASE_ERRORS: Final[tuple[type[Exception], ...]] = (
+    SQLAlchemyError, OSError, TimeoutError, NoThreadError, *_DRIVER_ERRORS,
+)  # fmt: skip
+"""The errors that a statement may raise, because the database is away or busy, or refuses it, or its driver gets no thread."""
 
 _LARGEST: Final = 2**63 - 1
 _LEAST_PATIENCE: Final = 10.0
@@ -107,13 +110,15 @@ class Store:
 
     @asynccontextmanager
     async def _transaction(self) -> AsyncIterator[AsyncConnection]:
-        async with asyncio.timeout(self.patience), self._engine.begin() as connection:
-            yield connection
+        with naming_refusals():
+            async with asyncio.timeout(self.patience), self._engine.begin() as connection:
+                yield connection
 
     @asynccontextmanager
     async def _reading(self) -> AsyncIterator[AsyncConnection]:
-        async with asyncio.timeout(self.patience), self._engine.connect() as connection:
-            yield connection
+        with naming_refusals():
+            async with asyncio.timeout(self.patience), self._engine.connect() as connection:
+                yield connection
 
     async def create_table(self) -> None:
         async with self._engine.begin() as connection:
@@ -241,8 +246,9 @@ class Store:
         return sorted(rows, key=_by_id)
 
     async def status(self) -> OutboxStatus:
-        async with self._engine.connect() as connection:
-            found = (await connection.execute(self.statements.totals)).one()
+        with naming_refusals():
+            async with self._engine.connect() as connection:
+                found = (await connection.execute(self.statements.totals)).one()
         return OutboxStatus(found.pending, max(0.0, found.oldest_age or 0.0), found.sent, found.failed)
 
     async def anything_to_send(self) -> bool:

@@ -9,7 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 from sqlalchemy import event, text
-from sqlalchemy.ext.asyncio import AsyncEngine
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+from sqlalchemy.pool import NullPool
 
 from rmq_async import Admin, ConfigError, Message, Producer
 from rmq_async.embedded import EmbeddedRocketMQ
@@ -17,7 +18,7 @@ from rmq_async.outbox import Outbox
 from rmq_async.outbox.store import Store
 from rmq_protocol.constants import RequestCode
 
-from .support import Sessions, bodies, earlier, on_sqlite, relay_of, rows, settled, store_of, until
+from .support import Sessions, bodies, earlier, on_sqlite, prepare_sqlite, relay_of, rows, settled, store_of, until
 
 
 @on_sqlite
@@ -40,6 +41,38 @@ async def test_what_could_not_be_written_for_longer_than_a_lease_is_not_sent_aga
             await outbox.add(session, Message("T", b"loose"))
         assert (await settled(outbox)).sent == 2
     assert bodies(server) == [b"keyed", b"loose"]
+
+
+@on_sqlite
+async def test_outcomes_are_kept_while_the_driver_gets_no_thread(
+    engine: AsyncEngine,
+    producer: Producer,
+    table: str,
+    sessions: Sessions,
+    server: EmbeddedRocketMQ,
+    refusing: list[bool],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else the row stayed reserved for its lease, and was sent again then."""
+    unpooled = create_async_engine(engine.url, poolclass=NullPool)  # a thread for each connection
+    event.listen(unpooled.sync_engine, "connect", prepare_sqlite)
+    outbox = Outbox(unpooled, producer, table=table, poll_interval=0.02, lease=60.0)
+    await outbox.create_table()
+    record = Store.record
+
+    async def without_threads(*given: Any) -> None:
+        refusing[0] = "cannot write the outcomes" not in caplog.text
+        await record(*given)
+
+    monkeypatch.setattr(Store, "record", without_threads)
+    async with outbox:
+        async with sessions.begin() as session:
+            await outbox.add(session, Message("T", b"x"))
+        await until(lambda: "cannot write the outcomes of 1 messages" in caplog.text and not refusing[0])
+        assert (await settled(outbox, 30.0)).sent == 1
+    assert "no thread can be started (can't start new thread)" in caplog.text
+    assert bodies(server) == [b"x"]
 
 
 @on_sqlite
