@@ -230,9 +230,8 @@ class Commits:
         if not self.is_sure(held) and not await self._look(held, None if wait else LOOK_TIME):
             return
         async with held.committing:
-            if wait and (not self._may(held) or self._is_confirmed(held)):
-                return
-            await self._send(held)
+            if not (wait and self._is_confirmed(held)):
+                await self._send(held)
 
     async def _look(self, held: HeldQueue, limit: float | None) -> bool:
         """Looks at a queue; returns whether that has ended. After ``limit`` seconds, None for no limit, the look goes on, and the
@@ -261,7 +260,10 @@ class Commits:
         if not look.done():  # its task was cancelled
             look.set_result(False)
 
-    async def _send(self, held: HeldQueue) -> None:
+    async def _send(self, held: HeldQueue) -> bool:
+        """Commits the watermark; returns False, and does not, if the queue has left this member during the wait for this."""
+        if not self._may(held):
+            return False
         offset, connection = held.progress.watermark, self.connection(held)
         try:
             await commit_offset(self._instance, self._group, held.queue, offset)
@@ -275,6 +277,7 @@ class Commits:
         held.committed = offset
         held.confirmed_by = connection if connection is self.connection(held) else None
         self.count += 1
+        return True
 
     def _may(self, held: HeldQueue) -> bool:
         return held.is_owned and self._owns(held.queue)
@@ -305,8 +308,7 @@ class Commits:
                     if not self.is_sure(held):
                         await self.make_sure(held, left / 2)
                     async with held.committing:
-                        await self._send(held)
-                    sent = True
+                        sent = await self._send(held)
             except RocketMQError as error:  # a RequestTimeoutError, which is a TimeoutError too, among them
                 if isinstance(error, TopicNotExistError) and _is_unread_retry(held):
                     return True  # a new master that has not copied the topic yet

@@ -7,8 +7,9 @@ import asyncio
 import pytest
 
 from rmq_async import Admin, ClientConfig, Consumer, Message, MessageQueue, Producer, PullConsumer, machine
-from rmq_async.client import ClientInstance
+from rmq_async.client import ClientInstance, commit_offset
 from rmq_async.consumer.commits import Commits, Doubts
+from rmq_async.consumer.held_queue import HeldQueue, QueueState
 from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_async.testing.simulation import Simulation
 from rmq_protocol.constants import RequestCode
@@ -115,6 +116,38 @@ async def test_broker_that_has_lost_the_offsets_gets_them_in_the_next_round(by_h
             commits = server.requests[RequestCode.UPDATE_CONSUMER_OFFSET]
             await asyncio.sleep(0.2)
             assert server.requests[RequestCode.UPDATE_CONSUMER_OFFSET] == commits, "one commit of each queue is enough"
+
+
+@pytest.mark.parametrize("wait", ["look", "look-before-the-last", "commit-before"])
+async def test_commit_that_has_waited_leaves_the_offset_of_the_next_owner(wait: str) -> None:
+    """A broker that has restarted is looked at before a commit, and grants the lock to another member meanwhile."""
+    async with EmbeddedRocketMQ() as server:
+        await create(server.namesrv, queues=1)
+        async with Admin(namesrv=server.namesrv) as admin:
+            await admin.create_group("g")
+        instance = await ClientInstance.acquire(ClientConfig(namesrv=server.namesrv))
+        await instance.routes.get("T", 3.0)
+        held, looked, end = HeldQueue(Q0, Q0, None, 5), asyncio.Event(), machine.monotonic() + 30
+
+        async def look(_: HeldQueue, patience: float) -> None:
+            await looked.wait()
+
+        commits = Commits(instance, "g", lambda: [held], lambda _: True, Doubts())
+        commits.spawn = lambda _, work: asyncio.ensure_future(work)
+        if wait == "commit-before":
+            await held.committing.acquire()
+        else:
+            commits.is_sure, commits.make_sure = lambda _: looked.is_set(), look
+        commit = asyncio.ensure_future(commits.commit(held) if wait == "look" else commits.commit_last(held, lambda: end))
+        await asyncio.sleep(1)
+        held.state = QueueState.LOST
+        await commit_offset(instance, "g", Q0, 9)
+        looked.set()
+        if wait == "commit-before":
+            held.committing.release()
+        assert not await commit
+        await instance.release()
+        assert server.progress("g") == {Q0: 9}
 
 
 async def test_commit_of_the_user_reaches_a_broker_that_has_lost_the_offsets() -> None:
