@@ -61,14 +61,9 @@ class ReadMarks:
 
     def read(self, queue: MessageQueue, messages: Sequence[MessageExt]) -> None:
         """Notes the messages of an answer, at least one, in the order of their offsets."""
-        marks, last = self._marks.get(queue), messages[-1]
-        if marks is None:
+        if queue not in self._marks:
             self.add(queue, place_of(messages[0]))
-            marks = self._marks[queue]
-        if marks[-1].offset < last.queue_offset:
-            marks.append(place_of(last))
-            if len(marks) > MOST_OF_QUEUE:
-                marks[:] = _thinned(marks)
+        self.add(queue, place_of(messages[-1]))
 
     def add(self, queue: MessageQueue, place: Place) -> None:
         """Notes one message; one below the newest mark is ignored."""
@@ -79,6 +74,8 @@ class ReadMarks:
             self._marks[queue] = [place]
         elif marks[-1].offset < place.offset:
             marks.append(place)
+            if len(marks) > MOST_OF_QUEUE:
+                marks[:] = _thinned(marks)
 
     def cut(self, queue: MessageQueue, offset: int) -> None:
         """Removes the marks from ``offset`` on: the queue has other messages there."""

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from rmq_async import Admin, MessageExt, MessageQueue
-from rmq_async.consumer.fetch import ReadMarks, read_marks
+from rmq_async.consumer.fetch import REACH, ReadMarks, read_marks
+from rmq_async.consumer.place import place_of
 from rmq_async.testing.simulation import Simulation
 from rmq_protocol.constants import RequestCode, ResponseCode
 
@@ -157,6 +158,15 @@ def test_marks_are_bounded_with_their_doubts(monkeypatch: pytest.MonkeyPatch) ->
         marks.read(queue, [read(0, 1)])
         marks.doubt([queue])
     assert marks.doubted == set(queues[2:])
+
+
+def test_marks_of_looks_are_bounded() -> None:
+    """A filter that leaves all messages out: only looks add marks."""
+    marks = ReadMarks()
+    for number in range(1000):
+        marks.add(QUEUE, place_of(read(number * REACH, number)))
+        assert len(marks.of(QUEUE)) <= read_marks.MOST_OF_QUEUE
+    assert (marks.of(QUEUE)[0].offset, marks.newest(QUEUE)) == (0, 999 * REACH)
 
 
 async def test_mark_says_nothing_after_other_members_have_read_the_queue(broker: SimpleNamespace) -> None:
