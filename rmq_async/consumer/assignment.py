@@ -36,7 +36,7 @@ from .pauses import Pauses
 from .subscription import Subscription
 from .supervisor import Supervisor
 
-__all__ = ["Assignment"]
+__all__ = ["UNLOCK_RESERVE", "Assignment"]
 
 logger = logging.getLogger(__name__)
 
@@ -93,6 +93,8 @@ class Assignment:
         self.held: dict[MessageQueue, HeldQueue] = {}
         self.leaving: dict[HeldQueue, None] = {}
         """Queues that are being drained, and lost ones with running calls."""
+        self._unfinished: list[HeldQueue] = []
+        """Ordered queues that a stop has ended before their calls."""
         self._pulls: dict[HeldQueue, asyncio.Task[None]] = {}
         self._drains: OrderedSet[asyncio.Task[None]] = OrderedSet()
         self._shares: dict[str, frozenset[MessageQueue]] = {}
@@ -314,6 +316,8 @@ class Assignment:
         self._intake.marks.given_up(held.queue, held.committed)
         self._intake.withdraw_waiting(held)
         self.dispatcher.forget(held)
+        if held.is_ordered and held.running:
+            self._unfinished.append(held)
 
     def quiesce(self) -> None:
         """Ends the pulls, and drops the messages above all those with a call or an outcome, at once; running calls continue."""
@@ -339,6 +343,19 @@ class Assignment:
         if self._drains:  # those that a rebalance had begun, too
             await asyncio.wait([*self._drains])
         await self.callbacks.idle.wait()
+
+    def close(self) -> None:
+        """Forgets the queues whose drains have not ended, as a cancelled stop leaves them: no call begins with their messages, and
+        none is given back."""
+        for held in self.owned():
+            if held.is_owned:
+                held.state = QueueState.RELEASED
+            self._forget(held)
+        self.held.clear()
+
+    def running_in_order(self) -> list[MessageQueue]:
+        """Returns the ordered queues that this member has forgotten, and whose calls have not ended."""
+        return [held.queue for held in self._unfinished if held.running]
 
     def abort(self) -> None:
         """Ends the waits for handlers of queues that are given up, now or later."""

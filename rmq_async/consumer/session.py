@@ -20,7 +20,7 @@ from .._asyncio import StopScope, for_each
 from .._text import printable
 from ..client import ClientInstance, TopicRoute
 from ..errors import RocketMQError
-from .assignment import Assignment
+from .assignment import UNLOCK_RESERVE, Assignment
 from .attached import Attached
 from .blocking import Block
 from .broadcast import Broadcasting
@@ -348,15 +348,18 @@ class Session:
             steps.callback(self.calls.close)
             steps.push_async_callback(self._leave, 0.0)
             steps.push_async_callback(self.attached.end_traces, end)
-            steps.push_async_callback(self._cut_off, end)
             steps.push_async_callback(self._unlock_all, end)
+            steps.push_async_callback(self._cut_off, end - UNLOCK_RESERVE)
+            steps.push_async_callback(self._unlock_all, end)
+            steps.callback(self.assignment.close)
             steps.callback(self.give_backs.close)
             steps.push_async_callback(self.supervisor.close)
 
     async def _unlock_all(self, end: float) -> None:
+        """Releases the locks, except those of ordered queues whose calls have not ended."""
         with suppress(TimeoutError):
             async with asyncio.timeout(max(end - machine.monotonic(), 0.0)):
-                await self.locks.unlock_all()
+                await self.locks.unlock_all(self.assignment.running_in_order())
 
     async def _cut_off(self, end: float) -> None:
         await self.calls.cut_off(max(end - machine.monotonic(), 0.0))

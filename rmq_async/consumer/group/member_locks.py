@@ -103,10 +103,10 @@ class MemberLocks:
         for queue in queues:
             self._of(queue).leave([queue])
 
-    async def unlock_all(self) -> None:
-        await self.handover.unlock_all()
+    async def unlock_all(self, but: Collection[MessageQueue] = ()) -> None:
+        await self.handover.unlock_all(but)
         if self._ordered:
-            await self.own.unlock_all()
+            await self.own.unlock_all(but)
 
     async def seize(self, queues: Iterable[MessageQueue], client_ids: Iterable[str]) -> frozenset[MessageQueue]:
         """Seizes queues as ``QueueLocks.seize`` does, except ordered ones, whose locks stay with their client."""

@@ -242,8 +242,8 @@ class QueueLocks:
             self._doubted.discard(queue)
             self._lost.discard(queue)
 
-    async def unlock_all(self) -> None:
-        await self.unlock([*self._held, *self._unsure, *self._assumed])
+    async def unlock_all(self, but: Collection[MessageQueue] = ()) -> None:
+        await self.unlock([queue for queue in (*self._held, *self._unsure, *self._assumed) if queue not in but])
 
     # -- inside
 

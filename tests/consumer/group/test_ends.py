@@ -16,9 +16,22 @@ from typing import Any
 
 import pytest
 
-from rmq_async import ClientStateError, Consumer, DeadLetter, Delivery, Hook, MessageExt, Outcome, Producer, Retry, RetryLater
+from rmq_async import (
+    ClientStateError,
+    Consumer,
+    DeadLetter,
+    Delivery,
+    Hook,
+    Message,
+    MessageExt,
+    Outcome,
+    Producer,
+    Retry,
+    RetryLater,
+)
 from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_protocol.command import RemotingCommand
+from rmq_protocol.constants import RequestCode
 
 from .support import Seen, create, send, until
 
@@ -75,6 +88,69 @@ async def test_stop_cancelled_again_and_again_leaves_nothing(mode: Any, steps: i
                 (message,) = await other.receive(timeout=5)
             assert message.body == b"1"
             assert hook.requests == requests
+
+
+@pytest.mark.virtual_time
+async def test_stop_cancelled_during_on_revoked_begins_no_call() -> None:
+    """Neither with the message behind the one whose call it has cancelled, nor later."""
+    async with EmbeddedRocketMQ() as server:
+        await create(server.namesrv, queues=1)
+        async with Producer("p", namesrv=server.namesrv) as producer:
+            queue = (await producer.fetch_publish_queues("T"))[0]
+            for body, key in ((b"1", "a"), (b"behind", "a"), (b"2", "b")):
+                await producer.send(Message("T", body, sharding_key=key), queue=queue)
+        calls: list[bytes] = []
+
+        async def handle(message: MessageExt) -> None:
+            calls.append(message.body)
+            if message.body != b"2":
+                await asyncio.Event().wait()
+
+        async def revoked(_: object) -> None:
+            await asyncio.Event().wait()
+
+        consumer = Consumer("g", namesrv=server.namesrv, broadcast=True, start_from="earliest", on_revoked=revoked)
+        consumer.subscribe("T", handle, order="key")
+        await consumer.start()
+        await until(lambda: consumer.stats().handled == 1)
+        await _cancelled_again_and_again(consumer, 3)
+        await asyncio.sleep(60)
+        assert calls == [b"1", b"2"]
+        assert len(asyncio.all_tasks()) == 1
+
+
+@pytest.mark.virtual_time
+async def test_stop_cancelled_during_on_revoked_gives_nothing_back_later(caplog: pytest.LogCaptureFixture) -> None:
+    """A handler fails when the tasks that give messages back have ended already."""
+    async with EmbeddedRocketMQ() as server:
+        await create(server.namesrv, queues=1)
+        await send(server.namesrv, b"1")
+        began, fails = asyncio.Event(), asyncio.Event()
+
+        async def handle(_: MessageExt) -> None:
+            began.set()
+            await fails.wait()
+            raise ValueError("as planned")
+
+        async def revoked(_: object) -> None:
+            await asyncio.Event().wait()
+
+        consumer = Consumer("g", namesrv=server.namesrv, start_from="earliest", on_revoked=revoked)
+        consumer.subscribe("T", handle)
+        await consumer.start()
+        await began.wait()
+        server.refuse_give_backs(1)
+        server.delay(0.4)  # of the unlocks
+        stop = asyncio.ensure_future(consumer.stop())
+        await asyncio.sleep(0)
+        stop.cancel()
+        await asyncio.sleep(0.1)
+        fails.set()
+        await asyncio.wait([stop])
+        await asyncio.sleep(60)
+        assert "attempt 1 failed" in caplog.text
+        assert "not taken" not in caplog.text
+        assert not server.requests[RequestCode.CONSUMER_SEND_MSG_BACK]
 
 
 @MODES

@@ -147,6 +147,37 @@ def test_queue_of_a_crashed_ordered_member_waits_for_the_end_of_its_lock() -> No
     Simulation(5, faults=None).run(main)
 
 
+@pytest.mark.parametrize("seconds", [0.3, 3.0])
+async def test_cancelled_stop_keeps_the_lock_of_a_call_that_has_not_ended(seconds: float) -> None:
+    """``seconds``: for which a handler goes on after its cancellation."""
+    async with EmbeddedRocketMQ() as server:
+        await create(server.namesrv, queues=1)
+        await send(server.namesrv, b"1")
+        began, calls = asyncio.Event(), list[str]()
+
+        async def hang(_: MessageExt) -> None:
+            began.set()
+            try:
+                await asyncio.sleep(1000)
+            finally:
+                await asyncio.sleep(seconds)
+                calls.append("ended")
+
+        async def handle(_: MessageExt) -> None:
+            calls.append("begun")
+
+        first, second = ordered(server.namesrv, hang), ordered(server.namesrv, handle, "two")
+        await first.start()
+        await began.wait()
+        async with second:
+            stop = asyncio.ensure_future(first.stop())
+            await asyncio.sleep(0.01)
+            stop.cancel()
+            await until(lambda: "begun" in calls, 120.0)
+        assert calls == ["ended", "begun"]
+        assert stop.cancelled()
+
+
 async def test_order_by_queue_with_batches_takes_consecutive_messages_and_repeats_them_in_place() -> None:
     async with EmbeddedRocketMQ() as server:
         await create(server.namesrv, queues=2)
