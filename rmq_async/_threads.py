@@ -54,7 +54,7 @@ def start_thread(target: Callable[P, object], name: str, *args: P.args, **option
 
 class FreeThread:
     """A thread that is kept for one job: ``submit`` the job, or ``release`` the thread. ``submit`` is that of an executor, for
-    ``loop.run_in_executor``."""
+    ``loop.run_in_executor``, and raises ClientStateError after ``close`` of the pool."""
 
     __slots__ = ("_room",)
 
@@ -64,7 +64,9 @@ class FreeThread:
     def submit(self, work: Callable[P, T], *args: P.args, **options: P.kwargs) -> Future[T]:
         if machine.executor is not None:
             return machine.executor.submit(work, *args, **options)
-        return self._room.put(lambda: work(*args, **options))
+        with self._room.lock:
+            self._room.require_open()
+            return self._room.put(lambda: work(*args, **options))
 
     def release(self) -> None:
         """Gives the thread back unused."""
@@ -124,8 +126,7 @@ class ThreadPool:
                 raise NoThreadError(machine.executor.refused)
             return machine.executor.submit(work, *args, **options)
         with room.lock:
-            if room.closed:
-                raise ClientStateError("the threads have ended with their client; start it again")
+            room.require_open()
             if room.free <= 0 and not self._start() and not room.count:
                 raise NoThreadError(self.refused or "")
             room.free -= 1
@@ -170,6 +171,10 @@ class _Room:
         self.is_awaited = is_awaited
         self.under_way: set[Future[Any]] = set()
         _rooms.add(self)
+
+    def require_open(self) -> None:
+        if self.closed:
+            raise ClientStateError("the threads have ended with their client; start it again")
 
     def put(self, work: Callable[[], T]) -> Future[T]:
         """Queues a job; a thread is free or will be."""

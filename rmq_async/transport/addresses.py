@@ -115,8 +115,8 @@ async def first_of(
     OSError for one that does not; a single address, and the last one that is left, need not pass. ``addresses``: at least one.
 
     ``drop`` is called with the results of other addresses. ``time``: the caller's timeout in seconds, from which the head start is
-    derived. If no address connects, raises OSError with the different texts of their errors. Any other exception of ``connect`` is
-    raised as it is.
+    derived. If no address connects, raises OSError with the different texts of their errors. Any other exception of ``connect`` or
+    ``prove`` is raised as it is, unless another address has passed in the same turn of the loop.
     """
     if len(addresses) == 1:
         return await connect(addresses[0])
@@ -158,20 +158,22 @@ class _Race(Generic[T]):
     async def next(self, timeout: float | None) -> list[OSError]:
         """Waits until an attempt has ended, for ``timeout`` seconds at most, and returns the errors of those that failed."""
         done, _ = await asyncio.wait(self.trying, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
-        failures = []
+        failures: list[OSError] = []
+        other: BaseException | None = None
         for task in done:
             made = self.trying.pop(task)
-            try:
-                result = task.result()
-            except OSError as error:
+            error = asyncio.CancelledError() if task.cancelled() else task.exception()
+            if error is None and self.winner is None:
+                self.winner = task.result()
+                continue
+            if error is None or made is not None:
+                self._drop(task.result() if made is None else made)
+            if isinstance(error, OSError):
                 failures.append(error)
-                if made is not None:
-                    self._drop(made)
             else:
-                if self.winner is None:
-                    self.winner = result
-                else:
-                    self._drop(result)
+                other = error or other
+        if self.winner is None and other is not None:
+            raise other
         if self.winner is None and self._is_alone():
             self.winner = next(iter(self.trying.values()))
         return failures

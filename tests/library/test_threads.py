@@ -93,6 +93,17 @@ async def test_close_cancels_what_has_not_begun() -> None:
     await until(lambda: not own_threads())
 
 
+async def test_close_ends_a_reserved_thread() -> None:
+    """A job for it would never end."""
+    pool = ThreadPool(1, NAME)
+    thread = pool.reserve()
+    assert thread is not None
+    pool.close()
+    with pytest.raises(ClientStateError, match="ended"):
+        thread.submit(os.getpid)
+    await until(lambda: not own_threads())
+
+
 async def test_dropped_pool_ends_its_threads() -> None:
     pool = ThreadPool(2, NAME)
     pool.submit(os.getpid).result(60)

@@ -117,6 +117,35 @@ async def test_connection_of_a_cancelled_connect_is_dropped(turns: int) -> None:
     assert [*dropped, *results].count("quick") == 1
 
 
+@pytest.mark.parametrize("addresses", [["good", "bad"], ["bad", "good"]])
+async def test_connection_beside_an_error_is_the_first(addresses: list[str]) -> None:
+    """Not a connection that nobody closes, where another attempt fails with an unexpected error in the same turn."""
+    gate = asyncio.Event()
+
+    async def connect(address: str) -> str:
+        await gate.wait()
+        if address == "bad":
+            raise ValueError(address)
+        return address
+
+    asyncio.get_running_loop().call_later(0.05, gate.set)
+    assert await first_of(addresses, connect, proven, [].append, 0.004) == "good"
+
+
+async def test_connection_that_is_not_proved_is_dropped_after_any_error() -> None:
+    dropped = list[str]()
+
+    async def connect(address: str) -> str:
+        return address
+
+    async def prove(address: str) -> None:
+        raise LookupError(address)
+
+    with pytest.raises(LookupError, match="one"):
+        await first_of(["one", "two"], connect, prove, dropped.append, 60)
+    assert dropped == ["one"]
+
+
 async def test_resolver_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each look-up holds a thread: one is enough, and each connect has a time of its own all the same."""
     asked = 0
