@@ -54,6 +54,8 @@ RENEW_MASTERLESS_EVERY: Final = 1.0
 """Seconds between two renewals while a broker has no master: a new one grants the locks to any member."""
 RENEW_AGAIN_EVERY: Final = 5.0
 """Seconds between two renewals while a lock was not renewed: a broker that is back must hear of it before the lock ends."""
+COMMIT_FIRST: Final = 3.0
+"""Seconds for which a renewal waits for commits at brokers that may be other processes than before."""
 CLAIM_EVERY: Final = 0.5
 """Seconds between two requests for the locks of queues that are read without them: nothing else keeps another member away."""
 LOOK_AT_ASSUMED_EVERY: Final = 0.05
@@ -457,6 +459,7 @@ class Session:
 
     async def _renew(self) -> None:
         locks, renewed = self.locks, machine.monotonic()
+        committing: asyncio.Task[None] | None = None
         while True:
             await asyncio.sleep(CLAIM_EVERY)
             replaced, masterless = locks.doubt_replaced(), locks.is_masterless
@@ -464,10 +467,12 @@ class Session:
             if replaced or machine.monotonic() - renewed >= every:
                 renewed = machine.monotonic()
                 await self._reach_masters(renewed + RENEW_MASTERLESS_EVERY, masterless=masterless)
-                if (
-                    doubted := locks.doubt_replaced()
-                ):  # offsets first: other members, to which it may have granted locks, need them
-                    await self.commits.round(sorted(doubted))
+                if doubted := locks.doubt_replaced():
+                    # Offsets first: other members, to which it may have granted locks, need them. The locks at other brokers do
+                    # not wait for one that gives no answer.
+                    if committing is None or committing.done():
+                        committing = self.supervisor.once("commits before locks", self.commits.round(sorted(doubted)))
+                    await asyncio.wait([committing], timeout=COMMIT_FIRST)
                 await self._confirm()
                 continue
             if locks.owes:

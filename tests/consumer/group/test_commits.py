@@ -296,3 +296,21 @@ def test_commits_to_other_brokers_go_on_beside_a_frozen_one() -> None:
             await until(lambda: committed("broker-a") == [1] * queues and not consumer.health().problems, 30.0)
 
     Simulation(7, faults=None).run(main)
+
+
+async def test_locks_of_other_brokers_are_renewed_beside_commits_to_a_silent_one() -> None:
+    """A broker that may be another process gets the offsets before it is asked for locks; each commit takes ``request_timeout``."""
+    lost = set[str]()
+
+    async def note(queues: frozenset[MessageQueue]) -> None:
+        lost.update(queue.broker_name for queue in queues)
+
+    async with EmbeddedRocketMQ(brokers=2) as server:
+        await create(server.namesrv, queues=64)
+        async with member("g", server.namesrv, "one", Seen(), on_lost=note, request_timeout=20.0):
+            server.stall("broker-a")
+            server.drop_connections("broker-a")
+            await until(lambda: lost, 90.0)
+            await asyncio.sleep(30)
+            server.resume("broker-a")
+    assert lost == {"broker-a"}
