@@ -165,7 +165,7 @@ class Control(LifeCycle):
         Raises the error of the first request that failed; the other requests are still made. With ``mode="pop"``, where
         requests are repeated, it raises an error that made this member give up acknowledgements; in broadcast the errors of
         ``save``, ConfigError if that is no coroutine function, and TimeoutError after 30 s. Raises ClientStateError unless
-        running.
+        running, and with ``mode="pop"`` if a stop ends before the brokers have answered.
         """
         session = self._running_session()
         if isinstance(session, PopSession):

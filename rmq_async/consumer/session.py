@@ -353,9 +353,9 @@ class Session:
             steps.push_async_callback(self._unlock_all, end)
             steps.push_async_callback(self._cut_off, end - UNLOCK_RESERVE)
             steps.push_async_callback(self._unlock_all, end)
-            steps.callback(self.assignment.close)
-            steps.callback(self.give_backs.close)
             steps.push_async_callback(self.supervisor.close)
+            steps.callback(self.give_backs.close)
+            steps.callback(self.assignment.close)
 
     async def _unlock_all(self, end: float) -> None:
         """Releases the locks, except those of ordered queues whose calls have not ended."""

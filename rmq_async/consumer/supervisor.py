@@ -45,11 +45,10 @@ class Supervisor:
         return task
 
     async def close(self) -> None:
-        """Cancels all tasks but the current one, and waits until they have ended."""
-        tasks = [task for task in self._tasks if task is not asyncio.current_task()]
-        for task in tasks:
-            task.cancel()
-        if tasks:
+        """Cancels all tasks but the current one, those too that start meanwhile, and waits until they have ended."""
+        while tasks := [task for task in self._tasks if task is not asyncio.current_task()]:
+            for task in tasks:
+                task.cancel()
             await asyncio.wait(tasks)
 
     def is_ending(self) -> bool:

@@ -20,7 +20,7 @@ from rmq_protocol.pop_handles import can_be_gathered
 from ... import machine
 from ..._backoff import Backoff
 from ..._text import printable
-from ...errors import BrokerError, RocketMQError
+from ...errors import BrokerError, ClientStateError, RocketMQError
 from .lease import Lease
 from .requests import Requests
 
@@ -82,9 +82,14 @@ class Acks:
         """Number of acknowledgements that have not ended."""
         return sum(line.pending for line in self._lines.values())
 
+    def close(self) -> None:
+        """Gives up the acknowledgements that have not ended, so that no ``flush`` waits for them."""
+        for line in self._lines.values():
+            line.close()
+
     async def flush(self) -> None:
         """Sends the gathered acknowledgements, and returns when all that were added before the call have ended. Raises an error
-        for which some were given up in the meantime."""
+        for which some were given up in the meantime: ClientStateError at the end of a stop."""
         lines = [*self._lines.values()]
         with ExitStack() as hurry:
             added = [hurry.enter_context(line.hurried()) for line in lines]
@@ -160,6 +165,13 @@ class _Line:
             await self._moved.wait()
         return self._lost_by if self._losses > losses else None
 
+    def close(self) -> None:
+        if count := self.pending:
+            self._gathered.clear()
+            self._acks.lost += count
+            text = f"the consumer was stopped before broker {printable(self._broker)} had answered {count} acknowledgements"
+            self._given_up(ClientStateError(f"{text}; the messages may be delivered again", broker=self._broker))
+
     async def run(self) -> None:
         """Sends acknowledgements; never returns."""
         while True:
@@ -224,11 +236,15 @@ class _Line:
         self._sending = [] if refused else [lease for lease in leases if lease.expires + AFTER_EXPIRY > now]
         if given_up := len(leases) - len(self._sending):
             acks.lost += given_up
-            self._losses += 1
-            self._lost_by = error
+            self._given_up(error)
             logger.warning(
                 "%d acknowledgements to broker %s were given up, so the messages may be delivered again: %s",
                 given_up,
                 self._broker,
                 text,
             )
+
+    def _given_up(self, error: RocketMQError) -> None:
+        self._losses += 1
+        self._lost_by = error
+        self._moved.set()

@@ -228,8 +228,9 @@ class PopSession:
             steps.push_async_callback(self.attached.end_traces, end)
             steps.push_async_callback(self.requests.close)
             steps.push_async_callback(self._cut_off, end)
-            steps.callback(self.give_backs.close)
+            steps.callback(self.core.acks.close)
             steps.push_async_callback(self.supervisor.close)
+            steps.callback(self.give_backs.close)
 
     async def _cut_off(self, end: float) -> None:
         await self.calls.cut_off(max(end - machine.monotonic(), 0.0))

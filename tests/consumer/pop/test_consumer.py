@@ -13,6 +13,7 @@ import pytest
 from rmq_async import (
     Admin,
     Batch,
+    ClientStateError,
     ConfigError,
     DeadLetter,
     Hook,
@@ -156,6 +157,27 @@ async def test_stop_waits_for_running_handlers_and_acknowledges() -> None:
             await asyncio.wait_for(begun.wait(), 5)
         assert seen.bodies == {b"1": 1}
         assert server.in_flight("g") == []
+
+
+async def test_stop_ends_a_commit_that_waits_for_a_silent_broker() -> None:
+    async with EmbeddedRocketMQ() as server:
+        await create(server.namesrv)
+        handled = asyncio.Event()
+
+        async def handle(_: MessageExt) -> None:
+            server.stall()
+            handled.set()
+
+        consumer = popping(server, handle)
+        await consumer.start()
+        await send(server.namesrv, b"1")
+        await handled.wait()
+        commit = asyncio.ensure_future(consumer.commit())
+        await asyncio.sleep(0.1)
+        await consumer.stop(2.0)
+        with pytest.raises(ClientStateError, match="had answered 1 acknowledgements"):
+            await asyncio.wait_for(commit, 60)
+        server.resume()
 
 
 async def test_leases_of_long_calls_are_extended() -> None:
