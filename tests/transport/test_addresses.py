@@ -119,7 +119,7 @@ async def test_connection_of_a_cancelled_connect_is_dropped(turns: int) -> None:
 
 @pytest.mark.parametrize("addresses", [["good", "bad"], ["bad", "good"]])
 async def test_connection_beside_an_error_is_the_first(addresses: list[str]) -> None:
-    """Not a connection that nobody closes, where another attempt fails with an unexpected error in the same turn."""
+    """It is not left open where another attempt fails with an unexpected error in the same turn."""
     gate = asyncio.Event()
 
     async def connect(address: str) -> str:
