@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from time import monotonic
 from typing import Any
 
-from rmq_async import ClientConfig, Message, MessageQueue, Producer
+from rmq_async import ClientConfig, Message, MessageQueue, Producer, machine
 from rmq_async.client.route_table import TopicRoute
 from rmq_async.producer.batching.batcher import Batcher
 from rmq_async.producer.core import ProducerCore
@@ -35,7 +35,9 @@ def messages(count: int, **options: Any) -> list[Message]:
 
 
 def producer(cluster: Cluster, group: str = "group", **options: Any) -> Producer:
-    """Not started: use it as ``async with``."""
+    """Not started: use it as ``async with``. On a real loop a call has a minute, because the test may get little of the machine."""
+    if machine.executor is None:
+        options.setdefault("timeout", 60.0)
     return Producer(group, namesrv=cluster.namesrv, **options)
 
 

@@ -17,6 +17,8 @@ from ..support.fakes import TOPIC, Cluster, refuse, silence
 from ..support.instances import client_of
 from .support import core_of, message, messages, outcomes, producer, tasks_named, until
 
+pytestmark = pytest.mark.virtual_time
+
 CALLS = 10
 
 Way = Callable[..., Awaitable[Any]]

@@ -16,6 +16,8 @@ from rmq_async.testing.simulation import Simulation
 
 from .support import core_of
 
+pytestmark = pytest.mark.virtual_time
+
 TOPIC = "T"
 QUEUE = MessageQueue(TOPIC, "broker-a", 0)
 POLL = 5.0

@@ -25,6 +25,8 @@ from ..support.calls import counted
 from ..support.fakes import TOPIC, Cluster, Sent
 from .support import producer, until
 
+pytestmark = pytest.mark.virtual_time
+
 USER = Credentials("alice", "her secret", "a token")
 EXAMPLES = settings(
     max_examples=int(os.environ.get("RMQ_FUZZ_EXAMPLES", "30")), deadline=None, suppress_health_check=[HealthCheck.too_slow]

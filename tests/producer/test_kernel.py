@@ -194,6 +194,7 @@ def test_the_second_port_is_two_below_the_first() -> None:
     assert first_port(vip_address("[::1]:10911")) == "[::1]:10911"
 
 
+@pytest.mark.virtual_time
 async def test_sends_go_to_the_second_port_and_heartbeats_to_the_first() -> None:
     async with with_second_ports(1) as (cluster, [second]), producer(cluster, vip_channel=True, topics=[TOPIC]) as sender:
         assert cluster.a.codes[RequestCode.HEART_BEAT] == 1
@@ -208,6 +209,7 @@ async def test_sends_go_to_the_second_port_and_heartbeats_to_the_first() -> None
         assert result.queue.broker_name == "a"
 
 
+@pytest.mark.virtual_time
 @pytest.mark.parametrize("name", ["send", "send_async"])
 async def test_retries_go_to_the_second_port_of_the_other_broker(name: str) -> None:
     async with with_second_ports(2) as (cluster, seconds), producer(cluster, vip_channel=True, timeout=1.0) as sender:
@@ -220,6 +222,7 @@ async def test_retries_go_to_the_second_port_of_the_other_broker(name: str) -> N
         assert not any(broker.codes[RequestCode.SEND_MESSAGE_V2] for broker in cluster.brokers)
 
 
+@pytest.mark.virtual_time
 async def test_a_new_route_leads_to_a_second_port_too() -> None:
     async with with_second_ports(2) as (cluster, seconds):
         cluster.name_server.routes[TOPIC] = cluster.route(cluster.a)
@@ -231,6 +234,7 @@ async def test_a_new_route_leads_to_a_second_port_too() -> None:
         assert [second.codes[RequestCode.SEND_MESSAGE_V2] for second in seconds] == [1, 1]
 
 
+@pytest.mark.virtual_time
 async def test_lost_second_port_refreshes_all_routes() -> None:
     async with with_second_ports(1) as (cluster, _):
         cluster.name_server.routes["other"] = cluster.route()

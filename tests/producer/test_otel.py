@@ -10,6 +10,7 @@ import pytest
 from opentelemetry import baggage, context
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -22,6 +23,8 @@ from rmq_async.otel import OpenTelemetryHook, context_of
 from ..support.fakes import TOPIC, Cluster, cut, each, refuse, silence, stored
 from .support import message, messages, outcomes, producer, until
 
+pytestmark = pytest.mark.virtual_time
+
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
@@ -31,10 +34,11 @@ class Telemetry:
     def __init__(self) -> None:
         self.exporter = InMemorySpanExporter()
         self.reader = InMemoryMetricReader()
-        provider = TracerProvider()
+        nothing = Resource.get_empty()  # what is found out by default, it asks in threads
+        provider = TracerProvider(resource=nothing)
         provider.add_span_processor(SimpleSpanProcessor(self.exporter))
         self.tracer = provider.get_tracer("test")
-        self.meters = MeterProvider(metric_readers=[self.reader])
+        self.meters = MeterProvider(metric_readers=[self.reader], resource=nothing)
         self.hook = OpenTelemetryHook(provider, self.meters)
 
     @property
@@ -167,6 +171,7 @@ async def test_what_fails_says_so(telemetry: Telemetry) -> None:
             await outcomes(sending)
             cluster.name_server.routes["nowhere"] = cluster.route()
             await cluster.a.stop()
+            await until(lambda: not sender.health().brokers["a"].connected)
             await outcomes(sender.send(message(), timeout=0.3))
     recorded = [
         (span.attributes["error.type"], span.attributes["rmq_async.maybe_stored"])

@@ -54,7 +54,7 @@ class Sender:
 
     plain = False
 
-    def __init__(self, connection: Connection, *, window: int = 8192, timeout: float = 3.0) -> None:
+    def __init__(self, connection: Connection, *, window: int = 8192, timeout: float = 60.0) -> None:
         self.connection = connection
         self.window = window
         self.timeout = timeout

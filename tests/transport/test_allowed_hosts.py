@@ -65,10 +65,10 @@ def test_several_ways_to_write_the_same_are_equal_settings() -> None:
 async def test_a_host_that_is_not_allowed_is_not_connected_to() -> None:
     async with Peer() as peer, pool_of(allowed_broker_hosts=["10.0.0.0/8", "localhost"]) as pool:
         with pytest.raises(ConnectError, match=r"allowed_broker_hosts does not allow 127\.0\.0\.1") as caught:
-            await pool.connect(peer.address, 5)
+            await pool.connect(peer.address, 60)
         assert caught.value.address == peer.address
         assert not peer.links
-        assert (await (await pool.connect(f"localhost:{peer.port}", 5)).request(ping(b"1"), 5)).body == b"1"
+        assert (await (await pool.connect(f"localhost:{peer.port}", 60)).request(ping(b"1"), 60)).body == b"1"
 
 
 async def test_the_configured_name_servers_are_always_allowed_and_nothing_else_on_their_hosts() -> None:
@@ -77,6 +77,6 @@ async def test_the_configured_name_servers_are_always_allowed_and_nothing_else_o
         Peer() as other,
         pool_of(namesrv=name_server.address, allowed_broker_hosts=["10.0.0.0/8"]) as pool,
     ):
-        assert (await pool.connect(name_server.address, 5)).is_open
+        assert (await pool.connect(name_server.address, 60)).is_open
         with pytest.raises(ConnectError, match="allowed_broker_hosts"):
-            await pool.connect(other.address, 5)
+            await pool.connect(other.address, 60)

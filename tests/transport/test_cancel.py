@@ -34,16 +34,17 @@ async def cancelled_after(steps: int, call: Callable[[], Awaitable[Any]]) -> boo
 async def test_cancelling_a_request_at_any_step_leaves_nothing() -> None:
     async with Peer(echo) as peer, connect(peer) as connection:
         steps = 0
-        while await cancelled_after(steps, lambda: connection.request(ping(b"m"), 5)):
+        while await cancelled_after(steps, lambda: connection.request(ping(b"m"), 60)):
             assert connection.pending == 0
             steps += 1
             assert steps < 200
         assert steps > 2
-        assert (await connection.request(ping(b"after"), 1)).body == b"after"
+        assert (await connection.request(ping(b"after"), 60)).body == b"after"
         assert connection.strays <= peer.received
         assert connection.pending == 0
 
 
+@pytest.mark.virtual_time
 async def test_cancelling_a_request_as_it_times_out_leaves_nothing() -> None:
     async with Peer(silence) as peer, connect(peer) as connection:
         for delay in range(8):
@@ -72,12 +73,12 @@ async def test_cancelling_a_connect_at_any_step_leaves_nothing_and_stops_no_call
     steps, going = 0, True
     while going:
         async with Peer() as peer, pool_of() as pool:
-            other = asyncio.ensure_future(pool.connect(peer.address, 5)) if steps % 2 else None
-            going = await cancelled_after(steps, lambda pool=pool, peer=peer: pool.connect(peer.address, 5))
+            other = asyncio.ensure_future(pool.connect(peer.address, 60)) if steps % 2 else None
+            going = await cancelled_after(steps, lambda pool=pool, peer=peer: pool.connect(peer.address, 60))
             if other is not None:
                 assert (await other).is_open
-            connection = await pool.connect(peer.address, 5)
-            assert (await connection.request(ping(b"m"), 1)).body == b"m"
+            connection = await pool.connect(peer.address, 60)
+            assert (await connection.request(ping(b"m"), 60)).body == b"m"
             assert len(peer.links) == 1, "the connect goes on for the next caller"
         steps += 1
         assert steps < 200
@@ -90,7 +91,7 @@ async def test_cancelling_a_refused_connect_at_any_step_leaves_nothing() -> None
     while going:
         async with pool_of() as pool:
             try:
-                going = await cancelled_after(steps, lambda pool=pool: pool.connect(address, 5))
+                going = await cancelled_after(steps, lambda pool=pool: pool.connect(address, 60))
             except ConnectError:
                 going = False
         steps += 1
@@ -100,7 +101,7 @@ async def test_cancelling_a_refused_connect_at_any_step_leaves_nothing() -> None
 
 async def close_after(steps: int, pool: ConnectionPool, address: str) -> bool:
     """Whether a connect was still under way when the pool was closed after ``steps``."""
-    task = asyncio.ensure_future(pool.connect(address, 5))
+    task = asyncio.ensure_future(pool.connect(address, 60))
     await spin(steps)
     done = task.done()
     await pool.aclose()
@@ -127,9 +128,9 @@ async def test_closing_the_pool_at_any_step_of_a_connect_leaves_no_socket() -> N
 async def test_cancelling_aclose_at_any_step_leaves_nothing() -> None:
     for steps in range(12):
         async with Peer(silence) as peer, pool_of() as pool:
-            connection = await pool.connect(peer.address, 5)
-            request = asyncio.ensure_future(connection.request(ping(), 5))
-            connecting = asyncio.ensure_future(pool.connect("127.0.0.1:1", 5))
+            connection = await pool.connect(peer.address, 60)
+            request = asyncio.ensure_future(connection.request(ping(), 60))
+            connecting = asyncio.ensure_future(pool.connect("127.0.0.1:1", 60))
             await spin(steps % 4)
             task = asyncio.ensure_future(pool.aclose(0.001 * steps))
             await spin(steps)

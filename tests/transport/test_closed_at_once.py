@@ -15,11 +15,11 @@ async def test_connect_after_early_close() -> None:
     """The connect task has ended, its callbacks have not run, and the end of the stream has been read."""
     made: list[Connection] = []
     async with Peer(keep=False) as peer, pool_of(callbacks={"on_connected": made.append}) as pool:
-        first = asyncio.ensure_future(pool.connect(peer.address, 5))
+        first = asyncio.ensure_future(pool.connect(peer.address, 60))
         while not made:
             await asyncio.sleep(0)
         made[0].eof_received()
         with unblocked():
-            second = await pool.connect(peer.address, 5)
+            second = await pool.connect(peer.address, 60)
         assert second.is_open
         assert await first is second

@@ -25,7 +25,7 @@ async def test_answer_above_max_frame_size_fails_its_request_only() -> None:
             echo(link, request)
 
     async with Peer(answer) as peer, connect(peer, max_frame_size=LIMIT) as connection:
-        calls = [connection.request(ping(body), 5) for body in (b"1", b"large", b"2", b"large", b"3")]
+        calls = [connection.request(ping(body), 60) for body in (b"1", b"large", b"2", b"large", b"3")]
         first, large, second, *_, third = await asyncio.gather(*calls, return_exceptions=True)
         assert [answer.body for answer in (first, second, third)] == [b"1", b"2", b"3"]
         assert isinstance(large, FrameTooLargeError)
@@ -53,7 +53,7 @@ async def test_answer_above_max_frame_size_without_a_request_is_dropped() -> Non
         echo(link, request)
 
     async with Peer(answer) as peer, connect(peer, max_frame_size=LIMIT) as connection:
-        assert (await connection.request(ping(b"m"), 5)).body == b"m"
+        assert (await connection.request(ping(b"m"), 60)).body == b"m"
         assert connection.strays == 1
 
 
@@ -82,5 +82,5 @@ async def test_request_of_the_server_above_max_frame_size_is_refused() -> None:
 async def test_frame_that_cannot_be_attributed_closes_the_connection(first: bytes) -> None:
     async with Peer(lambda link, request: link.write(first)) as peer, connect(peer, max_frame_size=LIMIT) as connection:
         with pytest.raises(ConnectionLostError, match=r"frame|header"):
-            await connection.request(ping(b"m"), 5)
+            await connection.request(ping(b"m"), 60)
         assert not connection.is_open

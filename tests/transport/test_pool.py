@@ -30,7 +30,7 @@ from .support import free_port, ping, pool_of, spin, until
 
 async def test_500_callers_share_one_connect() -> None:
     async with Peer() as peer, pool_of() as pool:
-        connections = await asyncio.gather(*[pool.connect(peer.address, 5) for _ in range(500)])
+        connections = await asyncio.gather(*[pool.connect(peer.address, 60) for _ in range(500)])
         assert len(set(connections)) == 1
         assert len(peer.links) == 1
         assert pool.get(peer.address) is connections[0]
@@ -40,14 +40,14 @@ async def test_500_callers_share_one_connect() -> None:
 
 async def test_each_address_has_its_own_connection() -> None:
     async with Peer() as one, Peer() as two, pool_of() as pool:
-        first, second = await asyncio.gather(pool.connect(one.address, 5), pool.connect(two.address, 5))
+        first, second = await asyncio.gather(pool.connect(one.address, 60), pool.connect(two.address, 60))
         assert (first.address, second.address) == (one.address, two.address)
         assert "2 open" in repr(pool)
 
 
 async def test_one_caller_that_gives_up_stops_no_other() -> None:
     async with Peer() as peer, pool_of() as pool:
-        callers = [asyncio.ensure_future(pool.connect(peer.address, 5)) for _ in range(3)]
+        callers = [asyncio.ensure_future(pool.connect(peer.address, 60)) for _ in range(3)]
         await spin()
         callers[0].cancel()
         assert (await callers[1]) is (await callers[2])
@@ -59,7 +59,7 @@ async def test_one_caller_that_gives_up_stops_no_other() -> None:
 async def test_a_refused_connect_is_reported_to_each_caller() -> None:
     address = f"127.0.0.1:{free_port()}"
     async with pool_of() as pool:
-        errors = await asyncio.gather(*[pool.connect(address, 5) for _ in range(5)], return_exceptions=True)
+        errors = await asyncio.gather(*[pool.connect(address, 60) for _ in range(5)], return_exceptions=True)
         assert len({id(error) for error in errors}) == 5
         for error in errors:
             assert isinstance(error, ConnectError)
@@ -101,7 +101,7 @@ async def test_a_connect_without_an_answer_leaves_no_socket() -> None:
 async def test_an_address_that_cannot_be_is_a_connect_error(address: str) -> None:
     async with pool_of() as pool:
         with pytest.raises(ConnectError):
-            await pool.connect(address, 5)
+            await pool.connect(address, 60)
 
 
 def test_addresses() -> None:
@@ -112,11 +112,11 @@ def test_addresses() -> None:
 
 async def test_names_and_ipv6() -> None:
     async with Peer() as four, Peer(host="::1") as six, pool_of() as pool:
-        named = await pool.connect(f"localhost:{four.port}", 5)
-        assert (await named.request(ping(b"4"), 2)).body == b"4"
+        named = await pool.connect(f"localhost:{four.port}", 60)
+        assert (await named.request(ping(b"4"), 60)).body == b"4"
         assert named.local_ip == "127.0.0.1"
-        connection = await pool.connect(six.address, 5)
-        assert (await connection.request(ping(b"6"), 2)).body == b"6"
+        connection = await pool.connect(six.address, 60)
+        assert (await connection.request(ping(b"6"), 60)).body == b"6"
         assert connection.local_ip == "::1"
 
 
@@ -130,8 +130,8 @@ async def test_a_name_with_several_addresses_is_tried_through(monkeypatch: pytes
 
         if type(loop).__module__.startswith("asyncio"):
             monkeypatch.setattr(loop, "getaddrinfo", look_up)
-        connection = await pool.connect(f"localhost:{peer.port}", 5)
-        assert (await connection.request(ping(b"m"), 2)).body == b"m"
+        connection = await pool.connect(f"localhost:{peer.port}", 60)
+        assert (await connection.request(ping(b"m"), 60)).body == b"m"
 
 
 async def test_listeners_are_called_for_each_connection() -> None:
@@ -142,8 +142,8 @@ async def test_listeners_are_called_for_each_connection() -> None:
     }
     async with Peer() as peer, pool_of(callbacks=callbacks) as pool:
         for _ in range(2):
-            connection = await pool.connect(peer.address, 5)
-            await connection.request(ping(), 1)
+            connection = await pool.connect(peer.address, 60)
+            await connection.request(ping(), 60)
             peer.link.close()
             await connection.closed
         assert events == [("connected", True), ("closed", False)] * 2
@@ -151,7 +151,7 @@ async def test_listeners_are_called_for_each_connection() -> None:
 
 async def test_a_lost_connection_is_forgotten_before_its_requests_fail() -> None:
     async with Peer(silence) as peer, pool_of() as pool:
-        connection = await pool.connect(peer.address, 5)
+        connection = await pool.connect(peer.address, 60)
         seen: list[object] = []
 
         class Retrying:
@@ -174,7 +174,7 @@ async def test_a_pool_hands_the_servers_requests_to_its_handler() -> None:
         return response(command, code=9, body=connection.address.encode())
 
     async with Peer() as peer, pool_of(callbacks={"on_request": handle}) as pool:
-        await pool.connect(peer.address, 5)
+        await pool.connect(peer.address, 60)
         link = await peer.accepted()
         link.ask(RemotingCommand(code=40, opaque=1))
         await until(lambda: link.requests)
@@ -183,24 +183,25 @@ async def test_a_pool_hands_the_servers_requests_to_its_handler() -> None:
 
 async def test_a_closed_connection_is_made_again_and_opaques_do_not_mix() -> None:
     async with Peer(silence) as peer, pool_of() as pool:
-        first = await pool.connect(peer.address, 5)
-        lost = asyncio.ensure_future(first.request(ping(b"old"), 5))
+        first = await pool.connect(peer.address, 60)
+        lost = asyncio.ensure_future(first.request(ping(b"old"), 60))
         await until(lambda: peer.received == 1)
         peer.link.close()
         with pytest.raises(ConnectionLostError):
             await lost
         peer.answer = echo
-        second = await pool.connect(peer.address, 5)
+        second = await pool.connect(peer.address, 60)
         assert second is not first
-        assert (await second.request(ping(b"new"), 1)).body == b"new"
+        assert (await second.request(ping(b"new"), 60)).body == b"new"
 
 
+@pytest.mark.virtual_time
 async def test_500_callers_during_a_flapping_peer_all_end() -> None:
     async def call() -> None:
         for _ in range(5):
             try:
-                connection = await pool.connect(peer.address, 1)
-                await connection.request(ping(), 1)
+                connection = await pool.connect(peer.address, 60)
+                await connection.request(ping(), 60)
             except (ConnectionLostError, ConnectError, RequestTimeoutError):
                 pass
 
@@ -230,12 +231,12 @@ async def test_connection_settings_follow_config(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(pool_module, "Connection", made)
     async with Peer() as peer, pool_of(request_timeout=30, serialize_type="rocketmq", max_frame_size=2048) as pool:
-        connection = await pool.connect(peer.address, 5)
+        connection = await pool.connect(peer.address, 60)
         assert connection.serialize_type == SerializeType.ROCKETMQ
         with pytest.raises(FrameTooLargeError, match="max_frame_size=2048"):
-            await connection.request(ping(bytes(2048)), 1)
+            await connection.request(ping(bytes(2048)), 60)
     async with Peer() as peer, pool_of(request_timeout=0.1) as pool:
-        await pool.connect(peer.address, 5)
+        await pool.connect(peer.address, 60)
     assert silences == [60, 10]
 
 

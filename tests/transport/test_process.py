@@ -30,13 +30,13 @@ FORK = """
 async def main():
     async with Peer() as peer:
         pool = ConnectionPool(ClientConfig())
-        connection = await pool.connect(peer.address, 5)
+        connection = await pool.connect(peer.address, 60)
         for fork in range(2):
             read, write = os.pipe()
             pid = os.fork()
             if pid == 0:
                 outcomes = []
-                for call in (pool.connect(peer.address, 1), pool.connect("127.0.0.1:1", 1), pool.aclose()):
+                for call in (pool.connect(peer.address, 60), pool.connect("127.0.0.1:1", 60), pool.aclose()):
                     try:
                         call.send(None)
                         outcomes.append("went on")
@@ -48,7 +48,7 @@ async def main():
             outcomes = json.loads(os.read(read, 1000))
             os.close(read)
             os.close(write)
-            answer = await connection.request(RemotingCommand(code=34, body=b"parent"), 2)
+            answer = await connection.request(RemotingCommand(code=34, body=b"parent"), 60)
             print(json.dumps([outcomes, answer.body.decode(), connection.is_open, len(peer.links)]))
         await pool.aclose()
 run(main)
@@ -58,7 +58,7 @@ FORGOTTEN = """
 listener = socket.create_server(("127.0.0.1", 0))
 async def main():
     pool = ConnectionPool(ClientConfig())
-    await pool.connect(f"127.0.0.1:{listener.getsockname()[1]}", 5)
+    await pool.connect(f"127.0.0.1:{listener.getsockname()[1]}", 60)
 run(main)
 gc.collect()
 listener.close()

@@ -38,7 +38,7 @@ async def test_answers_in_any_order_reach_their_own_request() -> None:
 
     async with Peer(answer) as peer, connect(peer) as connection:
         bodies = [b"%d" % number for number in range(1000)]
-        answers = await asyncio.gather(*[connection.request(ping(body), 5) for body in bodies])
+        answers = await asyncio.gather(*[connection.request(ping(body), 60) for body in bodies])
         assert [answer.body for answer in answers] == bodies
         assert connection.strays == 0
 
@@ -47,7 +47,7 @@ async def test_answers_in_any_order_reach_their_own_request() -> None:
 @pytest.mark.parametrize("own", list(SerializeType))
 async def test_answers_are_read_in_either_form_after_any_request(own: SerializeType, form: SerializeType) -> None:
     async with Peer(form=form) as peer, connect(peer, serialize_type=own) as connection:
-        answer = await connection.request(ping(b"x"), 2)
+        answer = await connection.request(ping(b"x"), 60)
         assert (answer.code, answer.body) == (0, b"x")
         peer.answer = stored
         reply = await Sender(connection).send(b"id-1")
@@ -60,7 +60,7 @@ async def test_any_response_code_is_an_answer() -> None:
         link.reply(request, code=ResponseCode.SYSTEM_BUSY, remark="too busy")
 
     async with Peer(refuse) as peer, connect(peer) as connection:
-        answer = await connection.request(ping(), 2)
+        answer = await connection.request(ping(), 60)
         assert (answer.code, answer.remark) == (ResponseCode.SYSTEM_BUSY, "too busy")
         reply = await Sender(connection).send(b"m")
         assert (reply.code, reply.remark, reply.extFields) == (ResponseCode.SYSTEM_BUSY, "too busy", None)
@@ -69,7 +69,7 @@ async def test_any_response_code_is_an_answer() -> None:
 async def test_a_send_and_a_general_request_each_get_their_kind_of_answer() -> None:
     async with Peer(stored) as peer, connect(peer) as connection:
         sent = Sender(connection).submit(b"first")
-        general = await connection.request(ping(b"second"), 2)
+        general = await connection.request(ping(b"second"), 60)
         assert general.ext_fields == {"msgId": "second", "queueId": "1", "queueOffset": "7"}
         reply = await sent
         assert reply.extFields is not None
@@ -112,7 +112,7 @@ async def test_a_second_answer_to_the_same_request_is_dropped() -> None:
 
     async with Peer(twice) as peer, connect(peer) as connection:
         for number in range(10):
-            assert (await connection.request(ping(b"%d" % number), 2)).code == 0
+            assert (await connection.request(ping(b"%d" % number), 60)).code == 0
         assert connection.strays == 10
 
 
@@ -128,11 +128,11 @@ async def test_strays_are_counted_and_leave_no_memory() -> None:
         echo(link, request)
 
     async with Peer(flood) as peer, connect(peer) as connection:
-        await connection.request(ping(b"warm"), 10)
-        await connection.request(ping(b"warm"), 10)
+        await connection.request(ping(b"warm"), 60)
+        await connection.request(ping(b"warm"), 60)
         before = rss()
-        await connection.request(ping(b"1"), 10)
-        await connection.request(ping(b"2"), 10)
+        await connection.request(ping(b"1"), 60)
+        await connection.request(ping(b"2"), 60)
         assert connection.strays == 200_000
         assert connection.pending == 0
         assert rss() - before < 12 << 20, "100,000 of them, kept, would be five times as much"
@@ -145,14 +145,14 @@ async def test_unknown_opaques_of_any_kind_harm_no_request() -> None:
         echo(link, request)
 
     async with Peer(answer) as peer, connect(peer) as connection:
-        assert (await connection.request(ping(b"mine"), 2)).body == b"mine"
+        assert (await connection.request(ping(b"mine"), 60)).body == b"mine"
         assert connection.strays == 6
 
 
 async def test_opaques_wrap_within_width() -> None:
     async with Peer() as peer, connect(peer) as connection:
         connection.requests.opaques = iter(range(LAST_OPAQUE - 1, LAST_OPAQUE + 1))  # the last two
-        answers = await asyncio.gather(*[connection.request(ping(b"%d" % number), 2) for number in range(5)])
+        answers = await asyncio.gather(*[connection.request(ping(b"%d" % number), 60) for number in range(5)])
         assert [answer.opaque for answer in answers] == [
             LAST_OPAQUE - 1, LAST_OPAQUE, FIRST_OPAQUE, FIRST_OPAQUE + 1, FIRST_OPAQUE + 2,
         ]  # fmt: skip
@@ -202,7 +202,7 @@ async def test_oldest_request_of_owner_found_without_scan() -> None:
 async def test_the_callers_command_is_not_touched() -> None:
     command = ping(b"body")
     async with Peer() as peer, connect(peer) as connection:
-        await connection.request(command, 2)
+        await connection.request(command, 60)
         assert command == ping(b"body")
         assert peer.requests[0].body == b"body"
 
@@ -212,13 +212,13 @@ async def test_frames_that_dribble_in_are_put_together() -> None:
         link.dribble(frame(response(request)), 0.0)
 
     async with Peer(answer) as peer, connect(peer) as connection:
-        assert (await connection.request(ping(b"drop by drop"), 2)).body == b"drop by drop"
+        assert (await connection.request(ping(b"drop by drop"), 60)).body == b"drop by drop"
 
 
 async def test_large_bodies_pass_both_ways() -> None:
     body = random.randbytes(4 << 20)
     async with Peer() as peer, connect(peer) as connection:
-        answers = await asyncio.gather(*[connection.request(ping(body), 5) for _ in range(4)])
+        answers = await asyncio.gather(*[connection.request(ping(body), 60) for _ in range(4)])
         assert all(answer.body == body for answer in answers)
 
 

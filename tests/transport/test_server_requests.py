@@ -53,7 +53,7 @@ async def test_a_request_of_the_server_with_an_opaque_of_ours_is_no_answer() -> 
         echo(link, request)
 
     async with Peer(answer) as peer, connect(peer) as connection:
-        assert (await connection.request(ping(b"m"), 1)).body == b"m"
+        assert (await connection.request(ping(b"m"), 60)).body == b"m"
         sent = Sender(connection).submit(b"s")
         assert (await sent).code == 0
         await until(lambda: len(peer.requests) == 4)
@@ -70,7 +70,7 @@ async def test_a_handler_that_raises_is_reported_and_answered(loop_errors: list[
         link.ask(RemotingCommand(code=40, opaque=5))
         link.ask(RemotingCommand(code=40, opaque=6, flag=2))
         link.ask(RemotingCommand(code=40, opaque=7, body=b"unencodable"))
-        assert (await connection.request(ping(b"m"), 1)).body == b"m", "the connection lives on"
+        assert (await connection.request(ping(b"m"), 60)).body == b"m", "the connection lives on"
         await until(lambda: len(link.requests) == 3)
         answers = [request for request in link.requests if request.is_response]
         assert [(answer.opaque, answer.code, answer.remark) for answer in answers] == [
@@ -174,7 +174,7 @@ async def test_an_awaitable_that_raises_is_reported_and_answered(loop_errors: li
         assert [(answer.opaque, answer.code, answer.remark) for answer in link.requests] == [
             (8, 1, "TypeError"), (5, 1, "ZeroDivisionError"), (6, 1, "CancelledError"), (7, 1, "LocalProtocolError"),
         ]  # fmt: skip
-        assert (await connection.request(ping(b"m"), 1)).body == b"m", "the connection lives on"
+        assert (await connection.request(ping(b"m"), 60)).body == b"m", "the connection lives on"
     assert len(loop_errors) == 4
     loop_errors.clear()
 
@@ -254,12 +254,12 @@ async def test_closing_a_pool_waits_for_what_cancelled_awaitables_still_do() -> 
         try:
             await asyncio.sleep(100)
         finally:
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0.01)
             steps.append("ended")
         return response(command)
 
     async with Peer(silence) as peer, pool_of(callbacks={"on_request": lambda _, command: answer(command)}) as connections:
-        await connections.connect(peer.address, 1)
+        await connections.connect(peer.address, 60)
         (await peer.accepted()).ask(RemotingCommand(code=307))
         await until(lambda: steps == ["started"])
         await connections.aclose()

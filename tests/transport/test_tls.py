@@ -12,7 +12,6 @@ import threading
 import warnings
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
-from time import monotonic
 from typing import Any
 
 import pytest
@@ -21,7 +20,6 @@ import trustme
 from rmq_async.config import ClientConfig
 from rmq_async.errors import ClientStateError, ConnectError, ConnectionLostError, RequestTimeoutError, RocketMQError
 from rmq_async.transport import CloseReason, Threads, client_context
-from rmq_async.transport.tls import SHUTDOWN_TIMEOUT
 from rmq_protocol.command import RemotingCommand
 
 from ..support.fakes import Link, Peer, reset, stored
@@ -104,10 +102,10 @@ def address_of(listener: socket.socket) -> str:
 
 async def test_a_trusted_server_is_spoken_to_in_tls_1_3() -> None:
     async with Peer(tls=server()) as peer, pool_of(tls=client()) as pool:
-        connection = await pool.connect(peer.address, 5)
+        connection = await pool.connect(peer.address, 60)
         link = await peer.accepted()
         body = bytes(range(256)) * 8192
-        assert (await connection.request(ping(body), 5)).body == body
+        assert (await connection.request(ping(body), 60)).body == body
         assert link.transport.get_extra_info("ssl_object").version() == "TLSv1.3"
         assert connection.local_ip == HOST
 
@@ -122,7 +120,7 @@ async def test_a_context_of_ours_takes_the_systems_authorities_and_nothing_below
     assert context.check_hostname
     assert context.verify_mode is ssl.CERT_REQUIRED
     async with Peer(tls=server()) as peer, pool_of(tls=True) as pool:
-        assert (await (await pool.connect(peer.address, 5)).request(ping(b"1"), 5)).body == b"1"
+        assert (await (await pool.connect(peer.address, 60)).request(ping(b"1"), 60)).body == b"1"
 
 
 async def test_a_context_of_the_users_is_taken_as_it_is_and_without_tls_there_is_none() -> None:
@@ -135,10 +133,10 @@ async def test_a_context_of_the_users_is_taken_as_it_is_and_without_tls_there_is
 async def test_a_name_in_the_certificate_can_be_asked_for_where_routes_have_addresses() -> None:
     async with Peer(tls=server("mq.example")) as peer:
         async with pool_of(tls=client(), server_hostname="mq.example") as pool:
-            assert (await pool.connect(peer.address, 5)).is_open
+            assert (await pool.connect(peer.address, 60)).is_open
         async with pool_of(tls=client(), server_hostname="other.example") as pool:
             with pytest.raises(ConnectError, match="certificate is not accepted: Hostname mismatch"):
-                await pool.connect(peer.address, 5)
+                await pool.connect(peer.address, 60)
 
 
 @pytest.mark.parametrize(
@@ -154,7 +152,7 @@ async def test_a_name_in_the_certificate_can_be_asked_for_where_routes_have_addr
 async def test_a_server_that_cannot_be_trusted_gets_nothing_and_the_error_says_why(context: Any, reason: str) -> None:
     async with Peer(tls=context()) as peer, pool_of(tls=client()) as pool:
         with pytest.raises(ConnectError) as caught:
-            await pool.connect(peer.address, 5)
+            await pool.connect(peer.address, 60)
         assert str(caught.value) == f"cannot connect to {peer.address}: {reason_of(caught.value)}"
         assert reason in str(caught.value)
         assert caught.value.address == peer.address
@@ -188,11 +186,11 @@ def old_versions_only() -> ssl.SSLContext:
 
 async def test_unverified_needs_a_word_and_gives_one_warning(caplog: pytest.LogCaptureFixture) -> None:
     async with Peer(tls=self_signed()) as peer, pool_of(tls=True, tls_verify=False) as pool:
-        first = await pool.connect(peer.address, 5)
+        first = await pool.connect(peer.address, 60)
         first.close(CloseReason.LOCAL)
-        second = await pool.connect(peer.address, 5)
+        second = await pool.connect(peer.address, 60)
         assert second is not first
-        assert (await second.request(ping(b"1"), 5)).body == b"1"
+        assert (await second.request(ping(b"1"), 60)).body == b"1"
     warned = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     assert len(warned) == 1
     assert "tls_verify=False" in warned[0]
@@ -213,19 +211,19 @@ async def test_a_server_without_tls_is_never_spoken_to_in_plain() -> None:
         for reason in ("the server does not speak TLS", "closed the connection during the TLS handshake; it may not speak TLS"):
             async with pool_of(tls=client()) as pool:
                 with pytest.raises(ConnectError, match=reason):
-                    await pool.connect(address, 5)
+                    await pool.connect(address, 60)
     assert len(seen) == 2
     assert all(first[:1] == b"\x16" for first in seen)  # a TLS handshake record
     with pytest.raises(ConnectError, match="Connection refused"):
         async with pool_of(tls=client()) as pool:
-            await pool.connect(address, 5)
+            await pool.connect(address, 60)
 
 
 async def test_a_client_without_tls_learns_that_the_connection_closed() -> None:
     async with Peer(tls=server()) as peer, pool_of() as pool:
-        connection = await pool.connect(peer.address, 5)
+        connection = await pool.connect(peer.address, 60)
         with pytest.raises(RocketMQError) as caught:
-            await connection.request(ping(), 5)
+            await connection.request(ping(), 60)
         assert not isinstance(caught.value, RequestTimeoutError)
 
 
@@ -233,13 +231,13 @@ async def test_a_server_of_old_versions_only_is_refused() -> None:
     with openssl_server(old_versions_only()) as (address, received):
         async with pool_of(tls=client()) as pool:
             with pytest.raises(ConnectError, match=r"TLS failed .*(PROTOCOL_VERSION|legacy sigalg)"):
-                await pool.connect(address, 5)
+                await pool.connect(address, 60)
     assert not received
 
 
 async def test_mutual_tls_shows_the_clients_certificate() -> None:
     async with Peer(tls=demanding()) as peer, pool_of(tls=client(certificate=True)) as pool:
-        assert (await (await pool.connect(peer.address, 5)).request(ping(b"1"), 5)).body == b"1"
+        assert (await (await pool.connect(peer.address, 60)).request(ping(b"1"), 60)).body == b"1"
 
 
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
@@ -250,7 +248,7 @@ async def test_mutual_tls_without_a_certificate_says_so(version: ssl.TLSVersion)
         async with pool_of(tls=client()) as pool:
             # With 1.3 the handshake ends well for the client, and its first read fails.
             with pytest.raises((ConnectError, ConnectionLostError)) as caught:
-                await (await pool.connect(address, 5)).request(ping(), 5)
+                await (await pool.connect(address, 60)).request(ping(), 60)
             assert re.search("requires (one|a client's certificate)", str(caught.value))
             assert isinstance(caught.value.__cause__, ssl.SSLError)
             assert isinstance(caught.value, ConnectError) == (version is ssl.TLSVersion.TLSv1_2)
@@ -261,10 +259,10 @@ async def test_mutual_tls_without_a_certificate_says_so(version: ssl.TLSVersion)
 async def test_a_server_that_leaves_right_after_the_handshake_is_reported_as_such() -> None:
     async with Peer(reset, tls=server()) as peer, pool_of(tls=client()) as pool:
         with pytest.raises(ConnectionLostError, match="right after the TLS handshake: the server may want a client's certif"):
-            await (await pool.connect(peer.address, 5)).request(ping(), 5)
+            await (await pool.connect(peer.address, 60)).request(ping(), 60)
     async with Peer(reset) as peer, pool_of() as pool:
         with pytest.raises(ConnectionLostError) as caught:
-            await (await pool.connect(peer.address, 5)).request(ping(), 5)
+            await (await pool.connect(peer.address, 60)).request(ping(), 60)
         assert "TLS" not in str(caught.value)
 
 
@@ -274,23 +272,21 @@ async def test_a_certificate_of_an_unknown_authority_is_refused_by_the_server() 
     with openssl_server(demanding()) as (address, received):
         async with pool_of(tls=shown) as pool:
             with pytest.raises(ConnectionLostError, match=r"refuses this client's certificate.*UNKNOWN_CA"):
-                await (await pool.connect(address, 5)).request(ping(), 5)
+                await (await pool.connect(address, 60)).request(ping(), 60)
     assert not received
 
 
 async def test_a_silent_handshake_ends_with_the_connect_timeout() -> None:
     with deaf_server() as listener:
-        async with pool_of(tls=client(), connect_timeout=0.1) as pool:
-            begin = monotonic()
-            with pytest.raises(ConnectError, match=r"within 0.1 s"):
-                await pool.connect(address_of(listener), 5)
-            assert monotonic() - begin < 2
+        async with pool_of(tls=client(), connect_timeout=0.04) as pool:
+            with pytest.raises(ConnectError, match=r"within 0\.04 s"):
+                await pool.connect(address_of(listener), 60)
 
 
 async def test_stopping_in_a_handshake_leaves_nothing() -> None:
     with deaf_server() as listener:
         async with pool_of(tls=client()) as pool:
-            waiting = asyncio.ensure_future(pool.connect(address_of(listener), 5))
+            waiting = asyncio.ensure_future(pool.connect(address_of(listener), 60))
             accepted, _ = await asyncio.get_running_loop().sock_accept(listener)
             with accepted:
                 await pool.aclose()
@@ -300,7 +296,7 @@ async def test_stopping_in_a_handshake_leaves_nothing() -> None:
 
 async def test_what_was_written_before_a_close_arrives() -> None:
     async with Peer(tls=server()) as peer, pool_of(tls=client()) as pool:
-        connection = await pool.connect(peer.address, 5)
+        connection = await pool.connect(peer.address, 60)
         for _ in range(10):
             connection.requests.submit_oneway(FRAME, lambda cost: None, 1)
         connection.requests.submit_oneway(bytes_of(200_000), lambda cost: None, 1)
@@ -319,12 +315,10 @@ def bytes_of(size: int) -> bytes:
 
 async def test_a_peer_that_says_no_goodbye_holds_up_no_close() -> None:
     async with Peer(tls=server()) as peer, pool_of(tls=client()) as pool:
-        await pool.connect(peer.address, 5)
+        await pool.connect(peer.address, 60)
         link = await peer.accepted()
         link.transport.pause_reading()
-        begin = monotonic()
-        await pool.aclose()
-        assert monotonic() - begin < SHUTDOWN_TIMEOUT + 1
+        await asyncio.wait_for(pool.aclose(), 60)  # TLS is not simulated: it takes the real SHUTDOWN_TIMEOUT
 
 
 async def test_a_peer_that_ends_the_stream_or_breaks_it_ends_what_is_pending() -> None:
@@ -334,16 +328,16 @@ async def test_a_peer_that_ends_the_stream_or_breaks_it_ends_what_is_pending() -
             how(link)
 
         async with Peer(answer, tls=server()) as peer, pool_of(tls=client()) as pool:
-            connection = await pool.connect(peer.address, 5)
+            connection = await pool.connect(peer.address, 60)
             with pytest.raises(ConnectionLostError) as caught:
-                await connection.request(ping(), 5)
+                await connection.request(ping(), 60)
             assert caught.value.maybe_stored
             assert reason in (None, connection.close_reason)
 
 
 async def test_thousands_of_sends_and_a_slow_reader_lose_nothing() -> None:
     async with Peer(stored, tls=server(), keep=False) as peer, pool_of(tls=client()) as pool:
-        connection = await pool.connect(peer.address, 5)
+        connection = await pool.connect(peer.address, 60)
         sender = Sender(connection, window=256, timeout=20)
         results = [sender.submit(b"%03d" % (number % 1000) * 300) for number in range(1500)]
         link = await peer.accepted()
@@ -394,14 +388,14 @@ async def cutting(peer: Peer) -> AsyncIterator[tuple[str, list[int]]]:
 async def test_a_handshake_cut_anywhere_is_an_error_of_ours_and_leaves_nothing() -> None:
     async with Peer(tls=server()) as peer, cutting(peer) as (address, limits):
         async with pool_of(tls=client()) as pool:
-            await (await pool.connect(address, 5)).request(ping(), 5)
+            await (await pool.connect(address, 60)).request(ping(), 60)
             whole = (1 << 30) - limits[0]
         assert 1500 < whole < 10_000
         for cut in range(1, whole - 300, whole // 40):
             limits.append(cut)
             async with pool_of(tls=client()) as pool:
                 with pytest.raises((ConnectError, ConnectionLostError)):
-                    await (await pool.connect(address, 5)).request(ping(), 5)
+                    await (await pool.connect(address, 60)).request(ping(), 60)
 
 
 def test_a_context_for_servers_is_a_config_error() -> None:
@@ -412,7 +406,7 @@ def test_a_context_for_servers_is_a_config_error() -> None:
 async def test_a_connection_reset_in_the_handshake_says_what_may_be_wrong() -> None:
     with deaf_server() as listener:
         async with pool_of(tls=client()) as pool:
-            connecting = asyncio.ensure_future(pool.connect(address_of(listener), 5))
+            connecting = asyncio.ensure_future(pool.connect(address_of(listener), 60))
             accepted, _ = await asyncio.get_running_loop().sock_accept(listener)
             await asyncio.sleep(0.01)
             accepted.close()  # with the client's hello unread: a reset

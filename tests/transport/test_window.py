@@ -47,6 +47,7 @@ async def test_a_sender_with_a_wider_window_does_not_overtake_what_is_held() -> 
         await asyncio.gather(*futures, return_exceptions=True)
 
 
+@pytest.mark.virtual_time
 async def test_held_sends_time_out_as_surely_not_stored() -> None:
     async with Peer(silence) as peer, connect(peer) as connection:
         sender = Sender(connection, window=2)
@@ -161,6 +162,7 @@ async def test_control_requests_take_no_place_in_the_window() -> None:
         assert connection.requests.in_flight == 0
 
 
+@pytest.mark.virtual_time
 async def test_control_requests_pass_the_sends_that_are_held() -> None:
     async with Peer(silence) as peer, connect(peer) as connection:
         sender = Sender(connection, window=1, timeout=0.3)

@@ -149,7 +149,7 @@ async def test_a_send_does_not_wait_for_answers_to_others(waiting: int, long_pol
             stored(link, request)
 
     async with Peer(answer) as peer, connect(peer) as connection:
-        slow = [asyncio.ensure_future(connection.request(ping(b"slow"), 5, long_poll=long_poll)) for _ in range(waiting)]
+        slow = [asyncio.ensure_future(connection.request(ping(b"slow"), 60, long_poll=long_poll)) for _ in range(waiting)]
         await until(lambda: peer.received == waiting)
         sender = Sender(connection, timeout=2)
         for number in range(3):

@@ -12,6 +12,8 @@ from rmq_async.testing.simulation import Simulation
 
 from .support import COMMIT, ROLLBACK
 
+pytestmark = pytest.mark.virtual_time
+
 HALF_TOPIC = "RMQ_SYS_TRANS_HALF_TOPIC"
 
 

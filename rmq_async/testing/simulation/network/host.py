@@ -105,6 +105,7 @@ class Host(Network):
         finally:
             attempt.end()
             self._attempts.pop(attempt, None)
+            del attempt, future  # else an error that it raises would be in a cycle: error, traceback, frame, future
 
     def listen(self, loop: SimulatedLoop, factory: Factory, host: str | None, port: int) -> asyncio.AbstractServer:
         """Returns a server that listens on one address, or on all for None, "" and "0.0.0.0"; port 0 is a free one.
