@@ -24,7 +24,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from .support import canaries, compiling, held_ports, virtual_time
+from .support import canaries, compiling, held_ports
 from .support.chains import REAL_SERVERS, SPARK_CHAIN, chain_of
 
 pytest_plugins = ["pytester"]
@@ -125,6 +125,8 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, Any, Any]:
     """Fails a test that leaves the clock of its loop to the tests after it."""
+    from .support import virtual_time  # it imports the library, whose loggers get the class that is set above
+
     try:
         return (yield)
     finally:
