@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import closing
-from socket import SO_REUSEADDR, SOL_SOCKET, socket
+from socket import socket
 from time import monotonic
 
 import pytest
@@ -51,6 +51,7 @@ async def brokers_of(servers: EmbeddedRocketMQ) -> list[str]:
     return [broker.broker_addrs[0] for broker in info.broker_addr_table.values()]
 
 
+@pytest.mark.virtual_time
 @pytest.mark.parametrize("patient", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 async def test_start_at_a_broker(kind: str, patient: bool, servers: EmbeddedRocketMQ) -> None:
@@ -110,12 +111,10 @@ async def test_start_at_a_server_that_gives_no_route() -> None:
     assert not caught.value.permanent
 
 
+@pytest.mark.virtual_time
 async def test_send_when_only_brokers_come_after_the_start() -> None:
     """A client that started without a cluster waits for none where a broker comes in the place of a name server."""
-    with closing(socket()) as free:
-        free.setsockopt(SOL_SOCKET, SO_REUSEADDR, 1)
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = 9876
     async with Producer("group", namesrv=f"127.0.0.1:{port}", start_without_cluster=True, timeout=60.0) as producer:
         sending = asyncio.create_task(producer.send(Message("T", b"x")))
         await asyncio.sleep(0.1)

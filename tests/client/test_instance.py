@@ -182,6 +182,7 @@ async def test_cancelling_one_who_starts_does_not_stop_the_others(steps: int) ->
             await instance.release()
 
 
+@pytest.mark.virtual_time
 @pytest.mark.parametrize("steps", range(8))
 @pytest.mark.parametrize("patience", [0.0, 5.0])
 async def test_cancelling_a_release_closes_all_the_same(steps: int, patience: float) -> None:

@@ -188,6 +188,7 @@ async def test_topic_is_created_by_sending_on_brokers_that_a_restarted_name_serv
         assert len((await routes.get("new", 1.0, create_key="TBW102")).addresses) == 2
 
 
+@pytest.mark.virtual_time
 async def test_first_route_waits_half_a_second_for_a_silent_name_server() -> None:
     async with NameServer(BOTH, t=route()) as first, Peer(silence) as silent, table(first.address, silent.address) as routes:
         began = monotonic()

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import Awaitable, Callable
-from contextlib import closing
 from time import monotonic
 from typing import Any
 
@@ -33,18 +31,16 @@ from rmq_async.testing.scripted import routes_to
 from rmq_protocol.cluster import ClusterInfo, encode_cluster_info
 from rmq_protocol.constants import RequestCode, ResponseCode
 
+pytestmark = pytest.mark.virtual_time
+
 TOPIC = "LateTopic"
 Client = Producer | PullConsumer | Admin
 
 
 @pytest.fixture
 def port() -> int:
-    """A free port of 127.0.0.1, on which nothing listens."""
-    with closing(socket.socket()) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        probe.bind(("127.0.0.1", 0))
-        number: int = probe.getsockname()[1]
-    return number
+    """A port on which nothing listens."""
+    return 9876
 
 
 def config(port: int, **options: Any) -> ClientConfig:
@@ -166,7 +162,6 @@ async def test_calls_end_when_the_cluster_is_there(port: int) -> None:
     assert not left()
 
 
-@pytest.mark.virtual_time
 async def test_name_server_that_knows_no_broker() -> None:
     """A name server that has just started says of every topic that it does not exist: calls wait for the first broker."""
     async with EmbeddedRocketMQ() as server:

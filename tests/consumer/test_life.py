@@ -58,6 +58,7 @@ async def test_bad_names_and_unknown_options_are_refused_at_once() -> None:
         PullConsumer("g", namesrv="nonsense")
 
 
+@pytest.mark.virtual_time
 async def test_stop_ends_pulls_under_way_at_once() -> None:
     async with embedded() as (server, consumer):
         async with PullConsumer("other", client=consumer.config) as other:

@@ -70,6 +70,7 @@ class Raw(Client):
 # -- with a real producer
 
 
+@pytest.mark.virtual_time
 async def test_an_answer_in_two_halves_is_one_answer() -> None:
     script = [
         Expect(SEND, {"a": "shop", "b": "T", "e": "0", "i": mock.ANY}, body=b"paid"),
