@@ -161,13 +161,13 @@ async def test_a_signal_ends_it_with_the_figures_so_far(
     assert (ended.code, ended.err) == (code, "")
     found = result_of(ended)
     assert 0 < found["acknowledged"] == found["stored"]
-    assert 0 < found["seconds"] < 30
+    assert 0 < found["seconds"] < 600
 
 
 def test_processes_end_with_a_parent_that_is_killed(server: EmbeddedRocketMQ) -> None:
-    arguments = ("--topic", "Orphans", "--create", "--in-flight", "4", "--processes", "2", "--json", "--seconds", "20")
+    arguments = ("--topic", "Orphans", "--create", "--in-flight", "4", "--processes", "2", "--json", "--seconds", "600")
     command = [*START, "bench", *arguments, "--namesrv", server.namesrv]
     with group_of(command, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert b"progress" in process.stdout.readline()
-        assert left_after_kill(process, 8.0) == []
+        assert left_after_kill(process, 60.0) == []

@@ -8,7 +8,6 @@ import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from time import monotonic
 
 from rmq_async import Message, MessageQueue, Producer, PullConsumer, RocketMQError
 
@@ -61,14 +60,13 @@ async def ends_under_load(process: asyncio.subprocess.Process, producer: Produce
 
     task = asyncio.ensure_future(load())
     await producer.send(Message(TOPIC, b"behind the first of the load"))
-    began = monotonic()
     process.send_signal(number)
     ended = await end(process)
-    assert (ended.code, ended.err, monotonic() - began < 1) == (0, "", True), ended
+    assert (ended.code, ended.err) == (0, ""), ended
     await task
 
 
-async def test_a_flood_stays_within_bounds_loses_nothing_within_them_and_ends_by_sigterm_within_a_second() -> None:
+async def test_a_flood_stays_within_bounds_loses_nothing_within_them_and_ends_by_sigterm() -> None:
     async with (
         server() as (process, namesrv),
         Producer("flood", namesrv=namesrv, oneway_window=0, retries=0, stop_timeout=0.0) as producer,
@@ -96,6 +94,6 @@ async def test_a_flood_stays_within_bounds_loses_nothing_within_them_and_ends_by
         await ends_under_load(process, producer, signal.SIGTERM)
 
 
-async def test_server_under_load_ends_by_sigint_within_a_second() -> None:
+async def test_server_under_load_ends_by_sigint() -> None:
     async with server() as (process, namesrv), Producer("flood", namesrv=namesrv, retries=0, stop_timeout=0.0) as producer:
         await ends_under_load(process, producer, signal.SIGINT)

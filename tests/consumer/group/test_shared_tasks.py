@@ -68,7 +68,7 @@ async def test_calls_that_do_not_wait_share_tasks_and_nothing_else() -> None:
     assert len(deliveries) == 300
     assert len(tasks) < 100  # 64 begin before the first one has ended
     assert {(each.state, each.outcome, each.task) for each in deliveries} == {("finished", Outcome.DONE, None)}
-    assert all(each.elapsed is not None and 0 <= each.elapsed < 5 for each in deliveries)
+    assert all(each.elapsed is not None and 0 <= each.elapsed < 60 for each in deliveries)
 
 
 @pytest.mark.virtual_time
