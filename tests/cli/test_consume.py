@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import signal
 import subprocess
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +20,17 @@ from rmq_protocol.constants import ResponseCode
 
 from ..support.waiting import until
 from .support import START, Ended, Rmq, end, environment, one_line, rmq, start
+
+REFUSED = """
+import asyncio
+from rmq_async.cli import main
+
+async def refused(*_, **__):
+    raise BlockingIOError(11, "Resource temporarily unavailable")
+
+asyncio.create_subprocess_shell = refused
+main()
+"""
 
 
 async def fill(server: EmbeddedRocketMQ, topic: str, bodies: Iterable[bytes], **fields: object) -> None:
@@ -128,11 +142,34 @@ async def test_a_command_that_cannot_be_run_ends_it(server: EmbeddedRocketMQ) ->
     assert committed(server, "g-Typo", "Typo") == 1
 
 
-async def test_a_process_that_cannot_be_started_is_an_outcome_too(
+async def test_message_waits_until_a_process_can_be_started(
+    server: EmbeddedRocketMQ, rmq_here: Rmq, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No attempt of it is counted."""
+    refusals, start_process = iter([errno.EAGAIN, errno.ENOMEM, errno.EMFILE]), asyncio.create_subprocess_shell
+
+    async def refused(*given: object, **options: object) -> object:
+        if (number := next(refusals, None)) is not None:
+            raise OSError(number, os.strerror(number))
+        return await start_process(*given, **options)  # type: ignore[arg-type]
+
+    await fill(server, "Forks", [b"1"])
+    monkeypatch.setattr(asyncio, "create_subprocess_shell", refused)
+    arguments = ("--group", "g-Forks", "--from", "earliest", "--exec", "true", "--count", "1", "--exec-timeout", "20")
+    ended = await asyncio.to_thread(rmq_here, "consume", "Forks", *arguments, "--json")
+    assert ended.code == 0
+    (outcome,) = ended.records
+    assert (outcome["outcome"], outcome["exit_code"], outcome["attempt"]) == ("done", 0, 1)
+    (line,) = [line for line in ended.err.splitlines() if "no process" in line]
+    assert "no process can be started: [Errno 11] Resource temporarily unavailable; messages wait; raise the limit" in line
+    assert server.retries("g-Forks") == []
+
+
+async def test_message_whose_process_can_never_be_started_has_failed(
     server: EmbeddedRocketMQ, rmq_here: Rmq, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def refused(*_: object, **__: object) -> None:
-        raise OSError(11, "Resource temporarily unavailable")
+        raise OSError(errno.E2BIG, "Argument list too long")
 
     await fill(server, "Forks", [b"1"])
     monkeypatch.setattr(asyncio, "create_subprocess_shell", refused)
@@ -141,9 +178,28 @@ async def test_a_process_that_cannot_be_started_is_an_outcome_too(
     assert ended.code == 0
     (outcome,) = ended.records
     assert (outcome["outcome"], outcome["exit_code"], outcome["attempt"]) == ("retry", None, 1)
-    assert "Resource temporarily unavailable" in outcome["error"]
-    assert "Resource temporarily unavailable" in ended.err
+    assert "Argument list too long" in outcome["error"]
+    assert "Argument list too long" in ended.err
     assert [each.body for each in server.retries("g-Forks")] == [b"1"]
+
+
+async def test_end_does_not_wait_for_a_process_that_cannot_be_started(server: EmbeddedRocketMQ) -> None:
+    await fill(server, "Limit", [b"1"])
+    process = await start(
+        *("-c", REFUSED), "consume", "Limit", "--group", "g-Limit", "--from", "earliest", "--exec", "true",
+        *("--namesrv", server.namesrv), command=[sys.executable],
+    )  # fmt: skip
+    assert process.stderr is not None
+    while b"no process can be started" not in await asyncio.wait_for(process.stderr.readline(), 60):
+        pass
+    process.send_signal(signal.SIGINT)
+    ended = await end(process)
+    assert ended.code == 0
+    assert (
+        ended.err.splitlines()[-1]
+        == "rmq: 1 messages: 0 done, 0 to be tried again, 0 dead-lettered, 1 cut off, they come again"
+    )
+    assert committed(server, "g-Limit", "Limit") == 0
 
 
 async def test_a_command_that_takes_too_long_is_ended(server: EmbeddedRocketMQ) -> None:

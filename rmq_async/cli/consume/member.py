@@ -8,6 +8,7 @@ whose output has no reader, is not settled: it is delivered again, and that coun
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections import Counter
 from contextlib import suppress
 from typing import Final
@@ -17,6 +18,7 @@ import msgspec
 
 from rmq_async import ClientConfig, Consumer, DeadLetter, Delivery, MessageExt, RetryLater, RocketMQError, current_delivery
 
+from ..._backoff import Backoff
 from ..output import Output
 from ..printer import Printer
 from ..records import body_bytes, fields_of, headline
@@ -26,6 +28,10 @@ from .settings import ConsumeOptions
 
 __all__ = ["consume_messages"]
 
+SHORTAGES: Final = frozenset({errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE})
+"""Errors of the system where it cannot start any process now: the message waits, without an attempt."""
+FIRST_PAUSE: Final = 0.1
+LONGEST_PAUSE: Final = 5.0
 LAST_COMMITS: Final = 1.0
 """Timeout, in seconds, of a stop that cancels the handlers at once."""
 
@@ -96,6 +102,10 @@ class _FailedError(RetryLater):
         return "no process" if self.code is None else f"exit code {self.code}"
 
 
+class _EndedError(Exception):
+    """The work ended before a process could be started for a message."""
+
+
 class _Work:
     """The handler of messages, and the counts of their outcomes. ``consumer``: set before the first call."""
 
@@ -117,6 +127,7 @@ class _Work:
         self._commands = None if options.command is None else Commands(options.command, stdout_to_stderr=options.as_json)
         self._outcomes: Counter[str] = Counter()
         self._begun = self._running = 0
+        self._lacks_processes = False
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -146,14 +157,19 @@ class _Work:
             self._pause()
         self._running += 1
         self._idle.clear()
+        is_left = False
         try:
             await self._handle(message)
+        except _EndedError:
+            is_left = True
         finally:
             self._running -= 1
             if not self._running:
                 self._idle.set()
                 if self._begun == self._options.count:
                     self._end()
+        if is_left:
+            await self._leave()
 
     def _end(self, failure: Exception | None = None) -> None:
         self.failure = self.failure or failure
@@ -189,7 +205,7 @@ class _Work:
         code: int | None = None
         error: str | None = None
         try:
-            code = await self._commands.run(message, delivery)
+            code = await self._run(self._commands, message, delivery)
         except asyncio.CancelledError:
             if delivery.timed_out and not self.cut.is_set():
                 self._outcomes["retry"] += 1
@@ -207,6 +223,32 @@ class _Work:
         outcome = "done" if code == 0 else "dead-letter" if code == DEAD_LETTER else "retry"
         await self._tell(message, delivery, {"exit_code": code, "error": error, "outcome": outcome})
         return outcome, code
+
+    async def _run(self, commands: Commands, message: MessageExt, delivery: Delivery) -> int:
+        """Runs the command; while the machine has no room for a process, waits for it. Raises OSError where that does not help, and
+        _EndedError at the end of the work."""
+        pauses = Backoff(FIRST_PAUSE, LONGEST_PAUSE)
+        while True:
+            try:
+                code = await commands.run(message, delivery)
+            except OSError as error:
+                if error.errno not in SHORTAGES:
+                    raise
+                if not self._lacks_processes:
+                    self._lacks_processes = True
+                    self._output.trouble(
+                        f"no process can be started: {error}; messages wait; raise the limit of processes (pids.max of the "
+                        "container, ulimit -u) or of open files (ulimit -n)"
+                    )
+            else:
+                self._lacks_processes = False
+                return code
+            with suppress(TimeoutError):
+                async with asyncio.timeout(pauses.next()):
+                    await self.over.wait()
+            if self.over.is_set():
+                raise _EndedError
+            delivery.extend(self._options.exec_timeout)
 
     async def _tell(self, message: MessageExt, delivery: Delivery, ended: dict[str, object]) -> None:
         """Prints the outcome of a command as a JSON object; nothing without --json."""
