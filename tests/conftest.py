@@ -133,6 +133,7 @@ def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, Any, Any]:
         left = [*reversed(virtual_time.open_loops)]
         for loop in left:
             loop.close()
+        virtual_time.give_clocks_back()
         assert not left, f"{item.nodeid} left a loop of virtual time open; it is closed now"
 
 

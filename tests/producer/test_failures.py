@@ -206,6 +206,7 @@ async def test_recovered_broker_is_probed_by_one_send(cluster: Cluster, send: Se
         cluster.a.answer = late(0.05)
         while len(cluster.a.sends) == before:
             await asyncio.gather(*[send(sender) for _ in range(8)])
+            await asyncio.sleep(0.01)
         assert cluster.a.times[before] - began >= AWAY
         assert len(cluster.a.sends) == before + 1
         cluster.a.answer = stored

@@ -366,6 +366,7 @@ async def test_an_answer_after_the_call_is_dropped(cluster: Cluster) -> None:
             items = [message(b"%d" % number) for number in range(50)]
             results = await asyncio.gather(*[sender.send(item, timeout=3.0) for item in items])
             assert [result.offset_msg_id.encode() for result in results] == [item.body for item in items]
+            await asyncio.sleep(0.01)
 
 
 @every_way(2)

@@ -9,6 +9,7 @@ asynchronous test that are coroutines run on its loop, too.
 from __future__ import annotations
 
 import asyncio
+import time
 import zlib
 from collections.abc import Awaitable
 from random import Random
@@ -29,6 +30,20 @@ BLACK_HOLE = "192.0.2.1:10911"
 open_loops: list[VirtualTimeLoop] = []
 """Loops that show their time to the library; none is left at the end of a test, else all later ones had its clock."""
 KEPT = ("monotonic", "time", "random", "entropy", "process_id", "executor", "instance_name", "address")
+
+
+REAL = [
+    *[(library, name, getattr(library, name)) for name in KEPT if name != "instance_name"],
+    *[(time, name, getattr(time, name)) for name in ("monotonic", "sleep", "time")],
+]
+"""What a process has outside of tests; its instance name it may draw at any time."""
+
+
+def give_clocks_back() -> None:
+    """Restores the clocks of the process: pytest's ``monkeypatch`` may be older than the loop of a test, and then undoes what a
+    test has set when that loop has ended, so that all later tests would have its clock."""
+    for owner, name, value in REAL:
+        setattr(owner, name, value)
 
 
 class Clocks:

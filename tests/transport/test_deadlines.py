@@ -262,8 +262,9 @@ async def test_the_wall_clock_may_jump(monkeypatch: pytest.MonkeyPatch) -> None:
     real = time.time
     async with Peer() as peer, connect(peer, dead_after=0.2) as connection:
         for jump in (3600, -3600, 0):
-            monkeypatch.setattr(time, "time", lambda jump=jump: real() + jump)
-            assert (await connection.request(ping(b"m"), 0.1)).body == b"m"
+            with monkeypatch.context() as patch:
+                patch.setattr(time, "time", lambda jump=jump: real() + jump)
+                assert (await connection.request(ping(b"m"), 0.1)).body == b"m"
 
 
 # -- a dead peer

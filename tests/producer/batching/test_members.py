@@ -14,7 +14,7 @@ import uvloop
 
 from rmq_async import Batching, Message, Producer, errors
 from rmq_async.embedded import EmbeddedRocketMQ
-from rmq_async.testing import Answer, Expect, ScriptedPeer, ThreadedRocketMQ, routes_to
+from rmq_async.testing import Answer, Expect, ScriptedPeer, routes_to
 from rmq_protocol.constants import RequestCode
 
 from ..support import outcomes, timed, until
@@ -88,26 +88,24 @@ async def test_member_of_unread_batch_may_be_stored() -> None:
     assert caught.value.maybe_stored
 
 
-def test_member_after_blocked_loop_may_be_stored() -> None:
+async def test_member_after_blocked_loop_may_be_stored() -> None:
     """The frame is gathered and not written when the loop stands still for longer than the member's time."""
+    async with (
+        EmbeddedRocketMQ() as server,
+        Producer("members", namesrv=server.namesrv, batching=True, timeout=20.0) as producer,
+    ):
+        for topic in ("MemberTopic", "OtherTopic"):
+            await producer.send(Message(topic, b"warm"))
+        other = later(producer.send(Message("OtherTopic", b"other")))
+        short = later(producer.send(Message("MemberTopic", b"short"), timeout=0.2))
+        long = later(producer.send(Message("MemberTopic", b"long")))
 
-    async def main(server: ThreadedRocketMQ) -> BaseException | None:
-        async with Producer("members", namesrv=server.namesrv, batching=True, timeout=20.0) as producer:
-            for topic in ("MemberTopic", "OtherTopic"):
-                await producer.send(Message(topic, b"warm"))
-            other = later(producer.send(Message("OtherTopic", b"other")))
-            short = later(producer.send(Message("MemberTopic", b"short"), timeout=0.2))
-            long = later(producer.send(Message("MemberTopic", b"long")))
+        async def block() -> None:
+            time.sleep(0.4)
 
-            async def block() -> None:
-                time.sleep(0.4)
-
-            await asyncio.gather(later(block()), other, long)
-            await asyncio.wait([short])
-            return short.exception()
-
-    with ThreadedRocketMQ() as server:
-        error = asyncio.run(main(server))
+        await asyncio.gather(later(block()), other, long)
+        await asyncio.wait([short])
+        error = short.exception()
         assert b"short" in [found.body for found in server.messages("MemberTopic")]
     assert error is None or (isinstance(error, errors.RequestTimeoutError) and error.maybe_stored)
 
