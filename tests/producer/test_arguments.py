@@ -120,6 +120,7 @@ for each in caught:
     ],
 )
 def test_timeout_in_milliseconds(call: str, line: str | None, text: str, tmp_path: Path) -> None:
+    """In a process of its own, which is waited for: the warning names a line of its program."""
     program = tmp_path / "program.py"
     program.write_text(PROGRAM.replace("CALL", call))
     environment = {name: value for name, value in os.environ.items() if name != "NAMESRV_ADDR"}

@@ -1,6 +1,7 @@
 """What the client costs: Python functions called for one message, counted, with every feature there and none switched on.
 
-The server runs in another thread, which the counting does not see. Times would show less: these figures are the same everywhere.
+The server runs in another thread, which the counting does not see, and whose answers are waited for. Times would show less: these
+figures are the same everywhere.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""A child process: every call says so, the parent's connections stay as they are, and a producer of its own works."""
+"""A child process: every call says so, the parent's connections stay as they are, and a producer of its own works.
+
+The test waits for an interpreter of its own, as a fork would copy that of pytest.
+"""
 
 from __future__ import annotations
 

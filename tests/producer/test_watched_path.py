@@ -90,7 +90,7 @@ def test_both_paths_send_and_show_the_same(signed: bool, drawn: list[tuple[dict[
                 short = await outcome(cluster, sender, hook, message, answer)
                 assert short == await outcome(cluster, sender, hook, message, answer, timeout=3.0)
 
-    asyncio.run(compare())
+    asyncio.run(compare())  # on a real loop, whose retries have real pauses: one in virtual time costs more for each example
 
 
 @pytest.mark.parametrize("how", ["hook", "trace", "signed"])

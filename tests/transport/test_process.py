@@ -1,4 +1,4 @@
-"""What must be seen from outside: a fork under a started pool, and a pool that was not closed."""
+"""What must be seen from outside, and waits for a process: a fork under a started pool, and a pool that was not closed."""
 
 from __future__ import annotations
 
