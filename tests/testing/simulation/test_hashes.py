@@ -17,8 +17,6 @@ import pytest
 
 from rmq_async.testing.simulation import POP_KINDS, run_seed
 
-pytestmark = pytest.mark.interpreters
-
 HASHES = Path(__file__).with_name("hashes.json")
 HASHED = {"mixed": 20, "groups": 8, "broadcast": 10, "pop": 20}
 """Seeds from 1 on whose hashes are kept, by scenario."""
