@@ -253,7 +253,7 @@ class TestReports:
         planner.reader.commit(end)
         assert [loop.run(committed(name)) for name in ("broker-a", "broker-b")] == [5, None]
         assert "group dashboard: not all offsets were committed, so dashboards may show old ones; first error: " in caplog.text
-        assert "names an address of broker broker-" in caplog.text
+        assert "names a master of broker broker-" in caplog.text
         quiet = Planner(broker, topic="t")
         quiet.reader.commit(end)
 
