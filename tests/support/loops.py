@@ -40,23 +40,26 @@ def pytest_asyncio_loop_factories(item: pytest.Item) -> Mapping[str, LoopFactory
 
 @contextmanager
 def unblocked(seconds: float = 3.0) -> Iterator[None]:
-    """Fails a block during which the running loop stands still for ``seconds``: a signal breaks into what holds it."""
+    """Fails a block in which the running loop stands still for ``seconds`` of the processor; a signal breaks into what holds it.
+
+    Not of the clock: of a busy machine the process may get none for seconds.
+    """
     loop = asyncio.get_running_loop()
     timer: asyncio.TimerHandle
 
     def turn() -> None:
         nonlocal timer
-        signal.setitimer(signal.ITIMER_REAL, seconds)
+        signal.setitimer(signal.ITIMER_PROF, seconds)
         timer = loop.call_later(seconds / 8, turn)
 
     def stands_still(*_: object) -> None:
         raise AssertionError(f"the event loop has not turned for {seconds:g} s")
 
-    former = signal.signal(signal.SIGALRM, stands_still)
+    former = signal.signal(signal.SIGPROF, stands_still)
     turn()
     try:
         yield
     finally:
         timer.cancel()
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, former)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, former)
