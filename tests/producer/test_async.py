@@ -124,7 +124,7 @@ async def test_a_callback_that_raises_what_it_is_given(cluster: Cluster, loop_er
 async def test_cancelling_frees_the_place_and_calls_back_at_once(cluster: Cluster) -> None:
     calls = Calls()
     cluster.a.answer = silence
-    async with producer(cluster, timeout=0.3) as sender:
+    async with producer(cluster, timeout=60) as sender:
         future = await sender.send_async(message(), **calls.both)
         connection = (await client_of(sender)).pool.open[cluster.a.address]
         await until(lambda: connection.pending == 1)  # the heartbeat is answered

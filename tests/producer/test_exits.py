@@ -41,7 +41,7 @@ class Program:
         raise self.kind("in a function of the user")
 
     def run(self, scenario: Scenario) -> None:
-        main = self.loop.create_task(asyncio.wait_for(scenario(self), 10.0))
+        main = self.loop.create_task(asyncio.wait_for(scenario(self), 60.0))
         while not main.done():
             try:
                 self.loop.run_until_complete(asyncio.wait([main]))
@@ -73,7 +73,7 @@ def test_callback_that_exits_ends_all(
     """The answers to the others come in the same read as the answer to the one whose callback exits."""
 
     async def scenario(program: Program) -> None:
-        async with Producer("exits", namesrv=program.namesrv, batching=batching, timeout=2.0) as producer:
+        async with Producer("exits", namesrv=program.namesrv, batching=batching, timeout=60.0) as producer:
             await producer.send(Message(TOPIC, b"warm"), **options)
             called: list[object] = []
             futures = [
@@ -160,7 +160,7 @@ def test_hook_that_exits_ends_all(options: dict[str, Any], batching: bool, metho
     async def scenario(program: Program) -> None:
         hook = Exiting(program, method)
         hooks = [hook, Exiting(program, "")]
-        async with Producer("exits", namesrv=program.namesrv, hooks=hooks, batching=batching, timeout=2.0) as producer:
+        async with Producer("exits", namesrv=program.namesrv, hooks=hooks, batching=batching, timeout=60.0) as producer:
             calls = [producer.send(Message(TOPIC, b"%d" % number), **options) for number in range(CALLS)]
             ended = await asyncio.gather(*calls, return_exceptions=True)
             kinds = [type(each) for each in ended]
@@ -195,7 +195,7 @@ def test_selector_that_exits_at_a_retry(kind: type[BaseException], batching: boo
         async with Producer("exits", namesrv=program.namesrv, queue_selector=choose, batching=batching) as producer:
             await producer.send(Message(TOPIC, b"warm"))
             program.server.fail_next(14, request=310)
-            future = await producer.send_async(Message(TOPIC, b"refused"), timeout=2.0)
+            future = await producer.send_async(Message(TOPIC, b"refused"), timeout=60.0)
             with pytest.raises(errors.BrokerError):
                 await future
             await producer.send(Message(TOPIC, b"later"))
@@ -213,7 +213,7 @@ def test_exception_handler_that_exits_ends_all() -> None:
         def broken(_: object) -> None:
             raise ValueError("a bug")
 
-        async with Producer("exits", namesrv=program.namesrv, batching=True, timeout=2.0) as producer:
+        async with Producer("exits", namesrv=program.namesrv, batching=True, timeout=60.0) as producer:
             await producer.send(Message(TOPIC, b"warm"))
             futures = [
                 await producer.send_async(Message(TOPIC, b"%d" % number), on_success=broken if number == 0 else None)

@@ -137,8 +137,8 @@ async def test_fin_ends_a_connection_whose_peer_reads_no_more() -> None:
         assert not connection.requests.takes_oneways()
         link.transport.write_eof()  # FIN while the other direction is stuck
         with pytest.raises(ConnectionLostError, match=CloseReason.PEER.value):
-            await asyncio.wait_for(future, 1)
-        await asyncio.wait_for(connection.closed, 1)
+            await asyncio.wait_for(future, 60)
+        await asyncio.wait_for(connection.closed, 60)
 
 
 async def test_a_receiver_may_use_the_transport_while_it_is_called() -> None:
@@ -302,7 +302,7 @@ async def test_sending_into_an_ending_connection_raises_our_errors_only(how: str
     body = bytes(size)
     for delay in (0.0, 0.001, 0.003):
         async with Peer(silence) as peer, connect(peer) as connection:
-            sender = Sender(connection, timeout=0.5, window=50)
+            sender = Sender(connection, timeout=60, window=50)
             link = await peer.accepted()
             asyncio.get_running_loop().call_later(delay, getattr(link, how))
             futures = []

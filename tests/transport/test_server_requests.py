@@ -106,7 +106,7 @@ async def test_a_peer_that_asks_and_does_not_read_is_cut_off() -> None:
             if connection.closed.done():
                 break
             assert connection.buffered_bytes < 8 << 20
-        await asyncio.wait_for(connection.closed, 10)
+        await asyncio.wait_for(connection.closed, 60)
         assert connection.close_reason is CloseReason.NOT_READING
 
 

@@ -382,7 +382,7 @@ async def cutting(peer: Peer) -> AsyncIterator[tuple[str, list[int]]]:
     finally:
         way.close()
         if tasks:
-            await asyncio.wait(tasks, timeout=5)
+            await asyncio.wait(tasks, timeout=60)
 
 
 async def test_a_handshake_cut_anywhere_is_an_error_of_ours_and_leaves_nothing() -> None:

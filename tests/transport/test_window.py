@@ -147,9 +147,9 @@ async def test_control_requests_take_no_place_in_the_window() -> None:
             stored(link, request)
 
     async with Peer(answer) as peer, connect(peer) as connection:
-        polls = [asyncio.ensure_future(connection.request(ping(b"poll"), 5, long_poll=True)) for _ in range(5)]
+        polls = [asyncio.ensure_future(connection.request(ping(b"poll"), 60, long_poll=True)) for _ in range(5)]
         await until(lambda: peer.received == 5)
-        sender = Sender(connection, window=2, timeout=1)
+        sender = Sender(connection, window=2)
         futures = [sender.submit(b"%d" % number) for number in range(10)]
         assert connection.requests.in_flight == 7, "five polls and a window of two"
         await asyncio.gather(*futures)
