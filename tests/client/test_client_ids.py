@@ -104,6 +104,7 @@ def _count_of_t(member: Consumer) -> int:
     return sum(queue.topic == "T" for queue in member.assignment)
 
 
+@pytest.mark.virtual_time
 async def test_replies_go_to_the_client_that_asked() -> None:
     async with EmbeddedRocketMQ() as server:
         async with Producer("p", namesrv=server.namesrv) as producer:

@@ -33,6 +33,7 @@ async def listening(answer: bytes, *, greets: bool = False, closes: bool = True)
         await close_servers([server])
 
 
+@pytest.mark.virtual_time
 @pytest.mark.parametrize(
     ("answer", "greets", "expected"),
     [

@@ -165,6 +165,7 @@ async def test_a_silent_name_server_ends_the_wait_by_its_deadline() -> None:
         assert monotonic() - start < 2
 
 
+@pytest.mark.virtual_time
 async def test_cancelled_callers_do_not_stop_the_look_up() -> None:
     async with (
         NameServer(t=lambda link, request: link.reply_later(0.05, request, body=encode_route(route()))) as server,
@@ -180,6 +181,7 @@ async def test_cancelled_callers_do_not_stop_the_look_up() -> None:
         assert server.asked == ["t"]
 
 
+@pytest.mark.virtual_time
 async def test_closing_fails_those_who_wait() -> None:
     async with NameServer(t=silence) as server, table(server) as routes:
         caller = asyncio.ensure_future(routes.get("t", 5.0))

@@ -40,6 +40,7 @@ async def test_a_stop_with_a_timeout_that_is_none_changes_nothing(name: str) -> 
         assert "stopped" in repr(user)
 
 
+@pytest.mark.virtual_time
 @pytest.mark.parametrize("name", USERS)
 async def test_start_stop_and_start_a_step_apart(name: str) -> None:
     async with NameServer() as server:

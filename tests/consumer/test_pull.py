@@ -134,6 +134,7 @@ async def test_a_broker_that_holds_pulls_too_long_does_not_make_them_late() -> N
         assert 0.18 < monotonic() - start < 0.6
 
 
+@pytest.mark.virtual_time
 async def test_the_request_is_what_every_broker_understands() -> None:
     async with scripted(lambda header: (19, header.queueOffset, b"")) as (broker, consumer):
         await consumer.pull(QUEUE, 5, max_messages=7, tags="a||b", wait=0.1)
@@ -285,6 +286,7 @@ async def test_queues_are_the_readable_ones_as_they_are_now() -> None:
         assert len(await consumer.queues(TOPIC)) == 5
 
 
+@pytest.mark.virtual_time
 async def test_offsets_and_times() -> None:
     async with embedded() as (_, consumer):
         assert (await consumer.min_offset(QUEUE), await consumer.max_offset(QUEUE)) == (0, 0)

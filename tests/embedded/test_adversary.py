@@ -147,6 +147,7 @@ class Recorded(asyncio.Transport):
         self.written.append(bytes(data))
 
 
+@pytest.mark.virtual_time
 async def test_a_seed_repeats_the_slices() -> None:
     runs = []
     for seed in (1, 1, 2):

@@ -11,6 +11,7 @@ from rmq_async.errors import RocketMQError
 Q0 = MessageQueue("T", "broker-a", 0)
 
 
+@pytest.mark.virtual_time
 @pytest.mark.parametrize("offsets", [False, True])
 async def test_replica_serves_reads_and_stores_nothing_until_it_is_elected(offsets: bool) -> None:
     async with EmbeddedRocketMQ() as server, Producer("p", namesrv=server.namesrv, retries=0) as producer:

@@ -176,6 +176,7 @@ async def test_host_that_is_no_name_is_an_error_that_leaves_nothing() -> None:
     await server.stop()
 
 
+@pytest.mark.virtual_time
 async def test_stop_closes_every_connection_and_may_be_repeated(
     server: EmbeddedRocketMQ, broker: RawClient, names: RawClient
 ) -> None:

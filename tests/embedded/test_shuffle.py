@@ -90,6 +90,7 @@ async def test_shuffle_ends_with_none(server: EmbeddedRocketMQ, broker: RawClien
         server.shuffle(1, broker="broker-x")
 
 
+@pytest.mark.virtual_time
 async def test_requests_of_closed_connection_are_served(server: EmbeddedRocketMQ) -> None:
     """One-way messages whose sender has gone are stored all the same."""
     server.shuffle(seeded())
@@ -102,6 +103,7 @@ async def test_requests_of_closed_connection_are_served(server: EmbeddedRocketMQ
     assert sorted(stored(server)) == NUMBERS
 
 
+@pytest.mark.virtual_time
 async def test_shuffle_waits_while_stalled(server: EmbeddedRocketMQ, broker: RawClient) -> None:
     server.shuffle(seeded())
     server.stall()

@@ -88,6 +88,7 @@ async def test_an_answer_in_two_halves_is_one_answer() -> None:
     assert broker.answered_aside[RequestCode.HEART_BEAT] >= 1
 
 
+@pytest.mark.virtual_time
 async def test_an_answer_with_a_foreign_opaque_answers_nothing() -> None:
     script = [
         Expect(SEND, body=b"first"),
@@ -104,6 +105,7 @@ async def test_an_answer_with_a_foreign_opaque_answers_nothing() -> None:
         assert (second.queue_offset, (await first).queue_offset) == (8, 7)
 
 
+@pytest.mark.virtual_time
 async def test_an_answer_to_an_unknown_opaque_leaves_a_time_out() -> None:
     script = [Expect(SEND), Answer(ext_fields=STORED, opaque=-5)]
     async with ScriptedPeer(*script) as broker, producer_of(broker) as producer:
@@ -279,6 +281,7 @@ async def test_a_cancelled_test_stays_cancelled() -> None:
 # -- steps
 
 
+@pytest.mark.virtual_time
 async def test_answers_leave_in_any_order_in_both_forms_with_everything_they_may_have() -> None:
     script = [
         Expect(1),

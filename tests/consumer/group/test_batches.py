@@ -173,7 +173,7 @@ async def test_batch_that_fails_is_logged_in_one_line(caplog: pytest.LogCaptureF
                 raise ValueError("the database is away")
 
         consumer = Consumer("g", namesrv=server.namesrv, retry=Retry(delays=(1,)))
-        consumer.subscribe("T", handler, batch_size=6, batch_wait=5.0)
+        consumer.subscribe("T", handler, batch_size=6, batch_wait=60.0)
         async with consumer:
             await send(server.namesrv, *[b"secret %d" % number for number in range(6)])
             await consumer.wait_settled(6)
@@ -203,7 +203,7 @@ async def test_marks_that_cannot_be() -> None:
             assert repr(batch) == "<Batch of 2 messages, 0 of them marked>"
 
         consumer = Consumer("g", namesrv=server.namesrv)
-        consumer.subscribe("T", handler, batch_size=2, batch_wait=5.0)
+        consumer.subscribe("T", handler, batch_size=2, batch_wait=60.0)
         async with consumer:
             await send(server.namesrv, b"0", b"1")
             settled = await consumer.wait_settled(2)
@@ -243,7 +243,7 @@ async def test_plain_function_takes_a_batch_in_a_thread() -> None:
             batch.mark_dead_letter(batch[1])
 
         consumer = Consumer("g", namesrv=server.namesrv)
-        consumer.subscribe("T", handler, batch_size=3, batch_wait=5.0)
+        consumer.subscribe("T", handler, batch_size=3, batch_wait=60.0)
         async with consumer:
             await send(server.namesrv, b"0", b"1", b"2")
             settled = await consumer.wait_settled(3)
@@ -358,7 +358,7 @@ async def test_batch_cut_off_while_messages_are_given_back(monkeypatch: pytest.M
             raise ValueError("again")
 
         consumer = Consumer("g", namesrv=server.namesrv, instance_name="one", handover_timeout=0.5)
-        consumer.subscribe("T", fails, batch_size=4, batch_wait=5.0)
+        consumer.subscribe("T", fails, batch_size=4, batch_wait=60.0)
         await consumer.start()
         await send(server.namesrv, b"0", b"1", b"2", b"3")
         await until(lambda: len(asked) == 4)
