@@ -278,6 +278,8 @@ class RequestTable:
         """
         self.require_open()
         if self.writer.paused or self.held:
+            if not self.held:
+                self._begin_holding()
             self.held[self.next_opaque()] = frame = HeldFrame(parts, None, (written, cost))
             self._held_oneways += 1
             self._held_oneway_bytes += frame.size
@@ -322,13 +324,17 @@ class RequestTable:
     def _hold(self, opaque: int, parts: bytes | list[bytes], pending: Pending, window: int) -> None:
         """Holds a send's frame until the peer reads and has answered enough sends for the window."""
         if not self.held:
-            entries = self.entries
-            if self.window.timed not in entries:
-                self.window.timed = 0  # it was answered while none were held
-            oldest = (each for each, pending in islice(entries.items(), FEW) if pending.typed)
-            self.window.holds(self._count_answers(), machine.monotonic(), oldest)
+            self._begin_holding()
         self._window = window
         self.held[opaque] = HeldFrame(parts, pending)
+
+    def _begin_holding(self) -> None:
+        """Lets the window count and time the answers from now on."""
+        entries = self.entries
+        if self.window.timed not in entries:
+            self.window.timed = 0  # it was answered while none were held
+        oldest = (each for each, pending in islice(entries.items(), FEW) if pending.typed)
+        self.window.holds(self._count_answers(), machine.monotonic(), oldest)
 
     # -- requests leave
 

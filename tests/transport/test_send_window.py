@@ -14,7 +14,7 @@ from rmq_protocol.command import RemotingCommand
 from rmq_protocol.constants import RequestCode
 
 from ..support.fakes import Peer, refuse, silence, stored
-from .support import Sender, connect, ping, until
+from .support import FRAME, Sender, connect, ping, until
 
 pytestmark = pytest.mark.virtual_time
 
@@ -169,6 +169,22 @@ async def test_connection_begins_with_the_first_size_and_widens(plain: bool) -> 
         await asyncio.gather(*futures)
         assert limits[:4] == [128, 256, 512, 1024]
         assert [request.body for request in peer.requests] == [b"%d" % number for number in range(2000)]
+
+
+async def test_one_way_message_that_is_held_first_counts_no_earlier_answers() -> None:
+    async with Peer(stored) as peer, connect(peer) as connection:
+        for _ in range(4):
+            await asyncio.gather(*submit(connection, FIRST_SIZE))
+        peer.answer = silence
+        (last,) = submit(connection, 1)
+        await until(lambda: peer.received == 4 * FIRST_SIZE + 1)
+        connection.pause_writing()
+        connection.requests.submit_oneway(FRAME, lambda cost: None, 1)
+        stored(peer.link, peer.requests[-1])
+        await last
+        assert connection.requests.limit == FIRST_SIZE + 1
+        connection.resume_writing()
+        await until(lambda: peer.received == 4 * FIRST_SIZE + 2)
 
 
 async def test_busy_answer_narrows_the_window_of_a_connection() -> None:
