@@ -31,7 +31,7 @@ NEGATE, OFF_BY_ONE, DROP = "negate a condition", "off by one", "drop a call"
 SWAP, FORGET = "swap arguments", "drop an await's result"
 KINDS: Final = (NEGATE, OFF_BY_ONE, DROP, SWAP, FORGET)
 SIGNS: Final = {ast.Lt: ("<", "<="), ast.LtE: ("<=", "<"), ast.Gt: (">", ">="), ast.GtE: (">=", ">")}
-FAILED: Final = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.MULTILINE)
+FAILED: Final = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", re.MULTILINE)
 
 
 class Change(NamedTuple):

@@ -93,12 +93,13 @@ def test_stages_have_every_test_once_and_those_of_the_part_first() -> None:
     )
 
 
-@pytest.mark.parametrize(("promise", "found"), [("LIMIT == 9", "tests/part/test_a.py::test_limit"), ("LIMIT > 0", "")])
+@pytest.mark.parametrize(("promise", "found"), [("LIMIT == 9", "tests/part/test_a.py::test_limit[a b]"), ("LIMIT > 0", "")])
 def test_finder_names_a_test_that_fails_with_the_change_alone(tmp_path: Path, promise: str, found: str) -> None:
     files = {
         "rmq_async/__init__.py": "",
         "rmq_async/part/a.py": "LIMIT = 9\n",
-        "tests/part/test_a.py": f"from rmq_async.part.a import LIMIT\n\n\ndef test_limit():\n    assert {promise}\n",
+        "tests/part/test_a.py": "import pytest\nfrom rmq_async.part.a import LIMIT\n"
+        f"@pytest.mark.parametrize('name', ['a b'])\ndef test_limit(name):\n    assert {promise}, name\n",
     }
     for name, content in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
