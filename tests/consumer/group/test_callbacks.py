@@ -107,6 +107,21 @@ async def test_on_released_comes_when_another_member_can_have_the_queues() -> No
         assert {kind for _, kind, _ in events} == {"on_assigned", "on_revoked", "on_released"}
 
 
+async def test_queue_stays_with_its_member_while_on_revoked_runs() -> None:
+    over = asyncio.Event()
+    calls = Calls(on_revoked=lambda _: over.wait())
+    async with EmbeddedRocketMQ() as server:
+        await create(server.namesrv)
+        async with member("g", server.namesrv, "one", Seen(), handover_timeout=20.0, **calls.options):
+            async with member("g", server.namesrv, "two", Seen()) as two:
+                await until(lambda: "on_revoked" in calls.kinds)
+                await asyncio.sleep(5.0)
+                assert two.assignment == frozenset()
+                over.set()
+                await until(lambda: len(two.assignment) == 2)
+            assert calls.kinds.index("on_revoked ended") < calls.kinds.index("on_released")
+
+
 async def test_seek_in_on_assigned_works_before_the_first_pull_and_during_start() -> None:
     async with EmbeddedRocketMQ() as server:
         await create(server.namesrv)

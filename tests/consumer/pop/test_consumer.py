@@ -27,6 +27,7 @@ from rmq_async import (
     current_delivery,
 )
 from rmq_async.embedded import EmbeddedRocketMQ
+from rmq_protocol.constants import RequestCode
 
 from ..group.support import Seen, create, send, until
 from .support import popping
@@ -140,6 +141,31 @@ async def test_stop_of_an_idle_member_does_not_wait() -> None:
         await send(server.namesrv, b"after")
         async with popping(server, seen):
             await until(lambda: seen.bodies)  # the pop that was held did not take it
+
+
+async def test_stop_ends_held_pops_before_it_waits_for_handlers() -> None:
+    """Else they would bring this member the messages that others could handle."""
+    begun, over, seen = asyncio.Event(), asyncio.Event(), Seen()
+
+    async def work(message: MessageExt) -> None:
+        begun.set()
+        await over.wait()
+
+    async with EmbeddedRocketMQ() as server:
+        await create(server.namesrv)
+        first = popping(server, work, "first")
+        await first.start()
+        await send(server.namesrv, b"0")
+        await begun.wait()
+        await asyncio.sleep(0.3)  # its next pops are held
+        stopping = asyncio.ensure_future(first.stop())
+        async with popping(server, seen, "second"):
+            await send(server.namesrv, *(b"%d" % number for number in range(1, 9)))
+            await until(lambda: len(seen.bodies) == 8)
+        assert server.requests[RequestCode.CHANGE_MESSAGE_INVISIBLETIME] == 0  # none was given back
+        assert not stopping.done()
+        over.set()
+        await stopping
 
 
 async def test_stop_waits_for_running_handlers_and_acknowledges() -> None:
