@@ -277,6 +277,7 @@ asyncio.run(main())
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
 def test_health_in_a_forked_child() -> None:
+    """Waits for an interpreter of its own, as a fork would copy that of pytest."""
     ended = subprocess.run([sys.executable, "-c", FORKED], capture_output=True, text=True, timeout=60)
     assert ended.stdout == "0 True\n", ended.stderr
 
