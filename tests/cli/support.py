@@ -1,4 +1,8 @@
-"""Running ``rmq`` as its users do: as a process of its own, every warning an error."""
+"""Running ``rmq`` as its users do: as a process of its own, every warning an error.
+
+What starts a process waits for it in real time. Commands that need none run in the process of the test:
+``rmq_alone``, ``rmq_here``.
+"""
 
 from __future__ import annotations
 

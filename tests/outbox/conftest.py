@@ -1,4 +1,7 @@
-"""Outboxes on both databases; nothing may be left behind."""
+"""Outboxes on both databases; nothing may be left behind.
+
+Databases work in threads and in a process: these tests wait in real time.
+"""
 
 from __future__ import annotations
 

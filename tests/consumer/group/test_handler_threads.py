@@ -1,4 +1,7 @@
-"""Plain handlers on machines that refuse threads: no call begins, no attempt counts, and the messages stay."""
+"""Plain handlers on machines that refuse threads: no call begins, no attempt counts, and the messages stay.
+
+Threads, and processes that end with them, take real time.
+"""
 
 from __future__ import annotations
 

@@ -461,6 +461,7 @@ async def test_held_key_that_fills_the_buffer_leaves_room_to_other_queues() -> N
 
 
 async def test_ordered_call_in_a_thread_keeps_its_lock_until_it_ends() -> None:
+    """Locks are asked for each second; virtual time has no threads."""
     async with EmbeddedRocketMQ() as server:
         await create(server.namesrv, queues=2)
         loop, go_on = asyncio.get_running_loop(), asyncio.Event()
