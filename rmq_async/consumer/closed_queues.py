@@ -31,6 +31,8 @@ logger = logging.getLogger(__name__)
 
 LOOK_EVERY: Final = 60.0
 """Seconds between two looks at the settings of the group."""
+SPACING: Final = 1.0
+"""Seconds between two looks at least: one requests the route of the retry topic, and a changed route asks for the next."""
 OLD_EVERY: Final = 1800.0
 """The same for brokers before 5.0, which return the settings of all groups only."""
 MOST_COUNTED: Final = 64
@@ -85,13 +87,14 @@ class ClosedQueues:
         return [*self._problems.copy().values()]
 
     async def run(self) -> None:
-        """Looks at once, and at the settings of the group each LOOK_EVERY seconds; never returns."""
+        """Looks at once, and at the settings of the group each LOOK_EVERY seconds and after changes; never returns."""
         while True:
             self.look()
             if self.limits is not None:
                 await self._look_at_retry_queues(self._retry_topic, self.limits)
+            await asyncio.sleep(SPACING)
             with suppress(TimeoutError):
-                async with asyncio.timeout(LOOK_EVERY):
+                async with asyncio.timeout(LOOK_EVERY - SPACING):
                     await self._grown.wait()
             self._grown.clear()
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from rmq_async import Admin, Consumer, MessageExt, Problem, Retry
+from rmq_async.client import RouteTable, TopicRoute
 from rmq_async.consumer.closed_queues import closed_brokers
 from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_protocol.bodies import SubscriptionGroupConfig, encode_body
@@ -17,7 +18,7 @@ from rmq_protocol.constants import RequestCode
 from rmq_protocol.route import QueueData, TopicQueueMapping, TopicRouteData
 
 from ...support.instances import client_of
-from .support import Seen, create, send, until
+from .support import Seen, create, member, send, until
 
 WAYS: dict[str, dict[str, Any]] = {
     "pull": {},
@@ -118,6 +119,14 @@ def test_closed_queues_of_a_route() -> None:
     assert closed(static) == []
 
 
+async def set_retry_queues(admin: Admin, number: int) -> None:
+    """Sets the number as a tool does that leaves the retry topic as it is."""
+    client = await client_of(admin)
+    body = encode_body(SubscriptionGroupConfig("g", retry_queue_nums=number))
+    command = RemotingCommand(code=RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=body)
+    await client.ask_broker("broker-a", "T", command, 3.0)
+
+
 async def fail_once(message: MessageExt) -> None:
     if not message.reconsume_times:
         raise ValueError
@@ -144,6 +153,33 @@ async def test_retry_topic_grows_with_the_retry_queues_of_its_group() -> None:
 
 
 @pytest.mark.virtual_time
+async def test_route_that_changes_at_each_request_is_looked_at_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As while brokers restart: each look requests the route, and each new route asks for a look."""
+    refresh, looks = RouteTable.refresh, 0
+
+    async def changed(table: RouteTable, topic: str, *arguments: Any, **options: Any) -> TopicRoute:
+        nonlocal looks
+        route = await refresh(table, topic, *arguments, **options)
+        looks += topic == "%RETRY%g"
+        for callback in [*table.on_change]:
+            callback(route)
+        return route
+
+    async with EmbeddedRocketMQ() as server, Admin(namesrv=server.namesrv) as admin:
+        await create(server.namesrv)
+        async with member("g", server.namesrv, "one", Seen()) as consumer:
+            await until(lambda: consumer.assignment)
+        await set_retry_queues(admin, 4)
+        async with member("g", server.namesrv, "one", Seen()) as consumer:
+            await until(lambda: of(consumer, "queue_missing"), 120.0)
+            monkeypatch.setattr(RouteTable, "refresh", changed)
+            await asyncio.sleep(70)
+            began = looks
+            await asyncio.sleep(10)
+            assert 1 <= looks - began <= 10
+
+
+@pytest.mark.virtual_time
 async def test_retry_queues_that_the_retry_topic_lacks_are_a_problem_and_count_as_lag(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -155,10 +191,7 @@ async def test_retry_queues_that_the_retry_topic_lacks_are_a_problem_and_count_a
         consumer.subscribe("T", seen)
         async with consumer:
             await until(lambda: consumer.assignment)
-        client = await client_of(admin)
-        body = encode_body(SubscriptionGroupConfig("g", retry_queue_nums=4))
-        command = RemotingCommand(code=RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=body)
-        await client.ask_broker("broker-a", "T", command, 3.0)
+        await set_retry_queues(admin, 4)
         seen = Seen(fail_once)
         options = {"retry": Retry(limit=3, delays=(0.05,)), "commit_interval": 0.1}
         consumer = Consumer("g", namesrv=server.namesrv, start_from="earliest", **options)
