@@ -151,9 +151,7 @@ class Takeover:
             waited, locked = self._waiting.pop(queue, None), self._ready.pop(queue, None)
             self._late.pop(queue, None)
             self._doubted.pop(queue, None)
-            self._without.pop(queue, None)
-            self._looking.pop(queue, None)
-            self.errors.pop(queue, None)
+            self._forget_offset(queue)
             if waited is not None or locked is not None:
                 removed.append(queue)
         self._check_idle()
@@ -172,6 +170,7 @@ class Takeover:
     def lose(self, queue: MessageQueue) -> None:
         """Requests the lock of a queue again if it was lost before the queue's offset was known."""
         if self._ready.pop(queue, None) is not None:
+            self._forget_offset(queue)
             self._waiting[queue] = machine.monotonic()
 
     async def run(self) -> None:
@@ -185,6 +184,11 @@ class Takeover:
             await self._read_offsets()
             if self._waiting or self._ready:
                 await asyncio.sleep(max(began + self._pause() - machine.monotonic(), ASK_EVERY / 10))
+
+    def _forget_offset(self, queue: MessageQueue) -> None:
+        """Removes what was noted while the offset of a queue was requested."""
+        for noted in (self._without, self._looking, self.errors):
+            noted.pop(queue, None)
 
     def _check_idle(self) -> None:
         if not self._waiting and not self._ready:
@@ -342,9 +346,7 @@ class Takeover:
                 if queue in self._ready:
                     self._ready[queue] = machine.monotonic() + OFFSET_PAUSE
             elif self._ready.pop(queue, None) is not None:
-                self._without.pop(queue, None)
-                self._looking.pop(queue, None)
-                self.errors.pop(queue, None)
+                self._forget_offset(queue)
                 self._open(queue, offset, committed, look)
                 self._check_idle()
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rmq_async import MessageExt, MessageQueue, Outcome
+from rmq_async import MessageExt, MessageQueue, Outcome, machine
 from rmq_async.consumer.commits import Commits, Doubts
 from rmq_async.consumer.decision import Decision
 from rmq_async.consumer.delivery import Delivery
@@ -20,7 +20,7 @@ from rmq_async.consumer.held_queue import HeldQueue, QueueState, Waiting
 from rmq_async.consumer.outcomes import Outcomes
 from rmq_async.consumer.settled import SettledLog
 from rmq_async.consumer.subscription import Subscription
-from rmq_async.errors import BrokerNotFoundError
+from rmq_async.errors import BrokerNotFoundError, RocketMQError
 
 pytestmark = pytest.mark.virtual_time
 
@@ -101,6 +101,45 @@ async def test_takeover_lock_lost_before_the_offset_is_known(monkeypatch: pytest
             await asyncio.sleep(0)
         takeover.lose(QUEUE)
         await asked.get()
+    running.cancel()
+    await asyncio.wait([running])
+
+
+async def test_takeover_lock_got_again_waits_for_a_former_owner_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one that had the lock in between may be about to commit: else all messages of the queue are repeated."""
+    granted, opened = [True], list[float]()
+
+    class Locks:
+        async def lock(self, queues: Iterable[MessageQueue]) -> frozenset[MessageQueue]:
+            return frozenset(queues) if granted[0] else frozenset()
+
+        def errors_of(self, queues: Iterable[MessageQueue]) -> dict[str, RocketMQError]:
+            return {}
+
+        def is_ordered(self, queue: MessageQueue) -> bool:
+            return True  # else it is read without its lock some time
+
+    async def none(_: MessageQueue) -> tuple[int, int | None]:
+        return 0, None
+
+    async def end(*_: object, **__: object) -> int:
+        return 100
+
+    monkeypatch.setattr(handover, "max_offset", end)
+    locks: Any = Locks()
+    instance: Any = SimpleNamespace(routes=SimpleNamespace(broker_of=lambda queue: queue.broker_name))
+    takeover = Takeover(instance, "g", locks, 10.0, lambda *_: opened.append(machine.monotonic()))
+    takeover.start, takeover.is_shared = none, lambda: True
+    takeover.want([QUEUE])
+    running = asyncio.create_task(takeover.run())
+    await asyncio.sleep(2)
+    granted[0] = False
+    takeover.lose(QUEUE)
+    await asyncio.sleep(30)
+    assert not opened
+    granted[0], again = True, machine.monotonic()
+    await asyncio.sleep(20)
+    assert opened[0] - again >= handover.OFFSET_PATIENCE
     running.cancel()
     await asyncio.wait([running])
 
