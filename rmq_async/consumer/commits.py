@@ -208,7 +208,7 @@ class Commits:
         found = defaultdict[str, list[HeldQueue]](list)
         for held in self._held():
             found[self._instance.routes.broker_of(held.queue)].append(held)
-        for broker in self._errors.keys() - found.keys():
+        for broker in [each for each in self._errors if each not in found]:
             del self._errors[broker]
         return found
 

@@ -88,7 +88,7 @@ class Suspended(Group):
     reading: asyncio.Task[None]
 
     async def begin(self) -> None:
-        arguments = ("-m", "tests.cluster.replaced_store", "--member", self.namesrv, self.name)
+        arguments = (__file__, "--member", self.namesrv, self.name)
         self.process = await asyncio.create_subprocess_exec(sys.executable, *arguments, stdout=asyncio.subprocess.PIPE)
         self.reading = asyncio.create_task(self._read())
 

@@ -164,7 +164,7 @@ def test_name_servers_die_one_after_the_other_and_forget_and_sends_go_on(two_bro
         read = [message.msg_id for message in await read_all(two_brokers.namesrv, known)]
         verdict = judge(read, acknowledged, read)
         assert verdict.lost == ()
-        assert verdict.duplicated == 0
+        assert verdict.duplicated <= 6  # of the few sends under way while both brokers were frozen, which were sent again
 
     run(main())
 
@@ -222,24 +222,26 @@ async def sending(producer: Producer, topic: str) -> AsyncIterator[list[str]]:
 
 
 async def forgotten(cluster: RealCluster, producer: Producer, topic: str) -> TopicRoute | None:
-    """Name servers that come back know nothing until a broker registers, once in 30 s. Returns the route from before.
+    """Name servers that come back know nothing until a broker registers; frozen ones do not. Returns the route from before.
 
-    The producer itself has asked and got code 17 when this returns; should a broker have been faster, they are restarted.
+    The producer itself has asked them when this returns, and believes neither.
     """
-    for _ in range(5):
-        for server in cluster.nameservers:
-            await server.kill()
-        route = await route_of(producer, topic)
+    for server in cluster.nameservers:
+        await server.kill()
+    route = await route_of(producer, topic)
+    for broker in cluster.brokers:
+        broker.pause()
+    try:
         for server in cluster.nameservers:
             server.spawn()
         for server in cluster.nameservers:
             await server.wait_port(monotonic() + 30.0)
-        with suppress(NameServerError):
-            try:
-                await (await client_of(producer)).routes.fetch(topic, 2.0)
-            except TopicNotFoundError:
-                return route
-    pytest.fail("a broker registered each time before the producer asked")
+        with pytest.raises(NameServerError, match="it knows no broker yet"):
+            await (await client_of(producer)).routes.fetch(topic, 10.0)
+    finally:
+        for broker in cluster.brokers:
+            broker.resume()
+    return route
 
 
 @pytest.fixture(scope="module")

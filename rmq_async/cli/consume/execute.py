@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import sys
 import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
@@ -31,9 +30,6 @@ class Commands:
     stderr, since ours is for JSON objects only."""
 
     def __init__(self, command: str, *, stdout_to_stderr: bool) -> None:
-        if sys.version_info < (3, 12) and hasattr(os, "pidfd_open"):
-            # The default watcher starts a thread for each process, after it: where that is refused, the command would run unseen.
-            asyncio.set_child_watcher(asyncio.PidfdChildWatcher())
         self._command = command
         self._stdout = STDERR if stdout_to_stderr else None
         self._running: set[asyncio.subprocess.Process] = set()
