@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from rmq_async import Admin, Message, MessageQueue, Producer, SendError
+from rmq_async import Admin, Message, MessageQueue, Producer, RocketMQError, SendError
 from rmq_async.errors import NotEnoughReplicasError
 from rmq_async.testing._probe import ask
 from rmq_async.testing.cluster import RealCluster, require
@@ -37,13 +37,14 @@ async def test_broker_with_too_few_replicas_stores_nothing_until_it_has_them(lon
         await admin.create_topic("T", queues=1)
         queue = MessageQueue("T", lonely.brokers[0].name, 0)
         sends = [
-            producer.send(Message("T", b"plain"), timeout=0.5),
-            producer.send(Message("T", b"keyed"), key=1, timeout=0.5),
-            producer.send_batch([Message("T", b"batch")] * 2, timeout=0.5),
+            producer.send(Message("T", b"plain"), timeout=2.0),
+            producer.send(Message("T", b"keyed"), key=1, timeout=2.0),
+            producer.send_batch([Message("T", b"batch")] * 2, timeout=2.0),
         ]
         for error in await asyncio.gather(*sends, return_exceptions=True):
-            assert isinstance(error, SendError)
-            assert isinstance(error.__cause__, NotEnoughReplicasError)
+            assert isinstance(error, RocketMQError)
+            last = error.__cause__ if isinstance(error, SendError) else error  # a slow machine has time for one attempt
+            assert isinstance(last, NotEnoughReplicasError)
             assert not error.maybe_stored
         assert await admin.max_offset(queue) == 0
         sending = asyncio.ensure_future(producer.send(Message("T", b"in time"), key=1, timeout=30.0))
