@@ -46,6 +46,7 @@ from rmq_protocol.validation import plain
 from ._database import check_dialect, check_engine, check_transactional, seconds_from_now, split_table_name
 from ._functions import check_plain
 from ._text import type_name
+from ._threads import naming_refusals
 from .config import check_group, check_seconds
 from .errors import InvalidMessageError
 
@@ -92,8 +93,9 @@ class Inbox:
         Raises ConfigError for an object that is not an AsyncEngine, and for another database than PostgreSQL or SQLite.
         """
         check_engine(engine, "an inbox")
-        async with engine.begin() as connection:
-            await connection.run_sync(self._table.create, checkfirst=True)
+        with naming_refusals():
+            async with engine.begin() as connection:
+                await connection.run_sync(self._table.create, checkfirst=True)
 
     async def first(self, session: Session, message: MessageExt) -> bool:
         """Adds the message to the session's transaction; returns whether it was new to the group.

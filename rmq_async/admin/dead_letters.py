@@ -187,7 +187,7 @@ async def _queues(instance: ClientInstance, group: str, deadline: float) -> list
 async def _begin(instance: ClientInstance, queue: MessageQueue) -> int:
     """Returns the offset after the dead letters that were sent again or passed over, or the first offset if that is higher.
 
-    Where the queue ends below, letters have other offsets than those that were sent, and it begins with the first one. A broker
+    Where the queue ends below, letters have other offsets than the sent ones, and it begins with the first one. A broker
     that starts shows its queues late, and a replica may be behind: such an end is not believed.
     """
     first = await min_offset(instance, queue)

@@ -156,7 +156,7 @@ class Commits:
         self, brokers: Iterable[str] | None = None, *, wait: bool = False, failures: list[RocketMQError] | None = None
     ) -> None:
         """Commits the owned queues of ``brokers``, None for all, whose watermark is not confirmed: it has moved, an older commit
-        may still arrive, or the broker may be another one than the one that confirmed it.
+        may still arrive, or the broker may be another process than at the confirmation.
 
         ``wait``: as for ``commit``. ``failures``: a list that receives the errors.
         """

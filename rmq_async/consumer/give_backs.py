@@ -3,7 +3,7 @@ and the messages of other brokers do not wait for a broker that takes none back.
 
 # A broker is asked for AT_ONCE messages at a time. A message that no broker takes is delayed: until it is tried again, or, if this
 # member may handle it again itself, until its next attempt is due. While a broker refuses messages, its circuit breaker bounds how
-# often it is asked; when it takes one again, those that are delayed are given back. The number of messages in a buffer is bounded:
+# often it is asked; when it takes one again, the delayed messages are given back. The number of messages in a buffer is bounded:
 # at the bound the queues of its broker are not pulled.
 
 from __future__ import annotations

@@ -109,25 +109,35 @@ class Store:
         """Maximum seconds of a transaction: a lost connection to the database may stay silent for hours."""
 
     @asynccontextmanager
-    async def _transaction(self) -> AsyncIterator[AsyncConnection]:
+    async def _begin(self) -> AsyncIterator[AsyncConnection]:
         with naming_refusals():
-            async with asyncio.timeout(self.patience), self._engine.begin() as connection:
+            async with self._engine.begin() as connection:
                 yield connection
 
     @asynccontextmanager
-    async def _reading(self) -> AsyncIterator[AsyncConnection]:
+    async def _connect(self) -> AsyncIterator[AsyncConnection]:
         with naming_refusals():
-            async with asyncio.timeout(self.patience), self._engine.connect() as connection:
+            async with self._engine.connect() as connection:
                 yield connection
 
+    @asynccontextmanager
+    async def _transaction(self) -> AsyncIterator[AsyncConnection]:
+        async with asyncio.timeout(self.patience), self._begin() as connection:
+            yield connection
+
+    @asynccontextmanager
+    async def _reading(self) -> AsyncIterator[AsyncConnection]:
+        async with asyncio.timeout(self.patience), self._connect() as connection:
+            yield connection
+
     async def create_table(self) -> None:
-        async with self._engine.begin() as connection:
+        async with self._begin() as connection:
             await connection.run_sync(self._table.create, checkfirst=True)
 
     async def probe(self) -> None:
         """Raises ConfigError if the table is missing or lacks a column of this version."""
         try:
-            async with self._engine.connect() as connection:
+            async with self._connect() as connection:
                 await connection.execute(self.statements.probe)
         except (ProgrammingError, OperationalError) as error:
             self.check_is_there(error)
@@ -246,27 +256,26 @@ class Store:
         return sorted(rows, key=_by_id)
 
     async def status(self) -> OutboxStatus:
-        with naming_refusals():
-            async with self._engine.connect() as connection:
-                found = (await connection.execute(self.statements.totals)).one()
+        async with self._connect() as connection:
+            found = (await connection.execute(self.statements.totals)).one()
         return OutboxStatus(found.pending, max(0.0, found.oldest_age or 0.0), found.sent, found.failed)
 
     async def anything_to_send(self) -> bool:
         """Returns whether an unsent row can be sent, now or by a later attempt: it is neither FAILED nor behind a FAILED
         one."""
-        async with self._engine.connect() as connection:
+        async with self._connect() as connection:
             found: bool = (await connection.execute(self.statements.anything_to_send)).scalar_one()
             return bool(found)
 
     async def behind_failed(self) -> int:
         """Returns the number of rows that wait until a FAILED row of their key is retried or deleted."""
-        async with self._engine.connect() as connection:
+        async with self._connect() as connection:
             found: int = (await connection.execute(self.statements.behind_failed)).scalar_one()
             return found
 
     async def retry(self, rows: Collection[int] | None) -> int:
         """Makes rows due; returns their number. ``rows``: ids; None for all FAILED rows."""
-        async with self._engine.begin() as connection:
+        async with self._begin() as connection:
             if rows is None:
                 return _count(await connection.execute(self.statements.retry_all))
             chosen, changed = list(rows), 0
@@ -279,7 +288,7 @@ class Store:
         statement = self.statements.purge_failed if failed else self.statements.purge
         deleted = 0
         while True:
-            async with self._engine.begin() as connection:
+            async with self._begin() as connection:
                 count = _count(await connection.execute(statement, {"age": age, "limit": _AT_ONCE}))
             deleted += count
             if count < _AT_ONCE:

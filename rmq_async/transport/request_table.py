@@ -36,6 +36,7 @@ _PULL: Final = int(RequestCode.PULL_MESSAGE)
 _SEND: Final = int(RequestCode.SEND_MESSAGE_V2)
 LEAST_WRITTEN: Final = 0.2
 """Seconds that a send which was held has for its answer, if its call has as many."""
+MOST_MADE_UP: Final = 1.0
 FEW: Final = 16
 """Oldest entries among which a send is looked for: there may be thousands of long polls."""
 
@@ -60,10 +61,11 @@ def _oldest_of(owner: object, table: Mapping[int, Pending | HeldFrame], since: i
 
 
 def _make_up(pending: Pending, now: float) -> None:
-    """Gives a held request whose deadline passed while the loop was blocked as much more time, once: its window could not open."""
+    """Gives a held request whose deadline passed while the loop was blocked as much more time, once, MOST_MADE_UP seconds at most:
+    its window could not open."""
     if pending.sequence == 0:
         pending.sequence = -1
-        pending.deadline = 2 * now - pending.deadline
+        pending.deadline = now + min(now - pending.deadline, MOST_MADE_UP)
         pending.call_deadline = max(pending.call_deadline, pending.deadline)
 
 

@@ -210,7 +210,6 @@ async def test_a_small_run_of_ours_prints_tables_and_writes_figures(tmp_path: Pa
     assert len(document["runs"]) == 4
     for each in document["runs"]:
         assert each["stored"] == each["total"] >= each["messages"] > 0
-        assert each["visible_rate"] >= 0  # a broker makes what it stored visible a while later; the run lasts 0.2 s
         assert each["broker_us"] >= 0  # of a processor's time in ticks of 10 ms, of which a run of 0.2 s may see none
     assert {each["met"] for each in document["criteria"]} == {True}
     assert str(tmp_path) not in json.dumps(document)

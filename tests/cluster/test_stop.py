@@ -157,7 +157,7 @@ def test_a_stop_without_patience_ends_every_send_under_way(two_brokers: RealClus
         for outcome in (*outcomes, *[end[0] for end in ends.values()]):
             assert isinstance(outcome, SendResult | ClientStateError)
         known = {number for number, end in ends.items() if isinstance(end[0], ClientStateError) and not end[0].maybe_stored}
-        assert 0 < len(known) < len(ends) - 100  # those that waited for the window were not written; the others may be stored
+        assert 0 < len(known) < len(ends) - 100  # sends that waited for the window were not written; the others may be stored
         assert not known & {message.body.decode() for message in await read_all(two_brokers.namesrv, topic)}
         remains.check()
         with pytest.raises(ClientStateError):

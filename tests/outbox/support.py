@@ -48,7 +48,7 @@ async def rows(engine: AsyncEngine, table: str) -> list[Any]:
 
 
 async def earlier(engine: AsyncEngine, table: str, *columns: str, seconds: int = 3600) -> None:
-    """Sets times of all rows back, as if so many seconds had passed."""
+    """Sets times of all rows back, as if these seconds had passed."""
     there = (
         "{} - make_interval(secs => {})"
         if engine.dialect.name == "postgresql"

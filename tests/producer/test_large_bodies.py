@@ -1,6 +1,6 @@
 """Bodies that are compressed and decompressed in threads: calls end in time, however busy the threads are.
 
-The threads are real. Those that are busy stay so until a call has ended, so no test compares seconds.
+The threads are real. Busy ones stay so until a call has ended, so no test compares seconds.
 """
 
 from __future__ import annotations

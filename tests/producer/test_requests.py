@@ -406,7 +406,7 @@ async def test_what_a_server_pushes_may_be_anything() -> None:
 
 
 def test_reply_to_a_request_of_another_process_with_the_client_id_is_named(caplog: pytest.LogCaptureFixture) -> None:
-    """As containers with one address and a fixed instance name are: brokers push replies to the one that registered last."""
+    """As containers with one address and a fixed instance name are: brokers push replies to the process that registered last."""
 
     async def main(s: Simulation) -> None:
         async with Admin(namesrv=s.namesrv) as admin:

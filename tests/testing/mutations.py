@@ -4,7 +4,7 @@
     python -m tests.testing.mutations --run                     also looks for a test that fails, and notes it in mutations.json
 
 A draw is a file and a line of producer, consumer, client or transport. The first change of that line in the order of ``KINDS`` is
-taken, but for those that mutations.json calls equivalent, with the reason. Its lines are those of the commit that it names.
+taken, except the ones that mutations.json calls equivalent, with the reason. Its lines are those of the commit that it names.
 """
 
 from __future__ import annotations

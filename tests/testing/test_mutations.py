@@ -1,4 +1,4 @@
-"""The changes that ``mutations`` draws. Those that look for a failing test run pytest in processes of its own, for seconds."""
+"""The changes that ``mutations`` draws. Tests that look for a failing test run pytest in processes of its own, for seconds."""
 
 from __future__ import annotations
 

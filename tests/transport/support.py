@@ -188,7 +188,7 @@ def is_exact(elapsed: float, wanted: float) -> bool:
 
 @contextmanager
 def takes(seconds: float) -> Iterator[None]:
-    """Fails unless the block takes so many seconds of virtual time."""
+    """Fails unless the block takes these seconds of virtual time."""
     assert isinstance(asyncio.get_running_loop(), SimulatedLoop), (
         "seconds of a real loop say nothing; mark the test virtual_time"
     )

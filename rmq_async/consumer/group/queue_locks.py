@@ -127,7 +127,7 @@ class QueueLocks:
         return any(self._instance.routes.address_of(broker_name) is None for broker_name in self._granted_by)
 
     def doubt_replaced(self) -> frozenset[str]:
-        """Looks which brokers may be another process than the one that has granted their locks; returns those with locks to
+        """Looks which brokers may be another process than at the grant of their locks; returns those with locks to
         request there."""
         for broker_name, known in [*self._granted_by.items()]:
             if self._instance.is_replaced(broker_name, known):

@@ -106,7 +106,7 @@ async def test_takeover_lock_lost_before_the_offset_is_known(monkeypatch: pytest
 
 
 async def test_takeover_lock_got_again_waits_for_a_former_owner_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The one that had the lock in between may be about to commit: else all messages of the queue are repeated."""
+    """The member that had the lock in between may be about to commit: else all messages of the queue are repeated."""
     granted, opened = [True], list[float]()
 
     class Locks:
