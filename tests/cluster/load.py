@@ -14,6 +14,7 @@ from rmq_async.testing.cluster import RealCluster, Server
 from rmq_async.transport import CloseReason, Connection, ConnectionPool
 
 from ..support.instances import client_of
+from ..support.lateness import Lateness
 from .accounting import read_all, stored_count
 from .history import Copy, History, copies, verdict
 
@@ -39,8 +40,7 @@ class Load:
         self.history = History()
         self.ended: list[Ended] = []
         self.producer = producer
-        self.lag = 0.0
-        """Seconds by which the loop, or the machine, was late at most: no send is better than that."""
+        self.lateness = Lateness()
         self.stopping = False
         self.task = asyncio.ensure_future(self.run())
 
@@ -54,18 +54,21 @@ class Load:
     def first_success_since(self, when: float) -> float | None:
         return next((each.at for each in self.ended if each.at >= when and each.broker is not None), None)
 
+    def own(self, call: Ended) -> float:
+        """Returns the seconds of the call without those for which the loop was late: a busy machine took them."""
+        return self.lateness.own(call.at - call.seconds, call.at)
+
     async def run(self) -> None:
         start, made, calls = monotonic(), 0, set[asyncio.Task[None]]()
-        while not self.stopping:
-            while made < (monotonic() - start) * self.rate:
-                call = asyncio.ensure_future(self.send(str(made)))
-                calls.add(call)
-                call.add_done_callback(calls.discard)
-                made += 1
-            asleep = monotonic()
-            await asyncio.sleep(0.002)
-            self.lag = max(self.lag, monotonic() - asleep - 0.002)
-        await asyncio.gather(*calls)
+        async with self.lateness:
+            while not self.stopping:
+                while made < (monotonic() - start) * self.rate:
+                    call = asyncio.ensure_future(self.send(str(made)))
+                    calls.add(call)
+                    call.add_done_callback(calls.discard)
+                    made += 1
+                await asyncio.sleep(0.002)
+            await asyncio.gather(*calls)
 
     async def send(self, name: str) -> None:
         began = monotonic()

@@ -83,7 +83,7 @@ def test_the_only_broker_killed_fails_sends_in_time_and_serves_them_again(
         assert recovered is not None
         print(f"sends succeeded again {recovered - opened:.3f} s after the port opened")
         assert history.failed
-        assert history.slowest <= producer.config.timeout + LATE + MACHINE + min(load.lag, 2.0)
+        assert max(map(load.own, load.ended)) <= producer.config.timeout + LATE + MACHINE
         assert recovered - opened <= 5.0
         begun_since = [each for each in load.ended if each.at - each.seconds > recovered]
         assert begun_since
@@ -123,14 +123,13 @@ def test_a_paused_broker_costs_no_send_more_than_its_cap(two_brokers: RealCluste
         print(
             f"{rate:.0f} messages/s while it was paused, {strays} answers after the end of their calls; from 1 s after "
             f"SIGCONT on {after.count(victim.name)} of {len(after)} messages went there; the other broker's slowest "
-            f"{healthy:.3f} s, the loop at most {load.lag:.3f} s late"
+            f"{healthy:.3f} s"
         )
         assert history.retried > 100
         assert strays
         assert history.failed == {}
         assert watch.lost == 0
-        not_ours = max(MACHINE, healthy, 2 * load.lag)
-        assert history.slowest <= cap + LATE + not_ours
+        assert max(map(load.own, load.ended)) <= cap + LATE + max(MACHINE, healthy)
         assert healthy < cap
         assert rate > 0.9 * RATE
         assert after.count(victim.name) > 0.4 * len(after) > 0.08 * RATE, "it serves its half again, of however few"
