@@ -21,7 +21,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Final, NamedTuple, Protocol, TypeVar
 
-from rmq_async import Admin, Consumer, Message, MessageExt, Producer, SendError
+from rmq_async import Admin, Consumer, Message, MessageExt, Producer, RocketMQError
 from rmq_async.testing._ports import find_ports
 from rmq_async.testing._probe import ask, broker_addresses
 from rmq_async.testing.cluster import RealCluster, Server
@@ -189,8 +189,8 @@ class Failovers:
             try:
                 await self.producer.send(Message(TOPIC, b"%d" % number), key=number % 8)
                 self.acknowledged.add(number)
-            except SendError as error:
-                self.failed[type(error.__cause__).__name__] += 1
+            except RocketMQError as error:
+                self.failed[type(error.__cause__ or error).__name__] += 1
             await asyncio.sleep(pause)
 
     async def _all_handled(self) -> None:
