@@ -93,14 +93,11 @@ async def test_delay_holds_answers_back_and_keeps_their_order(server: EmbeddedRo
     start = time.monotonic()
     opaques = [broker.write(310, send_fields("T"), b"x") for _ in range(3)]
     assert [(await broker.read()).opaque for _ in range(3)] == opaques
-    assert 0.18 < time.monotonic() - start < 1.5
+    assert time.monotonic() - start == pytest.approx(0.2, abs=0.01)
     server.delay(0)
-    seconds = []
-    for _ in range(3):
-        start = time.monotonic()
-        await broker.send("T")
-        seconds.append(time.monotonic() - start)
-    assert min(seconds) < 0.15
+    start = time.monotonic()
+    await broker.send("T")
+    assert time.monotonic() - start < 0.01
     for wrong in (-1.0, float("nan"), float("inf")):
         with pytest.raises(ValueError, match="delay"):
             server.delay(wrong)

@@ -7,6 +7,7 @@ import contextlib
 import gc
 import logging
 import socket
+import time
 
 import pytest
 
@@ -15,6 +16,7 @@ from rmq_protocol.constants import RequestCode
 
 from ..support.fakes import RawClient, pull_fields, send_fields
 from ..support.leftovers import start_twice_at_once
+from ..support.waiting import until
 
 ROUTE = RequestCode.GET_ROUTEINFO_BY_TOPIC
 MAX = RequestCode.GET_MAX_OFFSET
@@ -240,13 +242,15 @@ async def test_answers_already_made_leave_before_the_end(server: EmbeddedRocketM
     assert len(response.body) > 1_000_000
 
 
+@pytest.mark.virtual_time
 async def test_stop_does_not_wait_for_a_peer_that_does_not_read(server: EmbeddedRocketMQ, broker: RawClient) -> None:
     await broker.send("T", bytes(4_000_000))
     for _ in range(3):
         broker.write(11, pull_fields("T"))
-    while server.requests[11] < 1:
-        await asyncio.sleep(0)
-    await asyncio.wait_for(server.stop(), 60)
+    await until(lambda: server.requests[11] > 0)
+    began = time.monotonic()
+    await server.stop()
+    assert time.monotonic() - began == pytest.approx(0.5, abs=0.01)
 
 
 async def test_a_restart_keeps_ports_and_messages(server: EmbeddedRocketMQ, broker: RawClient) -> None:

@@ -22,6 +22,7 @@ from ..support.databases import postgres_url as postgres_url
 from ..support.databases import sessions as sessions
 from ..support.databases import url as url
 from ..support.loops import pytest_asyncio_loop_factories as pytest_asyncio_loop_factories
+from .support import Looks
 
 _numbers = itertools.count()
 
@@ -29,6 +30,12 @@ _numbers = itertools.count()
 @pytest.fixture
 def table() -> str:
     return f"outbox_{next(_numbers)}"
+
+
+@pytest.fixture
+def looks(monkeypatch: pytest.MonkeyPatch) -> Looks:
+    """Of relays for due rows."""
+    return Looks(monkeypatch, "claim")
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import pytest
 from sqlalchemy import MetaData, text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
@@ -17,7 +18,7 @@ from rmq_async.outbox.store import Store
 from ..support.databases import Sessions, on_postgresql, on_sqlite, prepare_sqlite
 
 __all__ = [
-    "Sessions", "bodies", "earlier",
+    "Looks", "Sessions", "bodies", "earlier",
     "on_postgresql", "on_sqlite", "prepare_sqlite", "relay_of", "rows", "settled", "store_of", "until",
 ]  # fmt: skip
 
@@ -39,6 +40,35 @@ async def settled(outbox: Outbox, seconds: float = 60.0) -> OutboxStatus:
 
     await until(nothing_pending, seconds)
     return await outbox.status()
+
+
+class Looks:
+    """Counts how often relays ask the database by ``method`` of ``Store``: at first for due rows."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
+        self.begun = self.ended = 0
+        ask = getattr(Store, method)
+
+        async def counted(*given: Any, **more: Any) -> Any:
+            self.begun += 1
+            try:
+                return await ask(*given, **more)
+            finally:
+                self.ended += 1
+
+        monkeypatch.setattr(Store, method, counted)
+
+    async def more(self, count: int = 3) -> None:
+        """Waits for that many looks from now on; one that is under way does not count."""
+        enough = self.begun + count
+        await until(lambda: self.ended >= enough)
+
+    async def beside(self, engine: AsyncEngine) -> None:
+        """Waits for looks beside an open transaction. SQLite has one writer: there the first look waits for the end of that."""
+        if engine.dialect.name == "sqlite":
+            await until(lambda: self.begun > self.ended)
+        else:
+            await self.more()
 
 
 async def rows(engine: AsyncEngine, table: str) -> list[Any]:

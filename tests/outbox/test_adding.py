@@ -19,15 +19,15 @@ from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_async.outbox import Outbox
 from rmq_async.outbox.handover import Additions
 
-from .support import Sessions, bodies, on_sqlite, rows, settled, until
+from .support import Looks, Sessions, bodies, on_sqlite, rows, settled, until
 
 
 async def test_what_is_committed_is_sent_at_once(
-    outbox: Outbox, sessions: Sessions, server: EmbeddedRocketMQ, engine: AsyncEngine, table: str
+    looks: Looks, outbox: Outbox, sessions: Sessions, server: EmbeddedRocketMQ, engine: AsyncEngine, table: str
 ) -> None:
     async with sessions.begin() as session:
         row = await outbox.add(session, Message("T", b"paid"))
-        await asyncio.sleep(0.15)  # three looks of the relay
+        await looks.beside(engine)
         assert not server.messages("T")
     status = await settled(outbox)
     assert (status.sent, status.failed, status.oldest_age) == (1, 0, 0.0)
@@ -41,7 +41,9 @@ async def test_what_is_committed_is_sent_at_once(
     assert kept["queue_offset"] == stored.queue_offset
 
 
-async def test_what_is_rolled_back_is_never_sent(outbox: Outbox, sessions: Sessions, server: EmbeddedRocketMQ) -> None:
+async def test_what_is_rolled_back_is_never_sent(
+    looks: Looks, outbox: Outbox, sessions: Sessions, server: EmbeddedRocketMQ
+) -> None:
     with pytest.raises(RuntimeError, match="no stock"):
         async with sessions.begin() as session:
             await outbox.add(session, Message("T", b"rolled back"))
@@ -51,12 +53,12 @@ async def test_what_is_rolled_back_is_never_sent(outbox: Outbox, sessions: Sessi
     async with sessions.begin() as session:
         await outbox.add(session, Message("T", b"committed"))
     assert (await settled(outbox)).sent == 1
-    await asyncio.sleep(0.15)
+    await looks.more()
     assert bodies(server) == [b"committed"]
 
 
 async def test_a_row_that_got_the_id_of_one_that_was_rolled_back_is_sent_in_its_place(
-    outbox: Outbox, sessions: Sessions, server: EmbeddedRocketMQ
+    looks: Looks, outbox: Outbox, sessions: Sessions, server: EmbeddedRocketMQ
 ) -> None:
     """SQLite gives such ids again, and a session that is closed reports no rollback."""
     async with sessions() as session:
@@ -65,7 +67,7 @@ async def test_a_row_that_got_the_id_of_one_that_was_rolled_back_is_sent_in_its_
         await outbox.add(session, Message("T", b"committed"))
         await session.commit()
     await settled(outbox)
-    await asyncio.sleep(0.1)
+    await looks.more()
     assert bodies(server) == [b"committed"]
 
 
@@ -98,7 +100,9 @@ async def test_a_session_that_is_closed_or_gone_holds_nothing(outbox: Outbox, se
     assert gone() is None
 
 
-async def test_savepoints_count(outbox: Outbox, sessions: Sessions, server: EmbeddedRocketMQ) -> None:
+async def test_savepoints_count(
+    looks: Looks, outbox: Outbox, sessions: Sessions, server: EmbeddedRocketMQ, engine: AsyncEngine
+) -> None:
     async with sessions.begin() as session:
         await outbox.add(session, Message("T", b"a"))
         inner = await session.begin_nested()
@@ -106,7 +110,7 @@ async def test_savepoints_count(outbox: Outbox, sessions: Sessions, server: Embe
         deeper = await session.begin_nested()
         await outbox.add(session, Message("T", b"rolled back too"))
         await deeper.commit()
-        await asyncio.sleep(0.1)
+        await looks.beside(engine)
         assert not server.messages("T")
         await inner.rollback()
         async with session.begin_nested():
@@ -127,7 +131,7 @@ async def test_a_session_serves_one_transaction_after_the_other(
 
 
 async def test_a_session_inside_a_transaction_of_somebody_elses_sends_nothing_before_that_is_committed(
-    outbox: Outbox, engine: AsyncEngine, server: EmbeddedRocketMQ
+    looks: Looks, outbox: Outbox, engine: AsyncEngine, server: EmbeddedRocketMQ
 ) -> None:
     """The recipe for tests of services: the session's commit is none."""
     async with engine.connect() as connection:
@@ -135,10 +139,10 @@ async def test_a_session_inside_a_transaction_of_somebody_elses_sends_nothing_be
         async with AsyncSession(connection) as session:
             await outbox.add(session, Message("T", b"x"))
             await session.commit()
-        await asyncio.sleep(0.2)
+        await looks.beside(engine)
         assert not server.messages("T")
         await outer.rollback()
-    await asyncio.sleep(0.1)
+    await looks.more()
     assert not server.messages("T")
     assert (await outbox.status()).pending == 0
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -160,16 +159,18 @@ async def test_a_stop_that_is_cancelled_leaves_no_task(outbox: Outbox, sessions:
 async def test_a_stop_that_is_cancelled_while_the_database_keeps_it_waiting_stops_the_producer(
     engine: AsyncEngine, server: EmbeddedRocketMQ, table: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = asyncio.Event()
+    asked, ended, cancels = asyncio.Event(), asyncio.Event(), 0
 
     async def never(*_: Any, **__: Any) -> Any:
+        """A driver that ends its transaction, cancelled or not."""
+        nonlocal cancels
         asked.set()
-        try:
-            await asyncio.sleep(30)
-        finally:
-            for _ in range(3):  # a driver that ends its transaction, cancelled or not
-                with suppress(asyncio.CancelledError):
-                    await asyncio.sleep(0.2)
+        while not ended.is_set():
+            try:
+                await ended.wait()
+            except asyncio.CancelledError:
+                cancels += 1
+        raise asyncio.CancelledError
 
     producer = Producer("orders", namesrv=server.namesrv)
     outbox = Outbox(engine, producer, table=table, poll_interval=0.02)
@@ -178,13 +179,14 @@ async def test_a_stop_that_is_cancelled_while_the_database_keeps_it_waiting_stop
     await outbox.start()
     await asked.wait()
     stopping = asyncio.create_task(outbox.stop(0.0))
-    for _ in range(2):  # the second one at the wait for the loops that the first one has not stopped
-        await asyncio.sleep(0.05)
+    for number in (1, 2):  # the second one at the wait for the loops that the first one has not stopped
+        await until(lambda number=number: cancels == number)
         stopping.cancel()
     with pytest.raises(asyncio.CancelledError):
         await stopping
     assert producer.state is ProducerState.STOPPED
     assert not is_owned(producer)
+    ended.set()
     await until(lambda: not [task for task in asyncio.all_tasks() if task.get_name().startswith("rmq_async outbox")])
 
 

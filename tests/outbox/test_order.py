@@ -14,14 +14,13 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from rmq_async import Message, Producer, RocketMQError
 from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_async.outbox import Outbox
-from rmq_async.outbox.store import Store
 
-from .support import Sessions, on_postgresql, on_sqlite, relay_of, rows, settled, store_of, until
+from .support import Looks, Sessions, on_postgresql, on_sqlite, relay_of, rows, settled, store_of, until
 
 
 @on_postgresql
 async def test_a_row_that_somebody_locks_costs_no_hot_loop(
-    make: Any, engine: AsyncEngine, table: str, sessions: Sessions, server: EmbeddedRocketMQ, monkeypatch: pytest.MonkeyPatch
+    make: Any, engine: AsyncEngine, table: str, sessions: Sessions, server: EmbeddedRocketMQ, looks: Looks
 ) -> None:
     """The rows behind it are found, taken, and given back."""
     outbox = make(poll_interval=0.2, batch_size=2)
@@ -29,22 +28,14 @@ async def test_a_row_that_somebody_locks_costs_no_hot_loop(
     async with sessions.begin() as session:
         for number in range(3):
             await outbox.add(session, Message("T", b"%d" % number, sharding_key="k"))
-    claim, claims = Store.claim, 0
-
-    async def counted(*given: Any, **more: Any) -> Any:
-        nonlocal claims
-        claims += 1
-        return await claim(*given, **more)
-
-    monkeypatch.setattr(Store, "claim", counted)
     async with engine.begin() as connection:
         await connection.execute(text(f"SELECT 1 FROM {table} ORDER BY id LIMIT 1 FOR UPDATE"))
         await outbox.start()
-        await until(lambda: claims > 0)
+        await looks.more(1)
         began = monotonic()
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(0.5)  # real time: a rate is counted, and PostgreSQL holds the lock
         assert not server.messages("T")
-        assert claims <= 10 + 20 * (monotonic() - began)  # some at once, then one or two each 0.2 s
+        assert looks.begun <= 10 + 20 * (monotonic() - began)  # some at once, then one or two each 0.2 s
     await settled(outbox)
     await outbox.stop()
     assert first_seen(server) == {"k": [b"0", b"1", b"2"]}
@@ -111,7 +102,7 @@ async def test_a_failure_in_the_middle_holds_back_what_comes_after(
 
 
 async def test_a_row_that_failed_for_good_holds_back_its_key_and_no_other(
-    outbox: Outbox, sessions: Sessions, server: EmbeddedRocketMQ, engine: AsyncEngine, table: str
+    looks: Looks, outbox: Outbox, sessions: Sessions, server: EmbeddedRocketMQ, engine: AsyncEngine, table: str
 ) -> None:
     server.fail_next(13)
     await add(sessions, outbox, 3)
@@ -119,7 +110,7 @@ async def test_a_row_that_failed_for_good_holds_back_its_key_and_no_other(
     await add(sessions, outbox, 3, key="other")
     await add(sessions, outbox, 3, topic="Other")
     await until(lambda: len(server.messages("Other")) == 3 and first_seen(server).get("other") == numbered(3))
-    await asyncio.sleep(0.1)
+    await looks.more()
     assert [row["state"] for row in await rows(engine, table)][:3] == ["FAILED", "PENDING", "PENDING"]
     assert "k" not in first_seen(server)
     assert await outbox.retry() == 1

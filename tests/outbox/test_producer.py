@@ -85,7 +85,7 @@ async def test_the_last_of_two_outboxes_stops_their_producer(
 
 @on_sqlite
 async def test_name_servers_that_are_away_at_the_start_are_waited_for(
-    engine: AsyncEngine, table: str, server: EmbeddedRocketMQ, sessions: Sessions
+    engine: AsyncEngine, table: str, server: EmbeddedRocketMQ, sessions: Sessions, caplog: pytest.LogCaptureFixture
 ) -> None:
     await server.stop()
     producer = Producer("orders", namesrv=server.namesrv, request_timeout=0.2)
@@ -94,7 +94,7 @@ async def test_name_servers_that_are_away_at_the_start_are_waited_for(
     async with outbox:
         async with sessions.begin() as session:
             await outbox.add(session, Message("T", b"x"))
-        await asyncio.sleep(0.1)
+        await until(lambda: "producer cannot start and tries again" in caplog.text)
         assert (await outbox.status()).pending == 1
         await server.start()
         assert (await settled(outbox)).sent == 1

@@ -12,7 +12,7 @@ from rmq_async import Message, Producer
 from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_async.outbox import Outbox, OutboxStatus, StuckMessage, relay
 
-from .support import Sessions, earlier, on_sqlite, rows, settled, until
+from .support import Looks, Sessions, earlier, on_sqlite, rows, settled, until
 
 
 @pytest.fixture
@@ -25,6 +25,12 @@ async def producer(server: EmbeddedRocketMQ) -> Any:
 def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
     """However long ``stuck_after`` is: tests set the times of rows back instead of waiting."""
     monkeypatch.setattr(relay, "LONGEST_PAUSE", 0.05)
+
+
+@pytest.fixture
+def watches(monkeypatch: pytest.MonkeyPatch) -> Looks:
+    """Looks of relays for stuck messages."""
+    return Looks(monkeypatch, "stuck")
 
 
 async def all_failed(engine: AsyncEngine, table: str) -> bool:
@@ -41,7 +47,7 @@ def make(make: Any) -> Any:
 
 @pytest.mark.usefixtures("looks_often")
 async def test_each_row_is_reported_once_in_a_period_by_all_processes_together(
-    make: Any, sessions: Sessions, server: EmbeddedRocketMQ, engine: AsyncEngine, table: str
+    make: Any, sessions: Sessions, server: EmbeddedRocketMQ, engine: AsyncEngine, table: str, watches: Looks
 ) -> None:
     reported: list[StuckMessage] = []
     outboxes = [make(on_stuck=reported.append, stuck_after=1800.0) for _ in range(2)]
@@ -53,7 +59,7 @@ async def test_each_row_is_reported_once_in_a_period_by_all_processes_together(
         await until(lambda: all_failed(engine, table))
         await earlier(engine, table, "created")
         await until(lambda: len(reported) >= 3)
-        await asyncio.sleep(0.15)  # further looks
+        await watches.more(4)
         assert sorted(message.id for message in reported) == ids
         server.fail_next(2, 0)
     first = reported[0]
@@ -138,7 +144,7 @@ async def test_a_callback_that_raises_is_reported_to_the_loop_and_ends_nothing(
 
 @on_sqlite
 async def test_without_a_callback_the_log_gets_it(
-    make: Any, sessions: Sessions, producer: Producer, caplog: pytest.LogCaptureFixture
+    make: Any, sessions: Sessions, producer: Producer, caplog: pytest.LogCaptureFixture, watches: Looks
 ) -> None:
     outbox = make(stuck_after=0.2)
     await outbox.create_table()
@@ -147,7 +153,7 @@ async def test_without_a_callback_the_log_gets_it(
         async with sessions.begin() as session:
             first, _ = [await outbox.add(session, Message("T", b"x")) for _ in range(2)]
         await until(lambda: "are stuck" in caplog.text)
-        await asyncio.sleep(0.15)
+        await watches.more(2)
     reported = [record.getMessage() for record in caplog.records if "are stuck" in record.getMessage()]
     assert len(reported) == 1
     assert reported[0].startswith(f"2 messages are stuck in the outbox, the first: row {first}, topic T,")
@@ -165,22 +171,22 @@ async def test_the_status_is_reported_at_intervals(make: Any, sessions: Sessions
         await until(lambda: bool(reported) and reported[-1].pending == 1 and reported[-1].oldest_age > 0)
         await producer.start()
         await until(lambda: reported[-1] == OutboxStatus(0, 0.0, 1, 0))
-    count = len(reported)
-    await asyncio.sleep(0.1)
-    assert len(reported) == count
+    assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("rmq_async outbox")]
 
 
+@pytest.mark.usefixtures("looks_often")
 @on_sqlite
 async def test_a_message_that_left_in_time_is_not_reported(
-    make: Any, sessions: Sessions, engine: AsyncEngine, table: str
+    make: Any, sessions: Sessions, engine: AsyncEngine, table: str, watches: Looks
 ) -> None:
     reported: list[StuckMessage] = []
-    outbox = make(on_stuck=reported.append)
+    outbox = make(on_stuck=reported.append, stuck_after=1800.0)
     await outbox.create_table()
     async with outbox:
         async with sessions.begin() as session:
             await outbox.add(session, Message("T", b"x"))
         await settled(outbox)
-        await asyncio.sleep(0.4)
+        await earlier(engine, table, "created")
+        await watches.more(2)
     assert not reported
     assert (await rows(engine, table))[0]["alerted"] is None

@@ -67,6 +67,7 @@ async def test_a_rollback_delivers_nothing_and_ends_the_questions(
     assert server.messages("T") == server.messages(CHECK_MAX_TOPIC) == []
 
 
+@pytest.mark.virtual_time
 async def test_an_end_that_is_not_known_is_not_answered_and_asked_about(
     server: EmbeddedRocketMQ, broker: RawClient, producer: RawClient, clock: WatchedClock
 ) -> None:
