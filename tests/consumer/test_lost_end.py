@@ -84,7 +84,7 @@ def test_patience_above_the_end_begins_with_the_first_answer() -> None:
             begin = s.now
             with pytest.raises(OffsetRangeError, match=r"was read up to offset 8, and may have others from \d on"):
                 await reading
-            assert 0.9 < s.now - begin < 1.5
+            assert 0.95 < s.now - begin < 1.05
 
     Simulation(1, brokers=1, faults=None).run(main)
 

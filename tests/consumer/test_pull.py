@@ -105,7 +105,7 @@ async def test_a_waiting_pull_ends_with_the_message() -> None:
         start = monotonic()
         await put(consumer, QUEUE, [b"x"])
         result = await pull
-        assert monotonic() - start < 1.0
+        assert monotonic() - start < 0.01
         assert [message.body for message in result.messages] == [b"x"]
 
 
@@ -115,7 +115,7 @@ async def test_a_waiting_pull_ends_in_time_without_one() -> None:
         start = monotonic()
         result = await consumer.pull(QUEUE, 0, wait=0.3)
         assert result.status is PullStatus.NO_NEW
-        assert 0.25 < monotonic() - start < 3
+        assert 0.29 < monotonic() - start < 0.31
 
 
 @pytest.mark.virtual_time
@@ -131,7 +131,7 @@ async def test_a_broker_that_holds_pulls_too_long_does_not_make_them_late() -> N
         start = monotonic()
         result = await consumer.pull(QUEUE, 5, wait=0.2)
         assert (result.status, result.next_offset) == (PullStatus.NO_NEW, 5)
-        assert 0.18 < monotonic() - start < 0.6
+        assert 0.19 < monotonic() - start < 0.21
 
 
 @pytest.mark.virtual_time
@@ -226,7 +226,7 @@ async def test_a_silent_broker_ends_by_the_deadline_and_leaves_no_entry() -> Non
         assert caught.value.broker == "broker-a"
         with pytest.raises(RequestTimeoutError):
             await consumer.pull(QUEUE, 0, wait=0.2)
-        assert monotonic() - start < 1.5
+        assert 0.59 < monotonic() - start < 0.61
         assert not under_way(consumer)
 
 

@@ -58,7 +58,7 @@ async def test_an_empty_topic_ends_at_once() -> None:
         start = monotonic()
         assert await collect(consumer.read(TOPIC)) == []
         assert await collect(consumer.read(TOPIC, start="latest")) == []
-        assert monotonic() - start < 1.0
+        assert monotonic() - start < 0.01
         assert server.requests[11] == 0
 
 
@@ -191,7 +191,7 @@ async def test_an_offset_above_the_end_is_an_error() -> None:
         with pytest.raises(OffsetRangeError) as caught:
             await collect(consumer.read(TOPIC, start={Q0: 5}, end=None))
         assert caught.value.max_offset == 3
-        assert monotonic() - start < 2.0
+        assert 0.95 < monotonic() - start < 1.1
 
 
 async def test_what_is_stored_and_not_yet_readable_is_waited_for() -> None:
@@ -220,7 +220,7 @@ async def test_an_end_that_never_becomes_readable_is_given_up_with_a_warning(cap
         broker.high = 5
         start = monotonic()
         assert await collect(consumer.read(TOPIC)) == []
-        assert 0.4 < monotonic() - start < 1.5
+        assert 0.5 < monotonic() - start < 1.0
         assert "ends at offset 0 instead of 5: the broker has sent no further message for " in caplog.text
 
 
@@ -285,7 +285,7 @@ async def test_stop_ends_a_reading_wherever_it_is() -> None:
         await asyncio.sleep(0.05)
         start = monotonic()
         await consumer.stop()
-        assert monotonic() - start < 0.5
+        assert monotonic() - start < 0.01
         with pytest.raises(ClientStateError):
             await waiting
         with pytest.raises(ClientStateError):

@@ -116,7 +116,7 @@ def test_batch_waits_for_messages_up_to_its_time() -> None:
             began = s.now
             await send(s.namesrv, *[b"x"] * 5)
             await consumer.wait_settled(5, timeout=10.0)
-            assert s.now - began < 0.5
+            assert s.now - began < 0.05
 
     Simulation(1, brokers=1, faults=None).run(main)
 
@@ -290,7 +290,7 @@ def test_wait_for_a_full_batch_delays_no_drain(how: str) -> None:
             if how == "handover":
                 async with consumer_of("one"):  # takes the queue of the retry topic
                     await until(lambda: len(seen.seen) == 2, 5.0)
-        assert s.now - began < 3.0
+        assert s.now - began < 0.2
         assert seen.seen == [[b"0", b"1"], [b"0"]]
 
     Simulation(1, brokers=1, faults=None).run(main)

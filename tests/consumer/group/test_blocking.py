@@ -45,7 +45,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def inner(named: Callable[[], object] = heard.copy) -> None:
-    """Blocks until it is named: these tests wait in earnest, for the thread that looks."""
+    """Blocks until it is named. Real time: a thread looks each 20 ms for what blocks, and virtual time has no threads."""
     deadline = time.monotonic() + 60
     while not named():
         assert time.monotonic() < deadline, "what blocks was not named"

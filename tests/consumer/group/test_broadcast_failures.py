@@ -118,7 +118,7 @@ async def test_stop_does_not_wait_for_the_next_attempt() -> None:
             assert consumer.position(Q0) == 1
             assert consumer.stats().buffered == 1
             began = asyncio.get_running_loop().time()
-        assert asyncio.get_running_loop().time() - began < 3
+        assert asyncio.get_running_loop().time() - began < 0.01
         assert store.positions[Q0] == 1  # the next start repeats it, and what was settled behind it
 
 

@@ -31,7 +31,7 @@ def test_stop_waits_for_an_iterator_that_goes_on() -> None:
         await asyncio.sleep(0.5)
         began = s.now
         await consumer.stop()
-        assert 1.0 < s.now - began < 3.0
+        assert 1.45 < s.now - began < 1.55
         await task
         assert seen == [b"0"]
         assert not consumer.done(MessageExt("T", b""))
@@ -66,7 +66,7 @@ def test_stop_does_not_wait_for_messages_that_nothing_will_settle(how: str) -> N
             else:
                 async for _ in consumer:
                     break
-        assert s.now - began < 1.0
+        assert s.now - began < 0.05
         async with reader(s.namesrv) as consumer:
             assert await taken(consumer, 1) == [b"1" if how == "body" else b"0"]
         if kept:
@@ -88,7 +88,7 @@ def test_stop_gives_back_what_lies_below_settled_messages() -> None:
                 batch = [*batch, *await consumer.receive(3, timeout=5.0)]  # type: ignore[assignment]
             assert consumer.done(*batch[1:])
             began = s.now
-        assert s.now - began < 2.0
+        assert s.now - began < 0.05
         async with reader(s.namesrv) as consumer:
             again = await anext(aiter(consumer))
             assert (again.body, again.reconsume_times) == (b"0", 1)

@@ -227,11 +227,11 @@ def test_callbacks_that_hang_are_cancelled_after_handover_timeout(caplog: pytest
         joined = s.now
         await two.start()
         await until(lambda: len(two.assignment) > 0)
-        assert s.now - joined < 7
+        assert 4.0 < s.now - joined < 5.0
         await asyncio.sleep(10)
         stopping = s.now
         await one.stop()
-        assert s.now - stopping < 15
+        assert 11.9 < s.now - stopping < 12.1
         await two.stop()
         assert {kind for kind, _ in cancelled} == {"on_assigned", "on_revoked", "on_released"}
         assert {seconds for _, seconds in cancelled} == {4}
@@ -258,7 +258,7 @@ async def test_stop_with_little_time_ends_callbacks_that_hang() -> None:
         await consumer.start()
         began = asyncio.get_running_loop().time()
         await consumer.stop(1.2)
-        assert asyncio.get_running_loop().time() - began < 3
+        assert 1.2 < asyncio.get_running_loop().time() - began < 1.3
         assert len(started) >= 2
 
 

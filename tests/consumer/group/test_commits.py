@@ -211,7 +211,7 @@ async def test_stop_does_not_wait_for_a_retry_topic_that_a_new_master_lacks(capl
         server.lose_offsets()
         began = machine.monotonic()
         await consumer.stop()
-        assert machine.monotonic() - began < 1.0
+        assert machine.monotonic() - began < 0.01
         assert server.progress("g")[Q0] == 1
     assert not [each for each in caplog.records if each.levelname == "ERROR"]
 
@@ -244,7 +244,7 @@ def test_stop_waits_for_a_broker_that_is_away(away: float, caplog: pytest.LogCap
         assert committed == 2
         assert not errors
     else:
-        assert 24.0 <= took <= 25.1
+        assert 24.9 < took < 25.1
         assert committed == 0
         assert any("offset 2" in text and f"{Q0}" in text for text in errors)
 

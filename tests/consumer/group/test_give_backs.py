@@ -221,7 +221,7 @@ def test_paused_queue_begins_no_attempt_here_and_stops_at_once(what: str) -> Non
         await asyncio.sleep(40)
         began = s.now
         await consumer.stop()
-        assert s.now - began < 1
+        assert s.now - began < 0.05
         assert handler.attempts == [1, 2]
 
     Simulation(1, brokers=1, faults=None).run(main)
@@ -324,7 +324,7 @@ def test_stop_beside_a_broker_that_is_frozen_takes_its_time_only(mode: Any) -> N
         await asyncio.sleep(20)
         began = s.now
         await consumer.stop()
-        assert s.now - began < 5.5
+        assert 4.9 < s.now - began < 5.1
         assert [task.get_name() for task in asyncio.all_tasks()] == [asyncio.current_task().get_name()]  # type: ignore[union-attr]
         machine.resume()
 
@@ -389,8 +389,9 @@ def test_messages_that_rest_here_go_back_when_their_broker_takes_them() -> None:
             machine.broker.refuse_give_backs(None)
             await consumer.wait_idle(timeout=60.0)
             assert not consumer.health().problems
-            await until(lambda: len(handler.done) == 20, 700.0)
-            assert 500 < s.now - began < 640, "the delay is the one that was asked for"
+            await asyncio.sleep(began + 600.0 - s.now)
+            assert not handler.done, "the delay is the one that was asked for"
+            await until(lambda: len(handler.done) == 20, 40.0)
 
     Simulation(3, brokers=1, faults=None).run(main)
 
@@ -481,7 +482,7 @@ async def test_by_hand_no_call_waits_for_a_broker_that_takes_nothing_back(way: s
             first, second = await consumer.receive(2)
             began = loop.time()
             taken = await (consumer.retry(first, 30) if way == "retry" else consumer.dead_letter(first))
-            assert loop.time() - began < 5
+            assert loop.time() - began < 3.01
             assert taken is (way == "retry"), "it is handed out again here after its delay"
             assert consumer.done(second)
             assert codes(consumer) == [("not_taken_back", "broker-a")]

@@ -285,7 +285,8 @@ async def test_stop_with_a_time_that_is_over() -> None:
 async def test_run_until_a_signal(caplog: pytest.LogCaptureFixture) -> None:
     async with EmbeddedRocketMQ() as server:
         await create(server.namesrv)
-        seen = Seen(lambda message: asyncio.sleep(0.2))
+        release = asyncio.Event()
+        seen = Seen(lambda message: release.wait())
         consumer = Consumer("g", namesrv=server.namesrv)
         consumer.subscribe("T", seen)
         running = asyncio.create_task(consumer.run(signals=(signal.SIGUSR1,)))
@@ -293,6 +294,9 @@ async def test_run_until_a_signal(caplog: pytest.LogCaptureFixture) -> None:
         await send(server.namesrv, b"x")
         await until(lambda: consumer.stats().running)
         os.kill(os.getpid(), signal.SIGUSR1)
+        await until(lambda: not consumer.health().ready)
+        assert not running.done()
+        release.set()
         await running
         assert seen.bodies == {b"x": 1}
         assert not caplog.records

@@ -92,8 +92,9 @@ def test_live_member_handles_all_messages_that_are_stored_after_a_loss(mode: str
             if mode != "tags":
                 assert 9 <= consumer.stats().lost <= 10
                 assert "messages_skipped" in codes(consumer)
-                await asyncio.sleep(601)
-                assert codes(consumer) == []
+                if new == 3:
+                    await asyncio.sleep(601)
+                    assert codes(consumer) == []
 
     Simulation(1, brokers=1, faults=None).run(main)
 

@@ -50,14 +50,14 @@ def test_members_that_come_and_go_handle_each_message_once(seed: int) -> None:
         async def produce() -> None:
             nonlocal sent
             async with Producer("p", namesrv=s.namesrv) as producer:
-                while s.now < 120:
+                while s.now < 90:
                     await producer.send(Message("T", b"%d" % sent))
                     sent += 1
-                    await asyncio.sleep(0.05)
+                    await asyncio.sleep(0.1)
 
         producing = asyncio.create_task(produce())
         number = 0
-        while s.now < 120:
+        while s.now < 90:
             await asyncio.sleep(3)
             if len(live) > 1 and chance.random() < 0.5:
                 await live.pop(chance.randrange(len(live))).stop()
@@ -69,7 +69,7 @@ def test_members_that_come_and_go_handle_each_message_once(seed: int) -> None:
         await asyncio.sleep(30)
         for each in live:
             await each.stop()
-        assert len(seen.bodies) == sent > 1000
+        assert len(seen.bodies) == sent > 500
         assert seen.twice == 0
 
     Simulation(seed, faults=None).run(main)
@@ -97,7 +97,7 @@ def test_member_that_crashes_is_replaced() -> None:
         await send(s.namesrv, *[b"%d" % number for number in range(40, 80)])
         crashed_at = s.now
         await until(lambda: len(other.assignment) == 8 + 2, 100.0)
-        assert s.now - crashed_at < 30
+        assert s.now - crashed_at < 15
         await asyncio.sleep(5)
         assert len(seen.bodies) == 80
         assert seen.twice <= 40
@@ -124,7 +124,7 @@ def test_queues_of_a_crashed_member_are_handed_on_at_once() -> None:
         await heir.stop()
         stopped_at = s.now
         await until(lambda: len(next_owner.assignment) == 8 + 2, 100.0)
-        assert s.now - stopped_at < 3
+        assert s.now - stopped_at < 1.1
         await next_owner.stop()
 
     Simulation(5, brokers=2, faults=None).run(main)
@@ -149,7 +149,7 @@ def test_queues_of_a_crashed_member_are_handed_on_by_one_that_joined_later() -> 
         await later.stop()
         stopped_at = s.now
         await until(lambda: len(stays.assignment) == 8 + 2, 100.0)
-        assert s.now - stopped_at < 3
+        assert s.now - stopped_at < 1.1
         await stays.stop()
 
     Simulation(5, brokers=2, faults=None).run(main)

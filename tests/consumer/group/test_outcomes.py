@@ -6,7 +6,6 @@ import asyncio
 import itertools
 import logging
 import threading
-import time
 
 import pytest
 
@@ -173,7 +172,6 @@ async def test_plain_function_runs_in_a_thread() -> None:
         threads: list[str] = []
 
         def handler(message: MessageExt) -> None:
-            time.sleep(0.05)
             threads.append(threading.current_thread().name)
             assert current_delivery().messages == (message,)
 

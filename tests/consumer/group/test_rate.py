@@ -79,7 +79,7 @@ async def test_subscription_begins_so_many_messages_a_second() -> None:
             began = loop.time()
             await until(lambda: len(seen.bodies) >= 60)
             elapsed = loop.time() - began
-            assert 1.0 <= elapsed <= 2.5
+            assert 1.08 < elapsed < 1.14
             assert consumer.stats().buffered > 0
 
 
@@ -166,7 +166,7 @@ async def test_ordered_subscription_keeps_its_rate(order: Literal["key", "queue"
         async with consumer:
             began = loop.time()
             await until(lambda: len(handled) >= 30)
-            assert loop.time() - began >= 1.0
+            assert 1.38 < loop.time() - began < 1.44
         for queue in (0, 1):
             found = [int(body) for body in handled if int(body) % 2 == queue]
             assert found == sorted(found)

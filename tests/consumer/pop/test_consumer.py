@@ -122,7 +122,7 @@ async def test_stop_gives_back_what_has_not_begun() -> None:
             await asyncio.wait_for(hanging.wait(), 5)
             began = monotonic()
             await first.stop(1.1)
-            assert monotonic() - began < 2
+            assert 0.09 < monotonic() - began < 0.11
         async with popping(server, seen, "second"):
             await until(lambda: len(seen.bodies) == 30, 5)
         assert seen.twice == 0
@@ -136,7 +136,7 @@ async def test_stop_of_an_idle_member_does_not_wait() -> None:
         await asyncio.sleep(0.3)
         began = monotonic()
         await consumer.stop()
-        assert monotonic() - began < 0.5  # though a broker holds a pop of 5 s
+        assert monotonic() - began < 0.01  # though a broker holds a pop of 5 s
         seen = Seen()
         await send(server.namesrv, b"after")
         async with popping(server, seen):
