@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -45,8 +47,8 @@ def test_all_ways_decode_as_many_stored_messages(monkeypatch: pytest.MonkeyPatch
             assert len(decoded) == way.each, way.name
 
 
-async def test_an_option_that_cannot_work_is_refused() -> None:
-    code, out, error = await run("codec.py", "--rounds", "0")
+def test_an_option_that_cannot_work_is_refused(program: Callable[..., Any]) -> None:
+    code, out, error = program("codec.py", "--rounds", "0")
     assert (code, out) == (2, "")
     assert "must be above 0" in error
 

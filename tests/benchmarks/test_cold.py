@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -63,7 +65,7 @@ def test_missed_targets_are_reported(cold: ModuleType) -> None:
     ]
 
 
-async def test_unknown_part_is_refused() -> None:
-    code, out, error = await run("cold.py", "--parts", "warm")
+def test_unknown_part_is_refused(program: Callable[..., Any]) -> None:
+    code, out, error = program("cold.py", "--parts", "warm")
     assert (code, out) == (2, "")
     assert "burst, start, oneway, hole" in error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -47,8 +48,8 @@ def rounds_of(compare: Any, **rates: list[float]) -> list[dict[str, Any]]:
 # -- options
 
 
-async def test_help_names_peers_modes_and_options() -> None:
-    code, out, error = await run("compare.py", "--help")
+def test_help_names_peers_modes_and_options(program: Callable[..., Any]) -> None:
+    code, out, error = program("compare.py", "--help")
     assert (code, error) == (0, "")
     options = ("--rounds", "--seconds", "--warm-up", "--body", "--max-gb", "--json", "--keep-builds", "--build-dir")
     for word in ("java", "go", "node", "messense", "grpc", "adaptive-1024", "batch-8", "--check", "--namesrv", *options):
@@ -64,15 +65,15 @@ async def test_help_names_peers_modes_and_options() -> None:
         (("--rounds", "0"), "must be above 0"),
     ],
 )
-async def test_what_cannot_work_is_refused_in_one_line(arguments: tuple[str, ...], reason: str) -> None:
-    code, out, error = await run("compare.py", *arguments)
+def test_what_cannot_work_is_refused_in_one_line(arguments: tuple[str, ...], reason: str, program: Callable[..., Any]) -> None:
+    code, out, error = program("compare.py", *arguments)
     assert (code, out, error.count("\n")) == (2, "", 1)
     assert error.startswith("compare.py: --")
     assert reason in error
 
 
-async def test_no_name_server_is_one_line_and_no_traceback() -> None:
-    code, out, error = await run("compare.py", "--namesrv", "127.0.0.1:1", "--peers", "none")
+def test_no_name_server_is_one_line_and_no_traceback(program: Callable[..., Any]) -> None:
+    code, out, error = program("compare.py", "--namesrv", "127.0.0.1:1", "--peers", "none")
     assert (code, out, error.count("\n")) == (2, "", 1)
     assert error.startswith("compare.py: ")
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -23,8 +25,8 @@ def benchmark(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return consume
 
 
-async def test_help_names_parts_and_sides() -> None:
-    code, out, error = await run("consume.py", "--help")
+def test_help_names_parts_and_sides(program: Callable[..., Any]) -> None:
+    code, out, error = program("consume.py", "--help")
     assert (code, error) == (0, "")
     for word in (
         "--parts",
@@ -49,8 +51,8 @@ async def test_help_names_parts_and_sides() -> None:
         (("--before", "/nowhere"), "holds no rmq_async"),
     ],
 )
-async def test_an_option_that_cannot_work_is_refused(arguments: tuple[str, ...], reason: str) -> None:
-    code, out, error = await run("consume.py", *arguments)
+def test_an_option_that_cannot_work_is_refused(arguments: tuple[str, ...], reason: str, program: Callable[..., Any]) -> None:
+    code, out, error = program("consume.py", *arguments)
     assert (code, out) == (2, "")
     assert reason in error
 

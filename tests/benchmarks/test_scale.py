@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -49,8 +51,8 @@ async def test_a_small_run_on_a_cluster_that_is_given() -> None:
 @pytest.mark.parametrize(
     ("arguments", "reason"), [(("--parts", "queues"), "queues; there are in-flight"), (("--seconds", "0"), "above 0")]
 )
-async def test_an_option_that_cannot_work_is_refused(arguments: tuple[str, ...], reason: str) -> None:
-    code, out, error = await run("scale.py", *arguments)
+def test_an_option_that_cannot_work_is_refused(arguments: tuple[str, ...], reason: str, program: Callable[..., Any]) -> None:
+    code, out, error = program("scale.py", *arguments)
     assert (code, out) == (2, "")
     assert reason in error
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -30,22 +32,22 @@ def bare_loop(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return bare_loop
 
 
-async def test_help_names_modes_and_options() -> None:
-    code, out, error = await run("send.py", "--help")
+def test_help_names_modes_and_options(program: Callable[..., Any]) -> None:
+    code, out, error = program("send.py", "--help")
     assert (code, error) == (0, "")
     for word in (*MODES, "--body", "--rounds", "--seconds", "--loop", "--namesrv", "--json"):
         assert word in out
 
 
-async def test_the_benchmark_of_spark_says_what_it_takes_and_refuses_the_rest() -> None:
+async def test_the_benchmark_of_spark_says_what_it_takes_and_refuses_the_rest(program: Callable[..., Any]) -> None:
     code, out, error = await run("spark.py", "--help")
     assert (code, error) == (0, "")
     for word in ("--messages", "--body", "--rounds", "--parts", "--tuned", "--namesrv", "--json", "--check"):
         assert word in out
-    code, out, error = await run("spark.py", "--parts", "read,delete")
+    code, out, error = program("spark.py", "--parts", "read,delete")
     assert (code, out) == (2, "")
     assert "delete; there are read, write, stream" in error
-    code, _, error = await run("spark.py", "--tuned", "--namesrv", "a:1")
+    code, _, error = program("spark.py", "--tuned", "--namesrv", "a:1")
     assert (code, "--tuned is of a broker of our own" in error) == (2, True)
 
 
@@ -68,14 +70,14 @@ def test_spark_ratios_beyond_limits_are_named(monkeypatch: pytest.MonkeyPatch) -
     ("arguments", "reason"),
     [(("--modes", "depth-1,depth-2"), "depth-2"), (("--rounds", "0"), "must be above 0"), (("--modes", ""), "none given")],
 )
-async def test_an_option_that_cannot_work_is_refused(arguments: tuple[str, ...], reason: str) -> None:
-    code, out, error = await run("send.py", *arguments)
+def test_an_option_that_cannot_work_is_refused(arguments: tuple[str, ...], reason: str, program: Callable[..., Any]) -> None:
+    code, out, error = program("send.py", *arguments)
     assert (code, out) == (2, "")
     assert reason in error
 
 
-async def test_no_name_server_is_one_line_and_no_traceback() -> None:
-    code, out, error = await run("send.py", "--namesrv", "127.0.0.1:1")
+def test_no_name_server_is_one_line_and_no_traceback(program: Callable[..., Any]) -> None:
+    code, out, error = program("send.py", "--namesrv", "127.0.0.1:1")
     assert (code, out) == (2, "")
     assert error.startswith("send.py: ")
     assert "Traceback" not in error

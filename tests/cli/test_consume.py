@@ -10,11 +10,13 @@ import subprocess
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from rmq_async import Message, Producer
+from rmq_async import Consumer, Message, Producer
+from rmq_async.cli.consume import member
 from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_protocol.constants import ResponseCode
 
@@ -44,8 +46,8 @@ def committed(server: EmbeddedRocketMQ, group: str, topic: str) -> int:
     return sum(offset for queue, offset in server.progress(group).items() if queue.topic == topic)
 
 
-async def consume(server: EmbeddedRocketMQ, topic: str, *arguments: str) -> Ended:
-    return await rmq("consume", topic, "--group", f"g-{topic}", "--from", "earliest", *arguments, "--namesrv", server.namesrv)
+async def consume(rmq_here: Rmq, topic: str, *arguments: str) -> Ended:
+    return await asyncio.to_thread(rmq_here, "consume", topic, "--group", f"g-{topic}", "--from", "earliest", *arguments)
 
 
 async def begin(server: EmbeddedRocketMQ, topic: str, *arguments: str) -> asyncio.subprocess.Process:
@@ -68,12 +70,13 @@ async def line_of(process: asyncio.subprocess.Process) -> bytes:
     return await asyncio.wait_for(process.stdout.readline(), 60)
 
 
-async def test_what_is_printed_is_committed(server: EmbeddedRocketMQ) -> None:
+async def test_what_is_printed_is_committed(server: EmbeddedRocketMQ, rmq_here: Rmq) -> None:
     await fill(server, "Printed", [b"%d" % number for number in range(20)])
-    ended = await consume(server, "Printed", "--count", "15")
+    arguments = ("consume", "Printed", "--group", "g-Printed", "--from", "earliest", "--namesrv", server.namesrv)
+    ended = await rmq(*arguments, "--count", "15")
     assert (ended.code, one_line(ended.err)) == (0, "rmq: 15 messages: 15 done")
     assert committed(server, "g-Printed", "Printed") == 15
-    rest = await consume(server, "Printed", "--count", "5", "--json")
+    rest = await consume(rmq_here, "Printed", "--count", "5", "--json")
     assert rest.code == 0
     assert sorted([*map(int, ended.out.split()), *(int(record["body"]) for record in rest.records)]) == [*range(20)]
     assert committed(server, "g-Printed", "Printed") == 20
@@ -81,16 +84,16 @@ async def test_what_is_printed_is_committed(server: EmbeddedRocketMQ) -> None:
 
 async def test_json_of_consumed_messages_can_be_sent(server: EmbeddedRocketMQ, rmq_here: Rmq) -> None:
     await fill(server, "Fields", [b"x"], tags="t", keys="k")
-    (record,) = (await consume(server, "Fields", "--count", "1", "--json")).records
+    (record,) = (await consume(rmq_here, "Fields", "--count", "1", "--json")).records
     (pulled,) = (await asyncio.to_thread(rmq_here, "pull", "Fields", "--json")).records
     assert record == pulled
 
 
-async def test_the_exit_code_is_the_outcome(server: EmbeddedRocketMQ, tmp_path: Path) -> None:
+async def test_the_exit_code_is_the_outcome(server: EmbeddedRocketMQ, rmq_here: Rmq, tmp_path: Path) -> None:
     await fill(server, "Codes", [b"0", b"65", b"75", b"1"], tags="t", keys=["k1", "k2"], properties={"a": "b\nc"})
     facts = tmp_path / "facts"
     command = f'read -r code; [ "$code" = 0 ] && env | grep -a ^RMQ_ > {facts}; exit "$code"'
-    ended = await consume(server, "Codes", "--count", "4", "--exec", command, "--json", "--concurrency", "2")
+    ended = await consume(rmq_here, "Codes", "--count", "4", "--exec", command, "--json", "--concurrency", "2")
     assert ended.code == 0
     assert sorted((each["exit_code"], each["outcome"]) for each in ended.records) == [
         (0, "done"), (1, "retry"), (65, "dead-letter"), (75, "retry"),
@@ -112,12 +115,15 @@ async def test_the_exit_code_is_the_outcome(server: EmbeddedRocketMQ, tmp_path: 
     }  # fmt: skip
 
 
-async def test_commands_go_on_when_no_broker_takes_back_what_has_failed(server: EmbeddedRocketMQ) -> None:
+async def test_commands_go_on_when_no_broker_takes_back_what_has_failed(
+    server: EmbeddedRocketMQ, rmq_here: Rmq, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The slot of the one command at a time is free when the command has ended."""
+    monkeypatch.setattr(member, "Consumer", partial(Consumer, handover_timeout=0.5))  # of 10 s, which the stop uses up
     await fill(server, "Refused", [b"75", b"65", b"0", b"0"])
     server.refuse_give_backs(ResponseCode.NO_PERMISSION)
     try:
-        ended = await consume(server, "Refused", "--count", "4", "--exec", 'read -r code; exit "$code"')
+        ended = await consume(rmq_here, "Refused", "--count", "4", "--exec", 'read -r code; exit "$code"')
     finally:
         server.refuse_give_backs(None)
     assert ended.code == 0
@@ -129,13 +135,14 @@ async def test_commands_go_on_when_no_broker_takes_back_what_has_failed(server: 
 async def test_a_command_gets_the_body_and_prints(server: EmbeddedRocketMQ) -> None:
     body = bytes(range(256)) * 4000
     await fill(server, "Bodies", [body, b"second\n"])
-    counted = await consume(server, "Bodies", "--count", "2", "--exec", "wc -c")
+    arguments = ("consume", "Bodies", "--group", "g-Bodies", "--from", "earliest", "--namesrv", server.namesrv)
+    counted = await rmq(*arguments, "--count", "2", "--exec", "wc -c")
     assert sorted(map(int, counted.out.split())) == [7, len(body)]
 
 
-async def test_a_command_that_cannot_be_run_ends_it(server: EmbeddedRocketMQ) -> None:
+async def test_a_command_that_cannot_be_run_ends_it(server: EmbeddedRocketMQ, rmq_here: Rmq) -> None:
     await fill(server, "Typo", [b"1", b"2", b"3"])
-    ended = await consume(server, "Typo", "--exec", "no-such-command-here")
+    ended = await consume(rmq_here, "Typo", "--exec", "no-such-command-here")
     assert (ended.code, ended.out) == (1, "")
     assert "exit code 127" in ended.err.splitlines()[-1]
     assert len(server.retries("g-Typo")) == 1
@@ -202,9 +209,9 @@ async def test_end_does_not_wait_for_a_process_that_cannot_be_started(server: Em
     assert committed(server, "g-Limit", "Limit") == 0
 
 
-async def test_a_command_that_takes_too_long_is_ended(server: EmbeddedRocketMQ) -> None:
+async def test_a_command_that_takes_too_long_is_ended(server: EmbeddedRocketMQ, rmq_here: Rmq) -> None:
     await fill(server, "Long", [b"1"])
-    ended = await consume(server, "Long", "--exec", "sleep 60", "--exec-timeout", "0.3", "--count", "1", "--json")
+    ended = await consume(rmq_here, "Long", "--exec", "sleep 60", "--exec-timeout", "0.3", "--count", "1", "--json")
     assert ended.code == 0
     assert ended.err.splitlines()[-1] == "rmq: 1 messages: 0 done, 1 to be tried again, 0 dead-lettered"
     (outcome,) = ended.records
@@ -279,10 +286,10 @@ async def test_a_reader_that_stops_reading_blocks_no_signal(server: EmbeddedRock
         assert await asyncio.to_thread(process.wait, 10) == 130
 
 
-async def test_tags_choose_messages(server: EmbeddedRocketMQ) -> None:
+async def test_tags_choose_messages(server: EmbeddedRocketMQ, rmq_here: Rmq) -> None:
     await fill(server, "Tags", [b"a1", b"a2"], tags="a")
     await fill(server, "Tags", [b"b1"], tags="b")
-    ended = await consume(server, "Tags", "--tags", "b || c", "--count", "1", "--verbose")
+    ended = await consume(rmq_here, "Tags", "--tags", "b || c", "--count", "1", "--verbose")
     assert (ended.code, ended.out.splitlines()[1:]) == (0, ["b1"])
     assert "tags=b" in ended.out.splitlines()[0]
 

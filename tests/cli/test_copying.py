@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import os
 import re
 import sys
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +17,31 @@ import pytest
 
 from rmq_async import Message, MessageExt, MessageQueue, Producer
 from rmq_async.cli.copying import Queues, read_record
+from rmq_async.cli.send import STDIN
 from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_protocol.constants import RequestCode
 
 from .support import Ended, Rmq, one_line, rmq
 
+Copied = Callable[..., Ended]
 
-async def copied(server: EmbeddedRocketMQ, tmp_path: Path, lines: bytes, topic: str, *arguments: str) -> Ended:
-    """``rmq send topic --json`` with ``lines`` as its input."""
-    (tmp_path / "lines").write_bytes(lines)
-    with (tmp_path / "lines").open("rb") as file:
-        return await rmq("send", topic, "--json", *arguments, "--namesrv", server.namesrv, stdin=file)
+
+@pytest.fixture
+def copied(rmq_here: Rmq, tmp_path: Path) -> Copied:
+    """Runs ``rmq send topic --json`` with these lines as its input."""
+
+    def run(lines: bytes, topic: str, *arguments: str) -> Ended:
+        (tmp_path / "lines").write_bytes(lines)
+        before = os.dup(STDIN)
+        try:
+            with (tmp_path / "lines").open("rb") as file:
+                os.dup2(file.fileno(), STDIN)
+            return rmq_here("send", topic, "--json", *arguments)
+        finally:
+            os.dup2(before, STDIN)
+            os.close(before)
+
+    return run
 
 
 async def filled(server: EmbeddedRocketMQ, topic: str, messages: int = 400) -> None:
@@ -74,13 +90,11 @@ async def test_a_pipe_copies_a_topic(server: EmbeddedRocketMQ) -> None:
     assert not {each.unique_id for each in copy} & {each.unique_id for each in original}
 
 
-async def test_a_copy_into_other_queues_keeps_the_order_of_each(
-    server: EmbeddedRocketMQ, rmq_here: Rmq, tmp_path: Path
-) -> None:
-    await filled(server, "Wide", 60)
-    assert (await asyncio.to_thread(rmq_here, "topic", "create", "Narrow", "--queues", "3", "--broker", "broker-a")).code == 0
-    pulled = await asyncio.to_thread(rmq_here, "pull", "Wide", "--json")
-    ended = await copied(server, tmp_path, pulled.out.encode(), "Narrow")
+def test_a_copy_into_other_queues_keeps_the_order_of_each(server: EmbeddedRocketMQ, rmq_here: Rmq, copied: Copied) -> None:
+    asyncio.run(filled(server, "Wide", 60))
+    assert rmq_here("topic", "create", "Narrow", "--queues", "3", "--broker", "broker-a").code == 0
+    pulled = rmq_here("pull", "Wide", "--json")
+    ended = copied(pulled.out.encode(), "Narrow")
     assert ended.code == 0, ended.err
     places = {facts(each): (each.queue, each.queue_offset) for each in server.messages("Narrow")}
     for messages in by_queue(server.messages("Wide")).values():
@@ -89,13 +103,13 @@ async def test_a_copy_into_other_queues_keeps_the_order_of_each(
         assert found == sorted(found)
 
 
-async def test_a_copy_carries_nothing_of_the_system(server: EmbeddedRocketMQ, tmp_path: Path) -> None:
+def test_a_copy_carries_nothing_of_the_system(server: EmbeddedRocketMQ, copied: Copied) -> None:
     names = {
         "UNIQ_KEY": "AC11000100002A9F0000000000000001", "RETRY_TOPIC": "Elsewhere", "DELAY": "3", "REAL_TOPIC": "Elsewhere",
         "TIMER_DELAY_MS": "60000", "TRAN_MSG": "true", "PGROUP": "p", "CLUSTER": "c", "MSG_REGION": "r", "WAIT": "false",
         "DLQ_ORIGIN_TOPIC": "Elsewhere", "RECONSUME_TIME": "2", "__RMQ.TRANSIENT.x": "1", "own": "kept",
     }  # fmt: skip
-    ended = await copied(server, tmp_path, line(body="x", properties=names, topic="%DLQ%g", future="?"), "Bare")
+    ended = copied(line(body="x", properties=names, topic="%DLQ%g", future="?"), "Bare")
     assert ended.code == 0, ended.err
     (message,) = server.messages("Bare")
     assert message.user_properties == {"own": "kept"}
@@ -104,12 +118,12 @@ async def test_a_copy_carries_nothing_of_the_system(server: EmbeddedRocketMQ, tm
     assert message.wait_store
 
 
-async def test_a_copy_says_what_it_leaves_out(server: EmbeddedRocketMQ, tmp_path: Path) -> None:
+def test_a_copy_says_what_it_leaves_out(server: EmbeddedRocketMQ, copied: Copied) -> None:
     lines = line(body="1", properties={"a": "1"}) + line(
         body="2", properties={"a": "x\x01y", "b": "", "c": "3"}, keys=["k", "\x02"]
     )
     lines += line(body="3", properties={"a\x02": "1"}) + line(body="4", tags="\x01", properties={"__SHARDINGKEY": "\x00"})
-    ended = await copied(server, tmp_path, lines, "LeftOut")
+    ended = copied(lines, "LeftOut")
     assert ended.code == 0
     found = {each.body: (each.user_properties, each.keys, each.tags) for each in server.messages("LeftOut")}
     assert found == {b"1": ({"a": "1"}, (), None), b"2": ({"c": "3"}, ("k",), None), b"3": ({}, (), None), b"4": ({}, (), None)}
@@ -117,14 +131,14 @@ async def test_a_copy_says_what_it_leaves_out(server: EmbeddedRocketMQ, tmp_path
         "rmq: 6 texts of 3 messages are left out, blank or with control characters 0 to 2, which no message may hold; the first: "
         "property a of line 2"
     )
-    replaced = await copied(server, tmp_path, line(body="5", tags="\x01", keys="\x02"), "LeftOut", "--tags", "t", "--keys", "k")
+    replaced = copied(line(body="5", tags="\x01", keys="\x02"), "LeftOut", "--tags", "t", "--keys", "k")
     assert (replaced.code, replaced.err) == (0, "")
 
 
-async def test_options_replace_what_the_messages_have(server: EmbeddedRocketMQ, tmp_path: Path) -> None:
+def test_options_replace_what_the_messages_have(server: EmbeddedRocketMQ, copied: Copied) -> None:
     options = ("--tags", "new", "--keys", "k9", "--property", "a=2", "--queue", "broker-b:1")
     lines = line(body="x", tags="old", keys=["k1"], properties={"a": "1", "b": "1"}, broker="broker-a", queue_id=0)
-    assert (await copied(server, tmp_path, lines, "Replaced", *options)).code == 0
+    assert copied(lines, "Replaced", *options).code == 0
     (message,) = server.messages("Replaced")
     assert (message.tags, message.keys, message.user_properties) == ("new", ("k9",), {"a": "2", "b": "1"})
     assert message.queue == MessageQueue("Replaced", "broker-b", 1)
@@ -157,12 +171,12 @@ def test_a_bad_line_says_what_is_wrong(bad: bytes, says: str) -> None:
     [(b"text", "rmq pull --json"), (line(body="x", flag=1 << 40), "flag"), (line(body=""), "empty")],
     ids=["no object", "no message", "refused"],
 )
-async def test_a_bad_line_is_named_and_those_before_are_counted(
-    bad: bytes, says: str, server: EmbeddedRocketMQ, tmp_path: Path
+def test_a_bad_line_is_named_and_those_before_are_counted(
+    bad: bytes, says: str, server: EmbeddedRocketMQ, copied: Copied
 ) -> None:
     before = len(server.messages("Bad"))
     lines = line(body="1") + b"\n" + line(body="2") + bad.rstrip() + b"\n" + line(body="9")
-    ended = await copied(server, tmp_path, lines, "Bad")
+    ended = copied(lines, "Bad")
     assert ended.code == 1
     error = one_line(ended.err)
     assert "line 4" in error
@@ -171,17 +185,17 @@ async def test_a_bad_line_is_named_and_those_before_are_counted(
     assert len(server.messages("Bad")) - before == len(ended.records) == 2
 
 
-async def test_a_failed_send_ends_a_copy_and_is_counted(server: EmbeddedRocketMQ, tmp_path: Path) -> None:
+def test_a_failed_send_ends_a_copy_and_is_counted(server: EmbeddedRocketMQ, copied: Copied) -> None:
     server.fail_next(13, request=RequestCode.SEND_MESSAGE_V2)
-    ended = await copied(server, tmp_path, line(body="1", broker="broker-a", queue_id=0), "Refused")
+    ended = copied(line(body="1", broker="broker-a", queue_id=0), "Refused")
     assert ended.code == 1
     assert "line 1: " in (error := one_line(ended.err))
     assert error.endswith("; 0 messages were sent")
 
 
-async def test_a_busy_broker_does_not_end_a_copy(server: EmbeddedRocketMQ, tmp_path: Path) -> None:
+def test_a_busy_broker_does_not_end_a_copy(server: EmbeddedRocketMQ, copied: Copied) -> None:
     server.fail_next(2, request=RequestCode.SEND_MESSAGE_V2)
-    ended = await copied(server, tmp_path, line(body="1", broker="broker-a", queue_id=0), "Busy")
+    ended = copied(line(body="1", broker="broker-a", queue_id=0), "Busy")
     assert (ended.code, ended.err) == (0, "")
     assert [message.body for message in server.messages("Busy")] == [b"1"]
 

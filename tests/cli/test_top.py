@@ -25,7 +25,7 @@ from rmq_async.cli.top.view import whole as whole_view
 from rmq_async.embedded import EmbeddedRocketMQ
 
 from ..support.waiting import until
-from .support import START, end, environment, one_line, rmq, start
+from .support import START, Rmq, end, environment, one_line, start
 from .terminal import Terminal
 
 
@@ -163,9 +163,10 @@ def test_keys_change_what_is_shown() -> None:
     assert [controls.orders[table].column for table in ("topics", "groups", "brokers")] == ["in", "group", "in"]
 
 
-async def test_once_prints_figures_for_scripts() -> None:
+async def test_once_prints_figures_for_scripts(rmq_alone: Rmq) -> None:
     async with busy() as server:
-        ended = await rmq("top", "--once", "--json", "--interval", "0.5", "--namesrv", server.namesrv)
+        there = ("top", "--once", "--namesrv", server.namesrv)
+        ended = await asyncio.to_thread(rmq_alone, *there, "--json", "--interval", "0.5")
         (record,) = ended.records
         topics = {each["topic"]: each for each in record["topics"]}
         groups = {each["group"]: each for each in record["groups"]}
@@ -179,8 +180,8 @@ async def test_once_prints_figures_for_scripts() -> None:
         assert groups["audit"]["oldest"] > 0
         assert [(each["broker"], each["state"]) for each in record["brokers"]] == [("broker-a", "up"), ("broker-b", "up")]
         server.stall("broker-b")
-        arguments = ("--once", "--timeout", "0.5", "--sort", "name", "--filter", "mail", "--interval", "0.2")
-        ended = await rmq("top", *arguments, "--namesrv", server.namesrv)
+        arguments = ("--timeout", "0.5", "--sort", "name", "--filter", "mail", "--interval", "0.2")
+        ended = await asyncio.to_thread(rmq_alone, *there, *arguments)
         assert ended.code == 0
         assert "without broker-b, away" in ended.out
         assert [line.split()[:2] for line in ended.out.splitlines() if line.startswith("broker-")] == [
@@ -282,8 +283,8 @@ async def test_figures_go_to_a_pipe_until_a_signal(server: EmbeddedRocketMQ) -> 
     assert (await end(process)).code == 143
 
 
-async def test_a_cluster_that_is_away_is_one_line(server: EmbeddedRocketMQ) -> None:
-    ended = await rmq("top", "--once", "--namesrv", "127.0.0.1:1", "--timeout", "0.5")
+def test_a_cluster_that_is_away_is_one_line(rmq_alone: Rmq) -> None:
+    ended = rmq_alone("top", "--once", "--namesrv", "127.0.0.1:1", "--timeout", "0.5")
     assert (ended.code, ended.out) == (1, "")
     assert "127.0.0.1:1" in one_line(ended.err)
 

@@ -56,8 +56,8 @@ class Table:
             return [(row.state, row.owner) for row in found]
 
 
-def some(count: int, **settings: Any) -> list[Message]:
-    return [Message("T", b"%d" % number, **settings) for number in range(count)]
+def some(count: int, topic: str = "T", **settings: Any) -> list[Message]:
+    return [Message(topic, b"%d" % number, **settings) for number in range(count)]
 
 
 def bodies(server: EmbeddedRocketMQ) -> list[bytes]:

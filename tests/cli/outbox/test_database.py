@@ -11,28 +11,25 @@ from rmq_async import Message
 from rmq_async.embedded import EmbeddedRocketMQ
 
 from ...support.postgres import postgres
-from ..support import Rmq, environment, one_line, rmq
+from ..support import Rmq, one_line
 from .support import NOWHERE, TOO_LARGE, Table, some
 
 
-async def test_every_command_works_on_postgresql() -> None:
+def test_every_command_works_on_postgresql(rmq_here: Rmq, server: EmbeddedRocketMQ, monkeypatch: pytest.MonkeyPatch) -> None:
     with postgres() as url:
         table = Table(url)
-        await table.add(*some(20), Message("T", b"x" * TOO_LARGE))
-        there = {"env": {**environment(), "RMQ_OUTBOX_DATABASE": table.url}}
-        async with EmbeddedRocketMQ() as server:
-            ended = await rmq("outbox", "relay", "--drain", "--json", "--namesrv", server.namesrv, **there)
-            assert (ended.code, len(server.messages("T"))) == (1, 20), ended.err
-        assert (await rmq("outbox", "status", "--json", **there)).records == [
-            {"pending": 0, "oldest_age": 0.0, "sent": 20, "failed": 1}
-        ]
-        assert (await rmq("outbox", "retry", "21", "--json", **there)).records == [{"retried": 1}]
-        assert (await rmq("outbox", "purge", "--older-than", "0s", "--json", **there)).records == [{"purged": 20}]
+        asyncio.run(table.add(*some(20, topic="Postgres"), Message("Postgres", b"x" * TOO_LARGE)))
+        monkeypatch.setenv("RMQ_OUTBOX_DATABASE", table.url)
+        ended = rmq_here("outbox", "relay", "--drain", "--json")
+        assert (ended.code, len(server.messages("Postgres"))) == (1, 20), ended.err
+        assert rmq_here("outbox", "status", "--json").records == [{"pending": 0, "oldest_age": 0.0, "sent": 20, "failed": 1}]
+        assert rmq_here("outbox", "retry", "21", "--json").records == [{"retried": 1}]
+        assert rmq_here("outbox", "purge", "--older-than", "0s", "--json").records == [{"purged": 20}]
 
-        ended = await rmq("outbox", "status", "--table", "nothing", **there)
+        ended = rmq_here("outbox", "status", "--table", "nothing")
         assert ended.code == 2
         assert "create_table() creates it" in one_line(ended.err)
-        ended = await rmq("outbox", "status", "--database", table.url.replace("/postgres?", "/nothing?"))
+        ended = rmq_here("outbox", "status", "--database", table.url.replace("/postgres?", "/nothing?"))
         assert (ended.code, ended.err) == (1, 'rmq: the database reports: database "nothing" does not exist\n')
 
 

@@ -6,14 +6,28 @@ import asyncio
 import os
 import signal
 import socket
+from collections.abc import Awaitable, Callable
 
 import pytest
 
 from rmq_async import Message
 from rmq_async.embedded import EmbeddedRocketMQ
 
-from ..support import end, one_line, rmq
+from ..support import Ended, Rmq, end, one_line, rmq
 from .support import NOWHERE, TOO_LARGE, Table, bodies, line_with, relay, some, until
+
+Drained = Callable[..., Awaitable[Ended]]
+
+
+@pytest.fixture
+def drained(rmq_outbox: Rmq) -> Drained:
+    """Runs ``rmq outbox relay --drain`` in a thread of this process, on ``table``."""
+
+    async def run(server: EmbeddedRocketMQ, *arguments: str) -> Ended:
+        given = ("--drain", "--namesrv", server.namesrv, "--poll-interval", "0.1", *arguments)
+        return await asyncio.to_thread(rmq_outbox, "relay", *given)
+
+    return run
 
 
 class TestDrain:
@@ -37,26 +51,25 @@ class TestDrain:
         assert total["rate"] == pytest.approx(600 / total["seconds"], rel=0.1)
         assert await table.states() == [("SENT", None)] * 600
 
-    async def test_people_read_progress_on_stderr_and_the_totals_on_stdout(self, table: Table) -> None:
+    async def test_people_read_progress_on_stderr_and_the_totals_on_stdout(self, table: Table, drained: Drained) -> None:
         await table.add(*some(3))
         async with EmbeddedRocketMQ() as server:
-            ended = await rmq("outbox", "relay", "--drain", "--namesrv", server.namesrv, "--database", table.url)
+            ended = await drained(server)
         assert ended.code == 0
         assert one_line(ended.out).startswith("3 messages sent in ")
         assert one_line(ended.out).endswith(", 0 pending, 0 failed")
         assert "messages/s" in ended.err
 
-    async def test_what_failed_meanwhile_is_exit_code_1_and_so_is_what_is_left_behind_it(self, table: Table) -> None:
+    async def test_what_failed_meanwhile_is_exit_code_1_and_so_is_what_is_left_behind_it(
+        self, table: Table, drained: Drained
+    ) -> None:
         await table.add(
             Message("T", b"x" * TOO_LARGE, sharding_key="order-1"),
             *some(2, sharding_key="order-1"),
             Message("T", b"free", sharding_key="order-2"),
         )
         async with EmbeddedRocketMQ() as server:
-            ended = await rmq(
-                "outbox", "relay", "--drain", "--json", "--namesrv", server.namesrv, "--database", table.url,
-                "--poll-interval", "0.1",
-            )  # fmt: skip
+            ended = await drained(server, "--json")
             assert bodies(server) == [b"free"]
         assert ended.code == 1
         total = ended.records[-1]["total"]
@@ -64,22 +77,20 @@ class TestDrain:
         assert "rmq: outbox: 1 message failed for good\n" in ended.err
         assert "rmq: outbox: 2 messages left behind one of the same sharding key" in ended.err
 
-    async def test_what_failed_before_and_holds_nothing_up_is_no_failure(self, table: Table) -> None:
+    async def test_what_failed_before_and_holds_nothing_up_is_no_failure(self, table: Table, drained: Drained) -> None:
         await table.add(*some(2))
         await table.fail(1)
         async with EmbeddedRocketMQ() as server:
-            ended = await rmq("outbox", "relay", "--drain", "--json", "--namesrv", server.namesrv, "--database", table.url)
+            ended = await drained(server, "--json")
         assert ended.code == 0, ended.err
         assert (ended.records[-1]["total"]["sent"], ended.records[-1]["total"]["failed"]) == (1, 1)
 
-    async def test_a_message_that_waits_for_another_attempt_is_waited_for(self, table: Table) -> None:
+    async def test_a_message_that_waits_for_another_attempt_is_waited_for(self, table: Table, drained: Drained) -> None:
         await table.add(*some(1))
-        await table.execute(f"UPDATE {table.name} SET attempts = 1, next_attempt = datetime('now', '+2 seconds')")
+        due = "strftime('%Y-%m-%d %H:%M:%f', 'now', '+1 seconds')"  # real time: it is the database's
+        await table.execute(f"UPDATE {table.name} SET attempts = 1, next_attempt = {due}")
         async with EmbeddedRocketMQ() as server:
-            ended = await rmq(
-                "outbox", "relay", "--drain", "--json", "--namesrv", server.namesrv, "--database", table.url,
-                "--poll-interval", "0.1",
-            )  # fmt: skip
+            ended = await drained(server, "--json")
         assert (ended.code, ended.records[-1]["total"]["sent"]) == (0, 1), ended.err
 
     async def test_a_signal_before_it_is_done_is_exit_code_1(self, table: Table) -> None:
