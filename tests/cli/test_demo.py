@@ -179,7 +179,6 @@ def test_a_request_without_an_answer_is_named_and_not_the_time_limit_of_the_demo
     assert "not finished" not in ended.err
 
 
-@pytest.mark.slow
 def test_a_far_cluster_gets_what_can_be_sent_and_read_back_in_time(rmq_alone: Rmq) -> None:
     with in_a_thread(EmbeddedRocketMQ()) as server:
         server.delay(0.1, broker="broker-a")

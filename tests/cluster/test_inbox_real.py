@@ -27,8 +27,7 @@ def lone_broker() -> Iterator[RealCluster]:
     yield from started(RealCluster(broker_conf=NO_TIMERS))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("database", ["sqlite", "postgresql"])
+@pytest.mark.parametrize("database", [pytest.param("sqlite", marks=pytest.mark.deep), "postgresql"])
 def test_each_order_is_paid_once_while_consumers_broker_and_database_are_killed(
     database: str, lone_broker: RealCluster, tmp_path: Path
 ) -> None:

@@ -47,8 +47,8 @@ def numbered(topic: str, count: int, size: int = 128) -> Iterator[Message]:
 @pytest.mark.parametrize(
     ("each_cluster", "form", "count"),
     [
-        ("cluster", "json", 100_000),
-        ("cluster", "rocketmq", 20_000),
+        ("cluster", "json", 20_000),
+        ("cluster", "rocketmq", 10_000),
         ("old_cluster", "json", 10_000),
         ("old_cluster", "rocketmq", 5_000),
     ],

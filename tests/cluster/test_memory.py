@@ -68,6 +68,7 @@ run(main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])))
 """
 
 
+@pytest.mark.deep
 def test_a_gibibyte_of_large_messages_leaves_memory_flat(cluster: RealCluster) -> None:
     topic = run(new_topic(cluster.namesrv))
     began = monotonic()

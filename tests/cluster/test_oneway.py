@@ -107,6 +107,7 @@ async def flood(cluster: RealCluster, frames: Frames) -> None:
     assert len({message.body for message in await read_all(cluster.namesrv, topic)}) == sent
 
 
+@pytest.mark.deep
 def test_a_cold_stock_broker_stores_every_oneway_message(monkeypatch: pytest.MonkeyPatch) -> None:
     """The broker has served nothing before, so that its code is cold and slowest. Where a busy machine stops it, once more."""
     for _ in range(5):

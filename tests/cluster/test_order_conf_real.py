@@ -54,7 +54,7 @@ async def test_no_key_moves_while_a_broker_is_away(two_brokers: RealCluster) -> 
     await keeps_keys(two_brokers)
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 async def test_no_key_moves_while_an_old_broker_is_away() -> None:
     conf = {"orderMessageEnable": "true"}
     async with RealCluster(version=OLD_VERSION, brokers=2, namesrv_conf=conf) as cluster:

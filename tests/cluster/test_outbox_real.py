@@ -53,8 +53,7 @@ def url_of(database: str, place: Path, request: pytest.FixtureRequest) -> str:
     return found
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("database", ["sqlite", "postgresql"])
+@pytest.mark.parametrize("database", [pytest.param("sqlite", marks=pytest.mark.deep), "postgresql"])
 def test_nothing_committed_is_lost_while_writer_relay_and_broker_are_killed(
     database: str, lone_broker: RealCluster, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:

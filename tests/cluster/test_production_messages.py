@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from ..support.benchmark_runs import run
 
 
+@pytest.mark.deep
 async def test_production_mode_measures_signed_messages(tmp_path: Path) -> None:
     given = (
         "--small-servers",

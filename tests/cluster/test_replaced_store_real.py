@@ -10,7 +10,9 @@ from rmq_async.testing.cluster import OLD_VERSION, RealCluster, require
 from .replaced_store import KINDS, LATER, OLD, SETTINGS, replace
 
 
-@pytest.mark.parametrize(("version", "new", "offsets"), [("5.5.0", 30, False), (OLD_VERSION, 3, True)])
+@pytest.mark.parametrize(
+    ("version", "new", "offsets"), [("5.5.0", 30, False), pytest.param(OLD_VERSION, 3, True, marks=pytest.mark.deep)]
+)
 def test_store_replaced_by_an_older_copy(version: str, new: int, offsets: bool) -> None:
     require()
 

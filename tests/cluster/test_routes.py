@@ -236,7 +236,8 @@ async def forgotten(cluster: RealCluster, producer: Producer, topic: str) -> Top
             server.spawn()
         for server in cluster.nameservers:
             await server.wait_port(monotonic() + 30.0)
-        with pytest.raises(NameServerError, match="it knows no broker yet"):
+        # A name server that refused connections a moment ago is not asked again yet: then one says it, and one is not heard.
+        with pytest.raises((NameServerError, TopicNotFoundError), match=r"knows no broker yet|no name server knows"):
             await (await client_of(producer)).routes.fetch(topic, 10.0)
     finally:
         for broker in cluster.brokers:

@@ -81,14 +81,12 @@ def check(path: Path, *command: str) -> list[int]:
     return sorted(found)
 
 
-@pytest.mark.slow
 def test_options_checked_by_mypy(program: Path) -> None:
     pytest.importorskip("mypy")
     found = check(program, sys.executable, "-m", "mypy", "--strict", f"--cache-dir={program.parent}", program.name)
     assert found == wrong_lines(program)
 
 
-@pytest.mark.slow
 def test_options_checked_by_pyright(program: Path) -> None:
     pyright = shutil.which("basedpyright") or shutil.which("pyright")
     if pyright is None:

@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -40,8 +41,11 @@ async def until(condition: Callable[[], bool], process: subprocess.Popen[bytes],
 class Service:
     """The application's processes, seen from outside: by its messages and its HTTP."""
 
-    def __init__(self, server: EmbeddedRocketMQ, process: subprocess.Popen[bytes], client: httpx.AsyncClient) -> None:
+    def __init__(
+        self, server: EmbeddedRocketMQ, path: Path, process: subprocess.Popen[bytes], client: httpx.AsyncClient
+    ) -> None:
         self.server = server
+        self.path = path
         self.process = process
         self.client = client
 
@@ -52,8 +56,13 @@ class Service:
         return {int(pid): outcome for pid, _, outcome in reports}
 
     async def started(self, number: int) -> dict[int, str]:
-        await until(lambda: len(self.workers()) >= number, self.process)
+        await until(lambda: len(self.workers()) >= number and self.listens(), self.process)
         return self.workers()
+
+    def listens(self) -> bool:
+        """A worker of uvicorn listens only when its application has started, and said so."""
+        with socket.socket(socket.AF_UNIX) as client:
+            return client.connect_ex(str(self.path)) == 0
 
     async def order(self, number: int) -> int:
         """The process id of the worker that announced it, and asked a question and got its answer."""
@@ -96,7 +105,7 @@ async def running(command: list[str], address: Callable[[Path], list[str]], **en
                 async with httpx.AsyncClient(
                     transport=transport, base_url="http://service", headers={"connection": "close"}, timeout=15
                 ) as client:
-                    yield Service(server, process, client)
+                    yield Service(server, path, process, client)
                 process.terminate()
                 _, said = await asyncio.to_thread(process.communicate, timeout=20)
                 assert process.returncode == 0, said.decode()

@@ -125,6 +125,7 @@ def test_comparing_a_table_with_its_topic_counts(table: list[Any], counted: tupl
     assert compare([ROW], table) == counted
 
 
+@pytest.mark.deep
 def test_drivers_that_are_killed_leave_each_payment_in_the_table_once(delta: list[Path]) -> None:
     """One run of delta_kills: three drivers killed, one that ends."""
     done = subprocess.run(

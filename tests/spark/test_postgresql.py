@@ -51,6 +51,7 @@ def dying(totals: type[Any]) -> type[Any]:
     return Dying
 
 
+@pytest.mark.deep
 def test_a_sink_that_dies_around_its_transactions_counts_each_payment_once(
     spark: SparkSession,
     parts: dict[str, Any],

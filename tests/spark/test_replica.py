@@ -201,6 +201,7 @@ def test_master_that_returns_is_waited_for(lagging: Lagging) -> None:
     starting.result(60)
 
 
+@pytest.mark.deep
 def test_stream_survives_master_away(lagging: Lagging, spark: SparkSession, tmp_path: Path) -> None:
     """One run of the fault matrix, on the cluster that is here; after the test above."""
     assert lagging.cluster.brokers[0].running

@@ -65,6 +65,7 @@ def do(process: subprocess.Popen[str]) -> dict[str, Any]:
     return answer
 
 
+@pytest.mark.deep
 def test_cluster_whose_executor_and_worker_are_killed_replaces_them(cluster: Any, program: Any, tmp_path: Path) -> None:
     assert cluster.alive() == 2
     with driver(cluster, tmp_path) as process:

@@ -18,14 +18,14 @@ import pytest
 from rmq_async.testing.simulation import POP_KINDS, run_seed
 
 HASHES = Path(__file__).with_name("hashes.json")
-HASHED = {"mixed": 20, "groups": 8, "broadcast": 10, "pop": 20}
+HASHED = {"mixed": 8, "groups": 4, "broadcast": 6, "pop": 8}
 """Seeds from 1 on whose hashes are kept, by scenario."""
-MET = {"mixed": 30, "groups": 12, "broadcast": 20, "pop": 20}
+MET = {"mixed": 20, "groups": 10, "broadcast": 14, "pop": 15}
 """Kinds of faults that half of these seeds meet at least."""
 
 PRINT_HASHES = """
 from rmq_async.testing.simulation import run_seed
-print(*(run_seed("mixed", seed).trace_hash for seed in (1, 2)), run_seed("groups", 7).trace_hash)
+print(*(run_seed("mixed", seed).trace_hash for seed in (1, 2)), run_seed("groups", 3).trace_hash)
 """
 
 
@@ -47,7 +47,7 @@ def test_seed_gives_the_run_that_its_hash_was_kept_of(scenario: str, half: int) 
         met.update(outcome.met)
     assert len(met) >= MET[scenario]
     if scenario == "pop":
-        assert len(set(met) & set(POP_KINDS)) >= 3
+        assert len(set(met) & set(POP_KINDS)) >= 2
 
 
 @pytest.mark.parametrize("hash_seed", ["0", "1", "4711"])
@@ -57,7 +57,7 @@ def test_hashes_are_equal_under_each_hash_seed(hash_seed: str) -> None:
         [sys.executable, "-c", PRINT_HASHES], env=environment, capture_output=True, text=True, timeout=120, check=True
     )
     hashes = json.loads(HASHES.read_text())
-    assert printed.stdout.split() == [hashes["1"], hashes["2"], hashes["groups 7"]]
+    assert printed.stdout.split() == [hashes["1"], hashes["2"], hashes["groups 3"]]
 
 
 if __name__ == "__main__":
