@@ -13,7 +13,7 @@ import asyncio
 import inspect
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Coroutine
 from contextlib import suppress
 from contextvars import Context, copy_context
 from functools import partial
@@ -99,18 +99,19 @@ class HandlerCalls:
             call = self._make_calls(delivery, taken[0], pace, holds=holds)
         else:
             call = self._run(delivery, taken)
-        task = self._loop.create_task(call, name=subscription.task_name, context=self._context.copy())
-        if holds:
-            task.add_done_callback(partial(self._begin_again, delivery, taken))
+        self._start(call, delivery, taken)
+
+    def _start(self, call: Coroutine[Any, Any, None], delivery: Delivery, taken: tuple[Waiting, ...]) -> None:
+        task = self._loop.create_task(call, name=delivery.subscription.task_name, context=self._context.copy())
+        task.add_done_callback(partial(self._begin_again, delivery, taken))
 
     def _begin_again(self, delivery: Delivery, taken: tuple[Waiting, ...], _: object) -> None:
-        """Starts a new task for a call if other code has cancelled its task before the first step: such a call holds back all
-        others of its subscription until ``let_go``."""
+        """Starts a new task for a call if other code has cancelled its task before the first step: such a call would keep its
+        slot, and one that holds back all others of its subscription until ``let_go`` would keep them all."""
         if delivery.task is not None or delivery not in self.running or self.ending():
             return
-        subscription = delivery.subscription
-        self.dispatcher.let_go(subscription)
-        self._loop.create_task(self._run(delivery, taken), name=subscription.task_name, context=self._context.copy())
+        self.dispatcher.let_go(delivery.subscription)
+        self._start(self._run(delivery, taken), delivery, taken)
         self.dispatcher.pump()
 
     def _begun(
