@@ -1,4 +1,7 @@
-"""A server that outlives the loops of the commands, and a short way to run these in the test's own process."""
+"""A server that outlives the loops of the commands, and a short way to run these in the test's own process.
+
+A command makes its loop itself: these tests wait in real time.
+"""
 
 from __future__ import annotations
 
@@ -32,6 +35,14 @@ def rmq_alone(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatc
         return Ended(code, output.out, output.err)
 
     return run
+
+
+@pytest.fixture
+def unhurried(server: EmbeddedRocketMQ) -> Iterator[None]:
+    """The brokers of ``server`` answer after 10 ms: a benchmark that must last takes little of the processor."""
+    server.delay(0.01)
+    yield
+    server.delay(0.0)
 
 
 @pytest.fixture

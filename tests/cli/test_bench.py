@@ -47,6 +47,7 @@ def test_a_number_of_messages_is_sent_and_stored(server: EmbeddedRocketMQ, rmq_h
     assert {queue["broker"] for queue in rmq_here("topic", "offsets", topic, "--json").records} == {"broker-a", "broker-b"}
 
 
+@pytest.mark.usefixtures("unhurried")
 def test_a_time_is_kept_and_reported_for_each_second(rmq_here: Rmq) -> None:
     arguments = ("--topic", TOPIC, "--create", "--seconds", "1.2", "--warm-up", "0.1", "--in-flight", "2")
     ended = rmq_here("bench", *arguments)
@@ -147,6 +148,7 @@ def test_texts_of_failures_are_bounded() -> None:
     assert sum(failures.values()) == 200
 
 
+@pytest.mark.usefixtures("unhurried")
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 @pytest.mark.parametrize("processes", ["1", "2"])
 async def test_a_signal_ends_it_with_the_figures_so_far(
@@ -164,6 +166,7 @@ async def test_a_signal_ends_it_with_the_figures_so_far(
     assert 0 < found["seconds"] < 600
 
 
+@pytest.mark.usefixtures("unhurried")
 def test_processes_end_with_a_parent_that_is_killed(server: EmbeddedRocketMQ) -> None:
     arguments = ("--topic", "Orphans", "--create", "--in-flight", "4", "--processes", "2", "--json", "--seconds", "600")
     command = [*START, "bench", *arguments, "--namesrv", server.namesrv]

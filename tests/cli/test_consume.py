@@ -270,7 +270,7 @@ async def test_a_reader_that_goes_away_ends_it_quietly(server: EmbeddedRocketMQ)
         assert process.stderr is not None
         assert await asyncio.to_thread(process.stdout.readline)
         process.stdout.close()
-        assert await asyncio.to_thread(process.wait, 10) == 1
+        assert await asyncio.to_thread(process.wait, 60) == 1
         assert process.stderr.read() == b""
     assert 0 < committed(server, "g-Head", "Head") < 100
     assert server.retries("g-Head") == []
@@ -283,7 +283,7 @@ async def test_a_reader_that_stops_reading_blocks_no_signal(server: EmbeddedRock
         for _ in range(2):
             process.send_signal(signal.SIGINT)
             await asyncio.sleep(0.2)
-        assert await asyncio.to_thread(process.wait, 10) == 130
+        assert await asyncio.to_thread(process.wait, 60) == 130
 
 
 async def test_tags_choose_messages(server: EmbeddedRocketMQ, rmq_here: Rmq) -> None:

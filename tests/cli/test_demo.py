@@ -118,6 +118,12 @@ def damaged(command: RemotingCommand, frame: Frame) -> Fate:
     return Fate((Frame(frame.serialize_type, frame.header, body[:40] + b"\xff\x00" + body[42:]),))
 
 
+@pytest.fixture
+def settles_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is lost is waited for: less long than by users, as all other messages are stored before the last answer."""
+    monkeypatch.setattr("rmq_async.cli.demo.SETTLE", 0.3)
+
+
 def demo(rmq_alone: Rmq, rule: Rule, *arguments: str) -> tuple[Ended, int]:
     """Returns the run, and how many messages the server still holds of its topic."""
     with in_a_thread(EmbeddedRocketMQ()) as server, in_a_thread(Relay(server, rule)) as relay:
@@ -125,6 +131,7 @@ def demo(rmq_alone: Rmq, rule: Rule, *arguments: str) -> tuple[Ended, int]:
         return ended, len(server.messages(ended.summary["topic"]))
 
 
+@pytest.mark.usefixtures("settles_soon")
 @pytest.mark.parametrize("mode", ["single", "async"])
 def test_a_lost_acknowledged_message_is_named_and_the_exit_code_is_1(mode: str, rmq_alone: Rmq) -> None:
     once = Once(mode, forgotten)
@@ -135,6 +142,7 @@ def test_a_lost_acknowledged_message_is_named_and_the_exit_code_is_1(mode: str, 
     assert held == 1499  # the topic is kept, so that it can be looked at
 
 
+@pytest.mark.usefixtures("settles_soon")
 def test_a_lost_oneway_message_is_counted_and_no_failure_on_a_cluster(rmq_alone: Rmq) -> None:
     ended, _ = demo(rmq_alone, Once("oneway", dropped))
     assert (ended.code, ended.err) == (0, "")
@@ -154,6 +162,7 @@ def test_a_body_changed_on_its_way_is_found(rmq_alone: Rmq) -> None:
     assert f"1 messages differ from those sent, the first: {once.property('UNIQ_KEY')}" in one_line(ended.err)
 
 
+@pytest.mark.usefixtures("settles_soon")
 def test_refused_sends_are_a_failure_in_one_line(rmq_alone: Rmq) -> None:
     with in_a_thread(EmbeddedRocketMQ()) as server:
         server.fail_next(13, 10_000, request=RequestCode.SEND_MESSAGE_V2)

@@ -58,6 +58,7 @@ COMMANDS = {
 }
 
 
+@pytest.mark.usefixtures("unhurried")
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 @pytest.mark.parametrize("name", COMMANDS)
 async def test_a_second_signal_ends_a_command_whose_output_is_not_read(

@@ -60,7 +60,7 @@ async def busy(brokers: int = 2) -> AsyncIterator[EmbeddedRocketMQ]:
 async def _send(producer: Producer) -> None:
     for _ in count():
         await producer.send(Message("orders", b"x"))
-        await asyncio.sleep(0.005)
+        await asyncio.sleep(0.02)
 
 
 def queue(topic: str, number: int, broker: str = "a") -> MessageQueue:
@@ -295,7 +295,7 @@ async def test_the_view_in_tmux(server: EmbeddedRocketMQ) -> None:
 
     def tmux(*arguments: str) -> str:
         command = ["tmux", "-L", name, *arguments]
-        return subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=10, check=True).stdout
+        return subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=60, check=True).stdout
 
     tmux("new-session", "-d", "-x", "100", "-y", "24", *START, "top", "--interval", "0.3", "--namesrv", server.namesrv)
     try:

@@ -18,6 +18,7 @@ from rmq_protocol.command import RemotingCommand, encode_command
 from rmq_protocol.constants import MAX_FRAME_SIZE
 
 from ..support.fakes import RawClient, send_fields
+from ..support.waiting import until
 
 CLIENTS = 1000
 ROUNDS = 6
@@ -136,10 +137,7 @@ async def run(process: asyncio.subprocess.Process, rng: random.Random) -> None:
         crowd = Crowd(announced["brokers"]["broker-a"], rng)
         try:
             await crowd.gather()
-            deadline = time.monotonic() + 10
-            while len(crowd.patient()) < CLIENTS / 2:  # a thousand at once are more than a backlog holds: some try again
-                assert time.monotonic() < deadline, len(crowd.patient())
-                await asyncio.sleep(0.01)
+            await until(lambda: len(crowd.patient()) >= CLIENTS / 2)  # a thousand are more than a backlog holds: some try again
             patient = crowd.patient()
             worst = []
             for _ in range(ROUNDS):  # a machine that was busy elsewhere gets another chance

@@ -29,8 +29,10 @@ def include_object(found, name, kind, *_):
 """
 
 
-def alembic(place: Path, *arguments: str) -> str:
-    command = [sys.executable, "-W", "error", "-m", "alembic", *arguments]
+def alembic(place: Path, *commands: tuple[str, ...]) -> str:
+    """Runs the commands one after the other, in one process: each would spend 0.8 s of the processor on imports."""
+    program = f"from alembic.config import main\nfor command in {commands!r}:\n    main(command)"
+    command = [sys.executable, "-W", "error", "-c", program]
     ended = subprocess.run(command, cwd=place, capture_output=True, text=True, timeout=60)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     return ended.stdout
@@ -40,7 +42,7 @@ async def test_generated_migrations_of_both_tables_run_as_they_are(url: str, tab
     outbox, inbox = table, table.replace("outbox", "inbox_of_outbox")
     place = tmp_path / "project"
     place.mkdir()
-    alembic(place, "init", "--template", "async", "migrations")
+    alembic(place, ("init", "--template", "async", "migrations"))
     environment = place / "migrations" / "env.py"
     written = environment.read_text().replace("target_metadata = None", TARGET.format(outbox=outbox, inbox=inbox))
     # other tests have tables in this database
@@ -53,11 +55,10 @@ async def test_generated_migrations_of_both_tables_run_as_they_are(url: str, tab
     settings = place / "alembic.ini"
     settings.write_text(settings.read_text().replace("driver://user:pass@localhost/dbname", url.replace("%", "%%")))
 
-    alembic(place, "revision", "--autogenerate", "-m", "messages")
+    said = alembic(place, ("revision", "--autogenerate", "-m", "messages"), ("upgrade", "head"), ("check",))
+    assert "No new upgrade operations detected" in said
     (migration,) = (place / "migrations" / "versions").glob("*.py")
     assert "rmq_async" not in migration.read_text()
-    alembic(place, "upgrade", "head")
-    assert "No new upgrade operations detected" in alembic(place, "check")
 
     engine = create_async_engine(url, poolclass=NullPool)
     async with engine.begin() as connection:
@@ -65,4 +66,4 @@ async def test_generated_migrations_of_both_tables_run_as_they_are(url: str, tab
         assert await Inbox(group="billing", table=inbox).first(connection, MessageExt("T", b"x", properties={"UNIQ_KEY": "A"}))
     assert [row["state"] for row in await rows(engine, outbox)] == ["PENDING"]
     await engine.dispose()
-    alembic(place, "downgrade", "base")
+    alembic(place, ("downgrade", "base"))
