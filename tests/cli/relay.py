@@ -13,7 +13,7 @@ import asyncio
 import struct
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Final, NamedTuple, Self
+from typing import NamedTuple, Self
 
 from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_protocol.command import RemotingCommand, decode_command, encode_command, make_response
@@ -30,8 +30,6 @@ class Fate(NamedTuple):
 
 Rule = Callable[[RemotingCommand, Frame], Fate | None]
 """None: the request passes as it is."""
-
-PATIENCE: Final = 5.0
 
 
 class Relay:

@@ -31,7 +31,7 @@ from rmq_protocol.frame import FrameDecoder
 
 from .streams import Client
 
-pytestmark = pytest.mark.usefixtures("nothing_left")
+pytestmark = [pytest.mark.usefixtures("nothing_left"), pytest.mark.virtual_time]
 
 SEND: Final = RequestCode.SEND_MESSAGE_V2
 STORED: Final[Mapping[str, str]] = {"msgId": "7F0000010000123400000000000000AB", "queueId": "0", "queueOffset": "7"}
@@ -70,7 +70,6 @@ class Raw(Client):
 # -- with a real producer
 
 
-@pytest.mark.virtual_time
 async def test_an_answer_in_two_halves_is_one_answer() -> None:
     script = [
         Expect(SEND, {"a": "shop", "b": "T", "e": "0", "i": mock.ANY}, body=b"paid"),
@@ -88,7 +87,6 @@ async def test_an_answer_in_two_halves_is_one_answer() -> None:
     assert broker.answered_aside[RequestCode.HEART_BEAT] >= 1
 
 
-@pytest.mark.virtual_time
 async def test_an_answer_with_a_foreign_opaque_answers_nothing() -> None:
     script = [
         Expect(SEND, body=b"first"),
@@ -105,7 +103,6 @@ async def test_an_answer_with_a_foreign_opaque_answers_nothing() -> None:
         assert (second.queue_offset, (await first).queue_offset) == (8, 7)
 
 
-@pytest.mark.virtual_time
 async def test_an_answer_to_an_unknown_opaque_leaves_a_time_out() -> None:
     script = [Expect(SEND), Answer(ext_fields=STORED, opaque=-5)]
     async with ScriptedPeer(*script) as broker, producer_of(broker) as producer:
@@ -124,7 +121,6 @@ async def test_a_close_between_request_and_answer_is_a_lost_connection(end: Clos
         assert (await producer.send(Message("T", b"y"))).queue_offset == 7
 
 
-@pytest.mark.virtual_time
 async def test_a_broken_answer_makes_the_client_close_and_come_again() -> None:
     script = [
         Expect(SEND, body=b"x"),
@@ -211,7 +207,6 @@ async def test_more_than_was_expected_is_a_difference() -> None:
             await client.rest()
 
 
-@pytest.mark.virtual_time
 async def test_less_than_was_expected_is_a_difference() -> None:
     with pytest.raises(TranscriptError) as found:
         async with ScriptedPeer(Expect(1), Answer(), Expect(2), patience=0.05) as peer, Raw(peer.address) as client:
@@ -254,7 +249,6 @@ async def test_what_is_no_frame_is_a_difference(data: bytes) -> None:
             await client.rest()
 
 
-@pytest.mark.virtual_time
 async def test_an_answer_without_a_request_is_a_difference() -> None:
     with pytest.raises(TranscriptError, match=r"the connection of 7 was closed before all of its answer could be written"):
         async with ScriptedPeer(Expect(7), Wait(0.05), Answer()) as peer:
@@ -284,7 +278,6 @@ async def test_a_cancelled_test_stays_cancelled() -> None:
 # -- steps
 
 
-@pytest.mark.virtual_time
 async def test_answers_leave_in_any_order_in_both_forms_with_everything_they_may_have() -> None:
     script = [
         Expect(1),
@@ -299,16 +292,6 @@ async def test_answers_leave_in_any_order_in_both_forms_with_everything_they_may
         second, first = await two.answer(), await one.answer()
         assert (second.code, second.opaque, second.remark, second.body) == (5, 22, "second", b"2")
         assert (first.code, first.opaque, first.ext_fields, first.is_response) == (6, 11, {"x": "y"}, True)
-
-
-async def test_a_connection_may_be_greeted_or_closed_before_it_says_anything() -> None:
-    async with ScriptedPeer(Close(), Write(b"hello"), Reset()) as peer:
-        ends = []
-        for _ in range(2):
-            async with Raw(peer.address) as client:
-                ends.append(await client.rest())
-        assert ends[0] == (b"", "eof")
-        assert ends[1][1] == "reset"
 
 
 async def test_heartbeats_are_answered_aside_unless_set_otherwise() -> None:
