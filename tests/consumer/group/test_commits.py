@@ -293,7 +293,9 @@ def test_commits_to_other_brokers_go_on_beside_a_frozen_one() -> None:
                 assert committed("broker-b") == [count] * queues
             assert "not_committed" in [problem.code for problem in consumer.health().problems]
             frozen.resume()
-            await until(lambda: committed("broker-a") == [1] * queues and not consumer.health().problems, 30.0)
+            await asyncio.sleep(20.0)
+            assert committed("broker-a") == [1] * queues
+            assert not consumer.health().problems
 
     Simulation(7, faults=None).run(main)
 

@@ -463,6 +463,7 @@ async def test_held_key_that_fills_the_buffer_leaves_room_to_other_queues() -> N
 async def test_ordered_call_in_a_thread_keeps_its_lock_until_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     # Real time: virtual time has no threads. The second member asks for the locks ten times a second.
     monkeypatch.setattr("rmq_async.consumer.session.FIRST_ASSIGNMENT", 0.2)
+    monkeypatch.setattr("rmq_async.consumer.group.rebalance.SPACING", 0.1)
     async with EmbeddedRocketMQ() as server:
         await create(server.namesrv, queues=2)
         loop, go_on = asyncio.get_running_loop(), asyncio.Event()
@@ -510,7 +511,7 @@ def test_order_holds_while_members_come_go_and_crash() -> None:
                 while s.now < 110:
                     await producer.send(Message("T", b"%d" % sent, sharding_key=f"k{sent % 7}"))
                     sent += 1
-                    await asyncio.sleep(0.1)
+                    await asyncio.sleep(0.05)
 
         crashes = s.machine("crashes")
 
