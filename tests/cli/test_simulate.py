@@ -164,5 +164,5 @@ def test_processes_end_with_a_parent_that_is_killed() -> None:
         deadline = monotonic() + 60
         while len(members(process.pid)) < 4 and monotonic() < deadline:  # a process of multiprocessing is among them
             sleep(0.05)
-        sleep(1.0)  # they begin their work
+        sleep(1.0)  # real time: they begin their work, which is seen nowhere outside of them
         assert left_after_kill(process, 60.0) == []

@@ -1,4 +1,7 @@
-"""A thousand hostile clients at once, and one that must not notice. The server is a process of its own: its memory is looked at."""
+"""A thousand hostile clients at once, and one that must not notice.
+
+Real time: the server is a process of its own, whose memory is looked at, and its backlog is the kernel's.
+"""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ async def test_what_could_not_be_written_for_longer_than_a_lease_is_not_sent_aga
 ) -> None:
     outbox = make(lease=0.8)
     await outbox.create_table()
-    record, until_when = Store.record, monotonic() + 1.2
+    record, until_when = Store.record, monotonic() + 1.2  # real time: the lease goes by the clock of the database, too
 
     async def away(*given: Any) -> None:
         if monotonic() < until_when:
