@@ -62,7 +62,7 @@ async def test_stopping_ends_a_call_at_once_though_others_share_the_client(name:
         await admin.stop()
         with pytest.raises(ClientStateError, match="was stopped"):
             await calls[0]
-        assert monotonic() - start < 0.5
+        assert monotonic() - start < 0.01
         assert not calls[1].done()
         calls[1].cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -126,7 +126,7 @@ async def test_figures_of_single_queues_end_in_time() -> None:
                 await admin.topic_stats("t")
             took = monotonic() - began
     assert {request.code for request in broker.requests} >= {RequestCode.GET_MIN_OFFSET, RequestCode.GET_MAX_OFFSET}
-    assert took < timeout + answered_after / 2, f"{took:.2f} s"  # each request had a time of its own
+    assert took == pytest.approx(timeout, abs=0.01)  # not a time for each request
 
 
 async def test_connections_of_a_group_are_those_of_all_brokers() -> None:

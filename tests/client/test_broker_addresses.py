@@ -60,7 +60,7 @@ async def test_start_at_a_broker(kind: str, patient: bool, servers: EmbeddedRock
     started = monotonic()
     with pytest.raises(NameServerError) as caught:
         await KINDS[kind](config).start()
-    assert monotonic() - started < 10
+    assert monotonic() - started < 0.01
     assert str(caught.value).startswith(f"{broker} {SAID}")
     assert caught.value.permanent
 
@@ -122,6 +122,6 @@ async def test_send_when_only_brokers_come_after_the_start() -> None:
             started = monotonic()
             with pytest.raises(NameServerError) as caught:
                 await sending
-            assert monotonic() - started < 20
+            assert monotonic() - started < 1.0, "it is looked for once a second at least"
     assert caught.value.permanent
     assert f"127.0.0.1:{port} {SAID}" in str(caught.value)

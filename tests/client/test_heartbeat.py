@@ -89,12 +89,10 @@ async def test_three_sharers_make_one_connection_and_one_heartbeat_per_broker_an
         instance.register_producer("p2")
         instance.register_consumer(ConsumerData(group_name="c"))
         await instance.routes.get("t", 1.0)
-        start = monotonic()
         await asyncio.gather(*[instance.pool.connect(broker.address, 1.0) for broker in brokers for _ in range(5)])
-        await asyncio.sleep(2.0)
-        periods = (monotonic() - start) / 0.4
+        await asyncio.sleep(2.1)
         for broker in brokers:
-            assert periods - 2 <= len(broker.beats) < periods + 2
+            assert len(broker.beats) == 6, "one at once, and one in each of five periods"
             assert groups(broker) == (["p1", "p2"], ["c"])
             assert len(broker.links) == 1
         assert len(server.links) == 1
@@ -210,7 +208,7 @@ async def test_two_unanswered_heartbeats_close_the_connection_as_dead(caplog: py
             "broker's log and load, and at the network between" for count in (1, 2)
         ]  # fmt: skip
         assert len(broker.links[0].requests) == 2
-        assert monotonic() - start < 2 * 0.3 + 0.8
+        assert monotonic() - start == pytest.approx(0.3 + 0.1, abs=0.01)
         broker.silent = False
         await until(lambda: len(broker.links) > 1)
         await instance.unregister_producer("p", 1.0)
@@ -321,7 +319,7 @@ async def test_a_silent_broker_does_not_hold_up_the_farewell() -> None:
         broker.silent = True
         start = monotonic()
         await instance.unregister_producer("p", 0.3)
-        assert 0.2 < monotonic() - start < 2
+        assert monotonic() - start == pytest.approx(0.3, abs=0.01)
         assert len(broker.farewells) == 1
 
 

@@ -119,7 +119,7 @@ async def test_a_start_without_an_answer_ends_in_time_and_leaves_nothing() -> No
         start = monotonic()
         with pytest.raises(NameServerError, match="no answer"):
             await ClientInstance.acquire(config_of(silent, request_timeout=0.3))
-        assert 0.25 < monotonic() - start < 2
+        assert monotonic() - start == pytest.approx(0.3, abs=0.01)
         assert (ours(), registered()) == ([], {})
         await until(lambda: silent.link.lost.done())
 
@@ -199,7 +199,7 @@ async def test_cancelling_a_release_closes_all_the_same(steps: int, patience: fl
         await asyncio.gather(call, return_exceptions=True)
         if steps == 0:
             await instance.release()
-        assert monotonic() - start < 1.0
+        assert monotonic() - start < 0.02
         assert not connection.is_open
         assert ours() == []
         assert isinstance((await asyncio.gather(request, return_exceptions=True))[0], Exception)
@@ -240,6 +240,7 @@ async def test_a_replica_serves_where_the_master_is_gone() -> None:
         assert address == broker.address
 
 
+@pytest.mark.virtual_time
 async def test_errors_name_the_broker_and_refresh_the_route() -> None:
     async with Broker() as broker, NameServer(t=route(broker.address)) as server, client(server) as instance:
         broker.silent = True
@@ -248,6 +249,7 @@ async def test_errors_name_the_broker_and_refresh_the_route() -> None:
         assert (late.value.broker, late.value.address) == ("broker-a", broker.address)
         await until(lambda: server.asked.count("t") == 2)
         await broker.stop()
+        await until(lambda: instance.pool.get(broker.address) is None)
         with pytest.raises(ConnectError) as refused:
             await instance.ask_broker("broker-a", "t", RemotingCommand(code=30), 1.0)
         assert refused.value.broker == "broker-a"

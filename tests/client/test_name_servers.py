@@ -79,10 +79,10 @@ async def test_a_silent_one_may_use_its_share_of_the_time_only() -> None:
     async with Peer(silence) as first, Peer() as second, name_servers(first, second) as servers:
         start = monotonic()
         assert (await servers.request(ASK, 2.0))[1] == second.address
-        assert 0.95 < monotonic() - start < 1.9
+        assert monotonic() - start == pytest.approx(1.0, abs=0.01)
         start = monotonic()
         await servers.request(ASK, 0.6)
-        assert monotonic() - start < 0.25
+        assert monotonic() - start < 0.01
 
 
 @pytest.mark.virtual_time
@@ -98,6 +98,7 @@ async def test_a_connection_that_breaks_under_the_request_is_tried_again() -> No
         assert len(peer.links) == 2
 
 
+@pytest.mark.virtual_time
 async def test_one_that_always_hangs_up_is_tried_twice() -> None:
     async with Peer(reset) as peer, name_servers(peer) as servers:
         with pytest.raises(NameServerError, match="connection lost"):
@@ -112,7 +113,7 @@ async def test_the_error_shows_what_each_of_them_did() -> None:
         start = monotonic()
         with pytest.raises(NameServerError) as caught:
             await servers.request(ASK, 0.3)
-        assert monotonic() - start < 0.4
+        assert monotonic() - start == pytest.approx(0.3, abs=0.01)
     text = str(caught.value)
     assert f"{refusing.address}: cannot connect" in text
     assert f"{silent.address}: no answer" in text
@@ -191,6 +192,6 @@ async def test_a_server_in_back_off_is_asked_after_the_others() -> None:
         await second.start()
         await first.start()
         assert (await servers.request(ASK, 3.0))[1] in (first.address, second.address)
-        assert monotonic() - start < 2.0
+        assert monotonic() - start < 0.01
         with pytest.raises(RequestTimeoutError):
             await pool.request(first.address, RemotingCommand(code=1), 0.0)

@@ -102,7 +102,7 @@ async def test_look_up_that_hangs_or_was_made_just_now(names: Names, monkeypatch
         names.hanging.add("host")
         began = monotonic()
         assert not await pool.look_again(named(peer.address), 0.1)
-        assert monotonic() - began < 1.0
+        assert monotonic() - began == pytest.approx(0.1, abs=0.01)
         assert not await pool.look_again(peer.address, 0.1)
         assert names.asked == ["host", "host"]
         await pool.aclose()
@@ -218,7 +218,7 @@ async def test_address_in_use_falls_silent(names: Names) -> None:
             fall_silent(first)
             began = monotonic()
             await instance.routes.get("u", 1.0)
-            assert monotonic() - began == pytest.approx(0.5, abs=0.05)
+            assert monotonic() - began == pytest.approx(0.5, abs=0.02)
             assert instance.name_servers.addresses == (named(first.address),)
             connection = instance.pool.get(named(first.address))
             assert connection is None or connection.ip == THERE

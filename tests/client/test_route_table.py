@@ -151,7 +151,7 @@ async def test_each_caller_waits_as_long_as_it_wants_to() -> None:
         start = monotonic()
         with pytest.raises(NameServerError, match=r"within 0\.1 s"):
             await routes.get("t", 0.1)
-        assert monotonic() - start < 0.5
+        assert monotonic() - start == pytest.approx(0.1, abs=0.01)
         assert (await patient).topic == "t"
         assert server.asked == ["t"]
 
@@ -162,7 +162,7 @@ async def test_a_silent_name_server_ends_the_wait_by_its_deadline() -> None:
         start = monotonic()
         with pytest.raises(NameServerError, match="no answer"):
             await routes.get("t", 0.5)
-        assert monotonic() - start < 2
+        assert 0.25 < monotonic() - start <= 0.5
 
 
 @pytest.mark.virtual_time
@@ -267,7 +267,7 @@ async def test_topics_in_use_are_polled() -> None:
         server.routes["t"] = route(queues=16)
         start = monotonic()
         await until(lambda: queues(routes) == 16)
-        assert monotonic() - start < 1.0
+        assert monotonic() - start == pytest.approx(0.05, abs=0.01)
         await until(lambda: server.asked.count("u") > 3)
 
 
@@ -331,7 +331,7 @@ async def test_a_round_of_refreshes_stops_at_the_first_silence() -> None:
         server.serve = silence
         start = monotonic()
         await routes.refresh_all()
-        assert monotonic() - start < 0.7
+        assert monotonic() - start < 0.2
 
 
 async def test_a_look_takes_nothing_into_use() -> None:

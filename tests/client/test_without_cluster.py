@@ -69,7 +69,7 @@ def left() -> list[str]:
 async def test_start_without_cluster(kind: str, port: int, caplog: pytest.LogCaptureFixture) -> None:
     began = monotonic()
     async with KINDS[kind](config(port)):
-        assert monotonic() - began < 1.0
+        assert monotonic() - began < 0.01
         assert "started without a cluster" in caplog.text
         assert f"cannot connect to 127.0.0.1:{port}" in caplog.text
     assert not left()
@@ -90,7 +90,7 @@ async def test_start_of_a_group_consumer_waits_for_the_cluster_and_raises(option
     began = monotonic()
     with pytest.raises(NameServerError, match="none has answered since the start"):
         await consumer.start()
-    assert 0.3 < monotonic() - began < 3.0
+    assert monotonic() - began == pytest.approx(0.4, abs=0.01)
     assert not left()
 
 
@@ -127,7 +127,7 @@ async def test_calls_before_the_cluster(port: int) -> None:
         began = monotonic()
         with pytest.raises(NameServerError, match=r"has answered since the start.*cannot connect"):
             await call()
-        assert after - 0.05 <= monotonic() - began < after + 0.5
+        assert monotonic() - began == pytest.approx(after, abs=0.01)
 
     async with producer, consumer, admin:
         await asyncio.gather(*[fails(*call) for call in calls])
@@ -151,7 +151,7 @@ async def test_calls_end_when_the_cluster_is_there(port: int) -> None:
         async with EmbeddedRocketMQ(port=port) as server:
             began = monotonic()
             results = await asyncio.gather(*sending, *keyed)
-            assert monotonic() - began < 2.0, "it is looked for once a second at least"
+            assert monotonic() - began < 1.0, "it is looked for once a second at least"
             assert {result.attempts for result in results} == {1}
             await creating
             await listing
@@ -194,7 +194,7 @@ async def test_name_server_behind_a_silent_network() -> None:
         client = ClientConfig(namesrv=proxy.address, start_without_cluster=True, request_timeout=0.3)
         began = monotonic()
         async with Producer("group", client=client) as producer:
-            assert 0.25 < monotonic() - began < 1.5
+            assert monotonic() - began == pytest.approx(0.3, abs=0.01)
             sending = asyncio.ensure_future(producer.send(Message(TOPIC, b"x"), timeout=20))
             await asyncio.sleep(0.1)
             proxy.to_server.resume()
@@ -226,7 +226,7 @@ async def test_late_cluster_that_goes_away_again(port: int) -> None:
         began = monotonic()
         with pytest.raises(RocketMQError):
             await producer.send(Message("Other", b"x"), timeout=20)
-        assert monotonic() - began < 5.0
+        assert monotonic() - began < 0.01
 
 
 async def test_clients_with_and_without_the_option_share_nothing() -> None:
