@@ -90,6 +90,7 @@ def parts_of(name: str) -> dict[str, Any]:
     return runpy.run_path(str(EXAMPLES / name), run_name="example")
 
 
+@pytest.mark.virtual_time
 async def test_a_check_leaves_open_what_another_process_still_executes() -> None:
     shop = parts_of("transaction.py")["Shop"]()
     asked = asyncio.Event()
@@ -121,6 +122,7 @@ async def test_a_check_leaves_open_what_another_process_still_executes() -> None
     shop.database.close()
 
 
+@pytest.mark.virtual_time
 async def test_a_service_that_answers_outlives_questions_whose_askers_are_gone(caplog: pytest.LogCaptureFixture) -> None:
     answer = parts_of("request_reply.py")["answer"]
     async with EmbeddedRocketMQ() as server, Admin(namesrv=server.namesrv) as admin:
