@@ -119,9 +119,11 @@ async def test_first_waits_for_the_transaction_that_has_the_key(inbox: Inbox, se
     for committed in (False, True):
         async with sessions() as one, sessions() as two:
             assert await inbox.first(one, received())
+            process = {"process": await two.scalar(text("SELECT pg_backend_pid()"))}
             waiting = asyncio.create_task(inbox.first(two, received()))
-            await asyncio.sleep(0.1)
-            assert not waiting.done()
+            async with asyncio.timeout(60):
+                while not await one.scalar(text("SELECT cardinality(pg_blocking_pids(:process))"), process):
+                    assert not waiting.done()
             await (one.commit() if committed else one.rollback())
             assert await asyncio.wait_for(waiting, 60) is not committed
             await two.rollback()

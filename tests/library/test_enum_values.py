@@ -99,6 +99,7 @@ def test_level_that_is_none(level: Any) -> None:
         Message("T", b"x", delay_level=level)
 
 
+@pytest.mark.virtual_time
 @pytest.mark.parametrize("namespace", [None, S.NAMESPACE])
 async def test_arguments_count_as_their_values(namespace: Any) -> None:
     async with EmbeddedRocketMQ() as server:

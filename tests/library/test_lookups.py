@@ -50,6 +50,7 @@ async def test_names_are_found_while_blocking_calls_fill_the_default_executor(re
 
 @pytest.mark.parametrize("factory", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
 async def test_loop_ends_while_a_look_up_hangs(factory: Callable[[], asyncio.AbstractEventLoop], resolver: Names) -> None:
+    # Real time: the look-up hangs in a thread.
     resolver.hanging.add("host.example")
 
     async def main() -> None:

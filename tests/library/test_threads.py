@@ -125,6 +125,7 @@ async def test_error_of_a_job_is_its_futures() -> None:
 @pytest.mark.parametrize("where", ["program", "child of multiprocessing", "forked child"])
 def test_exit_waits_for_jobs_that_are_awaited(where: str, is_awaited: bool, tmp_path: Path) -> None:
     """A forked child does not wait for a job of its parent."""
+    # Real time: an interpreter that exits is a process of its own, and it must exit while the job sleeps.
     path = tmp_path / "program.py"
     expected = "ended\n" if is_awaited and where != "forked child" else ""
     path.write_text(f"""

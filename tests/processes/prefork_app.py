@@ -69,8 +69,8 @@ app = FastAPI(lifespan=lifespan)
 async def announce(number: int) -> dict[str, int | str]:
     producer: Producer = app.state.producer
     try:
-        result = await producer.send(Message("Orders", b"%d" % number), timeout=10)
-        reply = await made.request(Message("Questions", b"%d" % number), timeout=10)
+        result = await producer.send(Message("Orders", b"%d" % number), timeout=60)
+        reply = await made.request(Message("Questions", b"%d" % number), timeout=60)
     except RocketMQError as error:
         raise HTTPException(503, repr(error)) from error
     return {"pid": os.getpid(), "msg_id": result.msg_id, "attempts": result.attempts, "answer": reply.body.decode()}

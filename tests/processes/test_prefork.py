@@ -103,11 +103,11 @@ async def running(command: list[str], address: Callable[[Path], list[str]], **en
             try:
                 transport = httpx.AsyncHTTPTransport(uds=str(path))
                 async with httpx.AsyncClient(
-                    transport=transport, base_url="http://service", headers={"connection": "close"}, timeout=15
+                    transport=transport, base_url="http://service", headers={"connection": "close"}, timeout=60
                 ) as client:
                     yield Service(server, path, process, client)
                 process.terminate()
-                _, said = await asyncio.to_thread(process.communicate, timeout=20)
+                _, said = await asyncio.to_thread(process.communicate, timeout=60)
                 assert process.returncode == 0, said.decode()
                 assert b"Traceback" not in said, said.decode()
                 for group in ("own", "made"):
