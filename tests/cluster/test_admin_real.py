@@ -287,7 +287,7 @@ async def test_attributes_are_checked_by_the_broker(cluster: RealCluster) -> Non
 
 async def test_topic_made_beside_a_silent_broker_is_an_error_that_names_both(two_brokers: RealCluster) -> None:
     silent, other = two_brokers.brokers
-    async with admin_of(two_brokers, request_timeout=2.0) as admin:
+    async with admin_of(two_brokers, request_timeout=5.0) as admin:
         silent.pause()
         try:
             with pytest.raises(RequestTimeoutError) as caught:

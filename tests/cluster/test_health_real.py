@@ -23,9 +23,9 @@ async def test_health_while_real_servers_fail(two_brokers: RealCluster) -> None:
     def codes() -> set[tuple[str, str | None]]:
         return {(problem.code, problem.broker) for problem in producer.health().problems}
 
-    async def knock(times: int = 4) -> None:
+    async def knock(timeout: float = 0.4) -> None:
         """Sends that may fail: the client notices what it uses."""
-        sends = [producer.send(Message(topic, b"x"), timeout=0.4) for _ in range(times)]
+        sends = [producer.send(Message(topic, b"x"), timeout=timeout) for _ in range(4)]
         for outcome in await asyncio.gather(*sends, return_exceptions=True):
             assert not isinstance(outcome, BaseException) or isinstance(outcome, RocketMQError)
 
@@ -36,7 +36,7 @@ async def test_health_while_real_servers_fail(two_brokers: RealCluster) -> None:
         ) as producer,
     ):
         await admin.create_topic(topic, queues=2)
-        await knock()
+        await knock(timeout=30.0)
         health = producer.health()
         assert (health.live, health.ready, health.problems) == (True, True, ())
         assert set(health.brokers) == {"broker-a", "broker-b"}
