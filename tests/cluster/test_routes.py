@@ -135,7 +135,8 @@ def test_name_servers_die_one_after_the_other_and_forget_and_sends_go_on(two_bro
             await admin.create_topic(known)
             await admin.create_topic(later)
         async with (
-            Producer("routes", namesrv=two_brokers.namesrv, route_poll_interval=0.5) as producer,
+            # Both brokers are frozen while name servers start, which takes a busy machine longer than the default 3 s.
+            Producer("routes", namesrv=two_brokers.namesrv, route_poll_interval=0.5, timeout=60.0) as producer,
             sending(producer, known) as acknowledged,
         ):
             in_use = (await client_of(producer)).name_servers
