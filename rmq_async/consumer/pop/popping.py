@@ -3,7 +3,8 @@
 # A pop of a broker that has no message left reserves no credits: it asks for the broker's part of the free credits, and for at
 # least one message. So messages of such a broker arrive even if those of other brokers use all slots, and a held pop keeps no
 # credits from the other brokers. Brokers with messages left are popped for as many messages as there are credits, which they
-# get in the order of their requests.
+# get in the order of their requests. Such a broker answers at once, so that a pop which is not answered soon gives its credits
+# back: a silent broker would keep them from the others.
 
 from __future__ import annotations
 
@@ -67,6 +68,8 @@ GATHER_TIME: Final = 0.05
 BLOCKED_FOR: Final = 60.0
 """Seconds for which a message that cannot be read stays a problem after it should have come again."""
 MOST_BLOCKED: Final = 16
+RESERVED_FOR: Final = 0.5
+"""Seconds for which a pop without an answer keeps credits."""
 PAUSED_FOR: Final = 1.0
 """Seconds after which a source that must not be popped is checked again, if nothing wakes it before."""
 
@@ -156,6 +159,28 @@ class Source:
             if self._full >= GROW_AFTER:
                 self.size += 1
                 self._full = 0
+
+
+class _Reservation:
+    """The credits that one pop keeps until its answer, for RESERVED_FOR seconds at most. ``freed``: called when they are over."""
+
+    __slots__ = ("_credits", "_messages", "_timer")
+
+    def __init__(self, credits: Credits, messages: int, freed: Callable[[Credits], None]) -> None:
+        self._credits = credits
+        self._messages = messages
+        credits.reserved += messages
+        self._timer = asyncio.get_running_loop().call_later(RESERVED_FOR, self._over, freed) if messages else None
+
+    def end(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._credits.reserved -= self._messages
+        self._messages = 0
+
+    def _over(self, freed: Callable[[Credits], None]) -> None:
+        self.end()
+        freed(self._credits)
 
 
 class Popping:
@@ -295,8 +320,7 @@ class Popping:
 
     async def _pop(self, source: Source, messages: int, poll: float) -> Popped:
         """Pops once, passes an answer with records to ``accept``, and returns it."""
-        core, reserved = self._core, 0 if source.is_caught_up else messages
-        source.credits.reserved += reserved
+        core, reservation = self._core, _Reservation(source.credits, 0 if source.is_caught_up else messages, self.freed)
         source.under_way += 1
         if poll and core.knows_clock(source.broker):
             source.popped_at = machine.monotonic()
@@ -308,7 +332,7 @@ class Popping:
                 self._shrink(source, messages, "max_frame_size")
             raise
         finally:
-            source.credits.reserved -= reserved
+            reservation.end()
             source.under_way -= 1
         source.block(popped)
         if popped.is_partial:

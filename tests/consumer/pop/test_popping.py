@@ -176,3 +176,32 @@ async def test_connection_that_was_lost_otherwise_leaves_the_size(monkeypatch: p
             await asyncio.sleep(0)
     await end(task, source, core)
     assert source.size == 32
+
+
+class HalfSilent(Core):
+    """Stands for PopCore. Pops at "silent" are never answered."""
+
+    async def receive(self, topic: str, broker: str, subscription: Subscription, messages: int, poll: float) -> Popped:
+        if broker == "silent":
+            await asyncio.Event().wait()
+        return await super().receive(topic, broker, subscription, messages, poll)
+
+
+@pytest.mark.virtual_time
+async def test_silent_broker_with_messages_left_keeps_no_credits_from_another() -> None:
+    core = HalfSilent(lambda messages: 0)
+    pops, well = popping(core, lambda source, popped: None)
+    queue = QUEUE._replace(broker_name="silent")
+    silent = Source(HeldQueue(queue, queue, well.subscription, 0), "T", well.subscription, well.credits, lambda: 512)
+    well.is_caught_up = silent.is_caught_up = False
+    well.credits.sources, well.credits.limit = 2, silent.size
+    waiting = asyncio.create_task(pops.run(silent))
+    await asyncio.sleep(0)
+    assert silent.free() == 0
+    running = asyncio.create_task(pops.run(well))
+    async with asyncio.timeout(1.0):
+        await well.tried.wait()
+    waiting.cancel()
+    await asyncio.wait([waiting])
+    assert well.credits.reserved == 0
+    await end(running, well, core)
