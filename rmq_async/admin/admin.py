@@ -161,7 +161,8 @@ class Admin(ClientUser):
             )
 
         async with self._call() as instance:
-            return await instance.name_servers.fullest(RemotingCommand(code=code), instance.config.request_timeout, read, len)
+            command, timeout = RemotingCommand(code=code), instance.config.request_timeout
+            return await instance.name_servers.fullest(command, timeout, read, len, lambda found: not found)
 
     async def topic_route(self, topic: str) -> TopicRouteData:
         """Returns the current route of ``topic``, the fullest that a name server has. Raises TopicNotFoundError for an unknown

@@ -73,6 +73,7 @@ class ClusterProbe:
         began, backoff = machine.monotonic(), Backoff(FIRST_PAUSE, MAX_PAUSE)
         while not self.cluster_found.is_set():
             await asyncio.sleep(backoff.next())
+            await self._name_servers.look_again(MAX_PAUSE)  # their names may lead elsewhere by now
             try:
                 await self.run_once()
             except NameServerError as error:

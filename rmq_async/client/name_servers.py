@@ -254,19 +254,39 @@ class NameServers:
         return all(self._pool.is_down(address) for address in brokers)
 
     async def fullest(
-        self, command: RemotingCommand, timeout: float, read: Callable[[RemotingCommand, str], T], size: Callable[[T], int]
+        self,
+        command: RemotingCommand,
+        timeout: float,
+        read: Callable[[RemotingCommand, str], T],
+        size: Callable[[T], int],
+        is_former: Callable[[T], bool] | None = None,
     ) -> T:
         """Returns the largest of all servers' results: one that was restarted knows less than the others for some seconds. Raises
-        as ``ask`` does if none answers within ``timeout`` seconds."""
+        as ``ask`` does if none answers within ``timeout`` seconds.
+
+        ``is_former``: returns whether a result may be that of servers to which the names do not lead any more.
+        """
         deadline = machine.monotonic() + timeout
-        found, address = await self.ask(command, timeout, read)
+        found = await self._fullest(command, deadline, read, size)
+        if is_former is not None and is_former(found) and await self.look_again(max(deadline - machine.monotonic(), 0.0)):
+            found = await self._fullest(command, deadline, read, size)
+        return found
+
+    async def _fullest(
+        self, command: RemotingCommand, deadline: float, read: Callable[[RemotingCommand, str], T], size: Callable[[T], int]
+    ) -> T:
+        found, address = await self.ask(command, max(deadline - machine.monotonic(), 0.0), read)
         others = await self.others(address, command, max(deadline - machine.monotonic(), 0.0), read)
         return max([found, *others.results.values()], key=size)
 
     async def cluster_info(self, timeout: float) -> ClusterInfo:
         """Returns the clusters and brokers that the server lists which lists the most. Raises as ``fullest`` does."""
         command = RemotingCommand(code=RequestCode.GET_BROKER_CLUSTER_INFO)
-        return await self.fullest(command, timeout, _read_cluster, lambda info: len(_brokers_in(info)))
+
+        def is_former(info: ClusterInfo) -> bool:
+            return self.are_away(each for data in info.broker_addr_table.values() for each in data.broker_addrs.values())
+
+        return await self.fullest(command, timeout, _read_cluster, lambda info: len(_brokers_in(info)), is_former)
 
     async def listed_at(self, address: str, timeout: float) -> frozenset[tuple[str, bool]] | None:
         """Returns the brokers that a server lists now, as ``listed_brokers`` does; None if it answers otherwise, as a proxy does.

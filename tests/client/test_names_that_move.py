@@ -173,6 +173,54 @@ async def test_unknown_topic_at_the_old_place_of_a_name(names: Names, at_once: N
                 assert (await producer.send(Message("T", b"x"))).attempts == 1
 
 
+async def test_name_moves_before_there_is_a_cluster(names: Names, at_once: None) -> None:
+    """What it led to at the start still runs, and knows no broker."""
+    async with (
+        EmbeddedRocketMQ(host=THERE) as new,
+        former(new),
+        Producer("group", namesrv=named(new.namesrv), start_without_cluster=True) as producer,
+    ):
+        with pytest.raises(NameServerError, match="they know no broker"):
+            await producer.send(Message("T", b"x"))
+        names.hosts["host"] = [THERE]
+        assert (await producer.send(Message("T", b"x"))).attempts == 1
+
+
+@pytest.mark.parametrize("lists_brokers", [False, True], ids=["empty", "with dead brokers"])
+async def test_admin_after_a_name_has_moved(lists_brokers: bool, names: Names, at_once: None) -> None:
+    async with EmbeddedRocketMQ() as dead:
+        clusters = {"DefaultCluster": dead.brokers} if lists_brokers else None
+        async with (
+            EmbeddedRocketMQ(host=THERE) as new,
+            former(new, clusters),
+            Admin(namesrv=named(new.namesrv)) as admin,
+        ):
+            await dead.stop()
+            with pytest.raises(RocketMQError):
+                await admin.create_topic("T")
+            names.hosts["host"] = [THERE]
+            await admin.create_topic("T")
+            assert "T" in await admin.topics()
+
+
+async def test_topics_of_a_name_that_has_moved(names: Names, at_once: None) -> None:
+    async with EmbeddedRocketMQ(host=THERE) as new, Admin(namesrv=new.namesrv) as there, former(new) as old:
+        await there.create_topic("T")
+        body = b'{"topicList":[]}'
+        old.answers[RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER] = lambda link, request: link.reply(request, body=body)
+        async with Admin(namesrv=named(new.namesrv)) as admin:
+            assert await admin.topics() == ()
+            names.hosts["host"] = [THERE]
+            assert "T" in await admin.topics()
+
+
+def former(new: EmbeddedRocketMQ, clusters: dict[str, dict[str, str]] | None = None) -> NameServer:
+    """The name server at the place to which the name led before; None: one that knows no broker."""
+    server = NameServer(clusters)
+    server.port = int(new.namesrv.rpartition(":")[2])
+    return server
+
+
 async def test_name_that_moved_away_from_a_silent_name_server(names: Names, at_once: None) -> None:
     """The connection to its old address stays open for seconds."""
     first, second = NameServer(t=route(), u=route()), NameServer(u=route())
