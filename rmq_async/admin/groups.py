@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from typing import TypedDict
+from typing import Final, TypedDict
 
 import msgspec
 
@@ -120,9 +120,18 @@ def group_config(group: str, settings: GroupSettings) -> SubscriptionGroupConfig
         raise TypeError(f"a group has no setting {', '.join(unknown)}; there are {', '.join(GroupSettings.__annotations__)}")
     config = SubscriptionGroupConfig(group, **settings)
     try:
-        return msgspec.convert(msgspec.to_builtins(config), SubscriptionGroupConfig)
+        checked = msgspec.convert(msgspec.to_builtins(config), SubscriptionGroupConfig)
     except (msgspec.ValidationError, TypeError) as error:
         raise TypeError(f"a setting of group {group} has an invalid value: {error}; see SubscriptionGroupConfig") from None
+    for name, least in _LEAST.items():
+        if (value := getattr(checked, name)) < least:
+            raise TypeError(f"a setting of group {group} has an invalid value: {name} must be at least {least}, not {value}")
+    return checked
+
+
+_LEAST: Final = {"retry_queue_nums": 1, "retry_max_times": 0, "broker_id": 0, "which_broker_when_consume_slowly": 0}
+"""The lowest values of settings. Brokers take lower ones: without a retry queue they drop the messages that failed, and answer
+that these are stored."""
 
 
 async def create(

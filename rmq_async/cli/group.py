@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Final, Literal
@@ -13,6 +14,7 @@ import click
 
 from rmq_async import Admin, RocketMQError
 from rmq_async.admin import OffsetChange
+from rmq_async.errors import NoPermissionError
 from rmq_protocol.forwarding import original_topic
 from rmq_protocol.validation import is_system_group
 
@@ -111,27 +113,45 @@ def lag(name: str, topic: str | None, namesrv: str | None, timeout: float, as_js
     return with_admin(client_config(namesrv, timeout), work)
 
 
+@dataclass(frozen=True, kw_only=True)
+class _CreateOptions(ClientOptions):
+    name: str
+    retries: int
+    retry_queues: int
+    cluster: str | None
+    broker: str | None
+
+
 @group.command(short_help="Create a group, or replace its settings.")
 @_NAME
 @click.option(
     "--retries", type=click.IntRange(0, 2**31 - 1), default=16, show_default=True, metavar="N",
     help="Attempts after the first one; then a message is dead-lettered.",
 )  # fmt: skip
+@click.option(
+    "--retry-queues", type=click.IntRange(1, 65535), default=1, show_default=True, metavar="N",
+    help="Queues that failed messages go to; the group's retry topic gets as many.",
+)  # fmt: skip
 @click.option("--cluster", metavar="NAME", help="On the brokers of this cluster; default: on all brokers, of one cluster.")
 @click.option("--broker", metavar="NAME", help="On this broker only.")
 @client_options
-def create(
-    name: str, retries: int, cluster: str | None, broker: str | None, namesrv: str | None, timeout: float, as_json: bool
-) -> int:
+@pass_options(_CreateOptions)
+def create(options: _CreateOptions) -> int:
     """Create GROUP. A group that exists gets these settings, keeps its attributes, and gets the defaults for all others."""
-    output = Output(as_json=as_json)
+    output, name = Output(as_json=options.as_json), options.name
 
     async def work(admin: Admin) -> None:
-        await admin.create_group(name, retry_max_times=retries, cluster=cluster, broker=broker)
-        output.record({"group": name, "retries": retries})
+        await admin.create_group(
+            name,
+            cluster=options.cluster,
+            broker=options.broker,
+            retry_max_times=options.retries,
+            retry_queue_nums=options.retry_queues,
+        )
+        output.record({"group": name, "retries": options.retries, "retry_queues": options.retry_queues})
         output.line(f"{name} is created")
 
-    return with_admin(client_config(namesrv, timeout), work)
+    return with_admin(client_config(options.namesrv, options.timeout), work)
 
 
 @group.command(short_help="Delete a group, its offsets, retries and dead letters.")
@@ -223,6 +243,7 @@ def dead_letters(name: str, limit: int, namesrv: str | None, timeout: float, as_
             output.record(fields_of(message))
             output.line(f"{headline(message)} of={visible(original_topic(message.topic, message.properties), kept='')}")
         if not found:
+            await _check_exists(admin, name)
             output.trouble(f"group {name} has no dead letters that were not sent again")
 
     return with_admin(client_config(namesrv, timeout), work)
@@ -269,10 +290,20 @@ def resend(options: _ResendOptions) -> int:
             )
         except RocketMQError as error:
             raise click.ClickException("; ".join((str(error), *getattr(error, "__notes__", ())))) from None
+        if not count:
+            await _check_exists(admin, options.name)
         output.record({"group": options.name, "sent": count})
         output.line(f"{count} sent again")
 
     return with_admin(config, work)
+
+
+async def _check_exists(admin: Admin, name: str) -> None:
+    """Raises ClickException for a group that no broker knows: its name is probably misspelt. A user who may not list groups gets no
+    such error."""
+    with suppress(NoPermissionError):
+        if name not in await admin.groups():
+            raise click.ClickException(f"there is no group {name}; check the name, rmq group list prints all")
 
 
 def _confirm(question: str, *, yes: bool) -> None:

@@ -138,6 +138,8 @@ class ClosedQueues:
             if settings is None:
                 return None
             wanted = settings.retry_queue_nums
+            if wanted < 1:
+                return self._no_retry_queue(broker)
             numbers = range(_readable(self._instance, topic, broker), wanted)
             if numbers:  # the route in use may be older than the settings
                 with suppress(RocketMQError):
@@ -165,6 +167,13 @@ class ClosedQueues:
         self._tables[broker] = now, found
         return found
 
+    def _no_retry_queue(self, broker: str) -> str:
+        group = self._instance.names.display_name(self._group)
+        return (
+            f"group {group} has no retry queue on broker {broker}, which drops the messages that fail, and answers that they are "
+            f"stored; create_group(retry_queue_nums=1) or rmq group create {group} --retry-queues 1 gives it one"
+        )
+
     async def _retry_text(self, topic: str, broker: str, numbers: range) -> str:
         count, counted = 0, numbers[:MOST_COUNTED]
         timeout = self._instance.config.request_timeout
@@ -178,8 +187,8 @@ class ClosedQueues:
         group = self._instance.names.display_name(self._group)
         return (
             f"group {group} has {numbers.stop} retry queues on broker {broker}, and its retry topic has {numbers.start}: "
-            f"{messages} in {_listed(numbers)} reach no member; create_group(retry_queue_nums={numbers.stop}) (rmq group create) "
-            "makes the topic grow"
+            f"{messages} in {_listed(numbers)} reach no member; create_group(retry_queue_nums={numbers.stop}) or rmq group "
+            f"create {group} --retry-queues {numbers.stop} makes the topic grow"
         )
 
     def _note(self, code: ProblemCode, texts: dict[tuple[str, str], str]) -> None:

@@ -38,6 +38,9 @@ async def test_create_group_with_settings_shows_them_on_all_brokers(server: Embe
         await admin.create_group("shipping", retries=3)  # type: ignore[call-arg]
     with pytest.raises(TypeError, match="a setting of group shipping has an invalid value"):
         await admin.create_group("shipping", retry_max_times="3")  # type: ignore[arg-type]
+    for name, value in {"retry_queue_nums": 0, "retry_max_times": -1, "broker_id": -1}.items():
+        with pytest.raises(TypeError, match=f"{name} must be at least {value + 1}, not {value}"):
+            await admin.create_group("shipping", **{name: value})  # type: ignore[arg-type]
     with pytest.raises(InvalidGroupError):
         await admin.create_group("a group")
 

@@ -37,6 +37,12 @@ def served(server: EmbeddedRocketMQ, group: str, *bodies: bytes) -> None:
 
 
 def test_a_group_from_creation_to_deletion(server: EmbeddedRocketMQ, rmq_here: Rmq) -> None:
+    for command in (["dead-letters", "billing"], ["resend", "billing", "--yes"]):
+        ended = rmq_here("group", *command)
+        assert (ended.code, ended.out) == (1, "")
+        assert "there is no group billing; check the name" in one_line(ended.err)
+    made = {"group": "billing", "retries": 3, "retry_queues": 4}
+    assert rmq_here("group", "create", "billing", "--retries", "3", "--retry-queues", "4", "--json").records == [made]
     assert rmq_here("group", "create", "billing", "--retries", "3") == (0, "billing is created\n", "")
     ended = rmq_here("group", "create", "billing", "--retries", "2147483648")
     assert (ended.code, "2147483648 is not in the range" in one_line(ended.err)) == (2, True)

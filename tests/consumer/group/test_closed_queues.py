@@ -180,6 +180,21 @@ async def test_route_that_changes_at_each_request_is_looked_at_once_a_second(mon
 
 
 @pytest.mark.virtual_time
+async def test_group_without_a_retry_queue_is_a_problem_until_it_has_one() -> None:
+    """As where another tool has made the group: brokers drop what fails, and answer that it is stored."""
+    async with EmbeddedRocketMQ() as server, Admin(namesrv=server.namesrv) as admin:
+        await create(server.namesrv)
+        await set_retry_queues(admin, 0)
+        async with member("g", server.namesrv, "one", Seen()) as consumer:
+            await until(lambda: of(consumer, "queue_missing"), 120.0)
+            (problem,) = of(consumer, "queue_missing")
+            assert "group g has no retry queue on broker broker-a, which drops the messages that fail" in problem.text
+            assert problem.text.endswith("rmq group create g --retry-queues 1 gives it one")
+            await admin.create_group("g")
+            await until(lambda: not of(consumer, "queue_missing"), 120.0)
+
+
+@pytest.mark.virtual_time
 async def test_retry_queues_that_the_retry_topic_lacks_are_a_problem_and_count_as_lag(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -201,6 +216,7 @@ async def test_retry_queues_that_the_retry_topic_lacks_are_a_problem_and_count_a
             (problem,) = of(consumer, "queue_missing")
             assert "group g has 4 retry queues on broker broker-a, and its retry topic has 1" in problem.text
             assert "in queues 1 to 3 reach no member" in problem.text
+            assert "rmq group create g --retry-queues 4 makes the topic grow" in problem.text
             assert problem.broker == "broker-a"
             await send(server.namesrv, *[b"%d" % number for number in range(40)])
             await until(lambda: len(seen.attempts) >= 41)
