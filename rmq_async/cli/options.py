@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import re
 import signal
@@ -32,6 +33,7 @@ __all__ = [
     "WRONG_USE",
     "ClientOptions",
     "Interrupted",
+    "Seconds",
     "client_config",
     "client_options",
     "json_option",
@@ -73,6 +75,16 @@ def needs_command(context: click.Context) -> int:
     return 0
 
 
+class Seconds(click.FloatRange):
+    """A range of seconds; "nan" is in none, though no comparison says so."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        seconds = super().convert(value, param, ctx)
+        if math.isnan(seconds):
+            self.fail(f"{value} is not a number", param, ctx)
+        return seconds
+
+
 def json_option(command: Command) -> Command:
     return click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line.")(command)
 
@@ -84,7 +96,7 @@ def namesrv_option(help_text: str) -> Callable[[Command], Command]:
 def timeout_option(command: Command) -> Command:
     return click.option(
         "--timeout",
-        type=click.FloatRange(0.0, 3600.0, min_open=True),
+        type=Seconds(0.0, 3600.0, min_open=True),
         default=3.0,
         show_default=True,
         metavar="SECONDS",

@@ -34,7 +34,7 @@ from rmq_protocol.message import MAX_DELAY_LEVEL
 
 from .copying import LONGEST_LINE, LeftOut, Queues, read_record
 from .lines import lines_of
-from .options import PROPERTY, QUEUE, ClientOptions, client_config, client_options, pass_options, run
+from .options import PROPERTY, QUEUE, ClientOptions, Seconds, client_config, client_options, pass_options, run
 from .output import Output
 
 __all__ = ["send"]
@@ -135,7 +135,7 @@ class _SendOptions(ClientOptions):
 @click.option("--tags", metavar="TAG", help="Its tag.")
 @click.option("--keys", "keys", multiple=True, metavar="KEY", help="A key to find it by; may be given again.")
 @click.option("--property", "properties", type=PROPERTY, multiple=True, help="A property; may be given again.")
-@click.option("--delay", type=click.FloatRange(0.0), metavar="SECONDS", help="Deliver it later (brokers from 5.0 on).")
+@click.option("--delay", type=Seconds(0.0), metavar="SECONDS", help="Deliver it later (brokers from 5.0 on).")
 @click.option(
     "--delay-level",
     type=click.IntRange(1, MAX_DELAY_LEVEL),

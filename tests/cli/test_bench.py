@@ -106,6 +106,8 @@ def test_failures_are_reported_by_text_and_are_code_1(server: EmbeddedRocketMQ, 
         (["--topic", "t", "--mode", "batch", "--batch", "32", "--body", "131008"], "larger"),
         (["--topic", "t", "--body", "0"], "--body"),
         (["--topic", "t", "--namesrv", "here"], "host:port"),
+        (["--topic", "t", "--seconds", "nan"], "--seconds"),
+        (["--topic", "t", "--messages", "1", "--warm-up", "nan"], "--warm-up"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

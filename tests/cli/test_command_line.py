@@ -68,6 +68,7 @@ def test_without_a_command_help_is_shown_and_the_exit_code_is_2(rmq_alone: Rmq) 
         ["demo", "--size", "1"],
         ["demo", "--timeout", "0"],
         ["demo", "--timeout", "nan"],
+        ["top", "--namesrv", "127.0.0.1:1", "--once", "--interval", "nan"],
         ["demo", "--namesrv", "no-port"],
         ["demo", "--namesrv"],
     ],

@@ -11,7 +11,7 @@ import click
 
 from rmq_async import Admin, ClientConfig, ProducerConfig, RocketMQError, TopicNotFoundError
 
-from ..options import ClientOptions, client_config, client_options, pass_options, run
+from ..options import ClientOptions, Seconds, client_config, client_options, pass_options, run
 from ..output import Output
 from ..signals import exit_code_of
 from .figures import merged
@@ -93,13 +93,11 @@ class _BenchOptions(ClientOptions):
     metavar="BYTES",
     help="Size of a message's body: random bytes, not compressed.",
 )
-@click.option(
-    "--seconds", type=click.FloatRange(0.0, 86400.0, min_open=True), metavar="S", help="How long to measure; default: 10."
-)
+@click.option("--seconds", type=Seconds(0.0, 86400.0, min_open=True), metavar="S", help="How long to measure; default: 10.")
 @click.option("--messages", type=click.IntRange(1), metavar="N", help="Send so many instead.")
 @click.option(
     "--warm-up",
-    type=click.FloatRange(0.0, 600.0),
+    type=Seconds(0.0, 600.0),
     metavar="S",
     help="Seconds that are not counted before; default: 1, with --messages 0.",
 )

@@ -6,7 +6,7 @@ import logging
 
 import click
 
-from ..options import MOMENT, client_config, client_options, pass_options, run
+from ..options import MOMENT, Seconds, client_config, client_options, pass_options, run
 from .member import consume_messages
 from .settings import ConsumeOptions
 
@@ -28,7 +28,7 @@ __all__ = ["consume"]
     "--concurrency", type=click.IntRange(1, 1024), default=1, show_default=True, metavar="N", help="Messages at a time."
 )
 @click.option(
-    "--exec-timeout", type=click.FloatRange(0.0, 86400.0, min_open=True), default=900.0, show_default=True, metavar="SECONDS",
+    "--exec-timeout", type=Seconds(0.0, 86400.0, min_open=True), default=900.0, show_default=True, metavar="SECONDS",
     help="Time of one command; then it is ended and its message is tried again.",
 )  # fmt: skip
 @click.option("--verbose", "-v", is_flag=True, help="Before each body a line with its place, time, id, tags and keys.")

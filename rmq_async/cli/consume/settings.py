@@ -34,6 +34,10 @@ class ConsumeOptions(ClientOptions):
             raise click.UsageError(
                 f"--from {self.start} is an offset; give earliest, latest or a time, where a group can begin"
             )
+        if self.command is not None and not self.command.strip():
+            raise click.UsageError(
+                "--exec is blank: the shell would run nothing, and each message would be done; give a command"
+            )
         if self.verbose and (self.command is not None or self.as_json):
             raise click.UsageError("--verbose is for printed bodies; leave it out with --exec and --json")
 

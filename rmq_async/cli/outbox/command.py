@@ -13,7 +13,7 @@ import rmq_async
 from rmq_async.config import check_group
 
 from ..extras import needs_extra
-from ..options import AGE, FAILED, client_config, client_options, json_option, needs_command, pass_options, run
+from ..options import AGE, FAILED, Seconds, client_config, client_options, json_option, needs_command, pass_options, run
 from ..output import Output
 from .settings import RelayOptions
 
@@ -40,7 +40,7 @@ def _table_options(command: Command) -> Command:
 
 
 def _seconds(option: str, default: float, help_text: str) -> Callable[[Command], Command]:
-    kind = click.FloatRange(0.0, _DAY, min_open=True)
+    kind = Seconds(0.0, _DAY, min_open=True)
     return click.option(option, type=kind, default=default, show_default=True, metavar="SECONDS", help=help_text)
 
 
@@ -78,9 +78,7 @@ def outbox(context: click.Context) -> int:
 
 
 @outbox.command(short_help="Print how many messages are pending, sent and failed.")
-@click.option(
-    "--fail-above", type=click.FloatRange(0.0), metavar="SECONDS", help="Exit code 1 if a message is pending for longer."
-)
+@click.option("--fail-above", type=Seconds(0.0), metavar="SECONDS", help="Exit code 1 if a message is pending for longer.")
 @_table_options
 @json_option
 def status(fail_above: float | None, database: str | None, table: str, as_json: bool) -> int:
