@@ -20,12 +20,13 @@ from ._text import type_name
 from .credentials import Credentials
 from .errors import ConfigError, InvalidGroupError
 from .options import suggests_keywords, unexpected_keyword
-from .timeouts import warn_of_milliseconds
+from .timeouts import LONG_INTERVAL, warn_of_milliseconds
 
 __all__ = [
     "ClientConfig",
     "ClientOptions",
     "canonical_host",
+    "check_encodable",
     "check_flag",
     "check_group",
     "check_int",
@@ -132,6 +133,8 @@ class ClientConfig:
             check_seconds(name, getattr(self, name))
         for name in ("connect_timeout", "request_timeout"):
             warn_of_milliseconds(name, getattr(self, name))
+        for name in ("route_poll_interval", "heartbeat_interval"):
+            warn_of_milliseconds(name, getattr(self, name), least=LONG_INTERVAL)
         check_int("max_frame_size", self.max_frame_size, 1024, LARGEST_FRAME_SIZE)
         check_int("max_decompressed_size", self.max_decompressed_size, 1024, 1 << 31)
         if self.serialize_type not in ("json", "rocketmq"):
@@ -380,6 +383,10 @@ def check_trace(trace: bool | str) -> None:
 def _check_text(name: str, value: str) -> None:
     if not isinstance(value, str) or not value.strip():
         raise ConfigError(f"{name} must be a text that is not blank, not {shown(value)}")
+    check_encodable(name, value)
+
+
+def check_encodable(name: str, value: str) -> None:
     try:
         value.encode()
     except UnicodeEncodeError:

@@ -10,13 +10,16 @@ from typing import Any, Final, cast
 
 from rmq_protocol.errors import shown
 
-__all__ = ["FOR_EVER", "checked_timeout", "stop_budget", "warn_of_milliseconds"]
+__all__ = ["FOR_EVER", "LONG_INTERVAL", "checked_timeout", "stop_budget", "warn_of_milliseconds"]
 
 FOR_EVER: Final = 10 * 365 * 86400.0
 """Seconds, 10 years: longer timeouts, infinity included, are cut to this."""
 
 MILLISECONDS_FROM: Final = 1000
 """A timeout of this many seconds or more is probably one in milliseconds, which other clients take."""
+
+LONG_INTERVAL: Final = 3601
+"""As ``MILLISECONDS_FROM``, for intervals and times of stops, which may be an hour."""
 
 _BETWEEN: Final = frozenset({__name__.partition(".")[0], "asyncio", "contextlib", "dataclasses"})
 """Packages whose frames lie between a caller's line and the check of its argument."""
@@ -50,11 +53,11 @@ def stop_budget(timeout: float | None, default: float) -> float:
     return min(seconds, FOR_EVER)
 
 
-def warn_of_milliseconds(name: str, timeout: float) -> None:
-    """Warns (UserWarning) of a timeout from 1000 seconds to below ``FOR_EVER``, at the line that called into the package, once
+def warn_of_milliseconds(name: str, timeout: float, *, least: float = MILLISECONDS_FROM) -> None:
+    """Warns (UserWarning) of a time from ``least`` seconds to below ``FOR_EVER``, at the line that called into the package, once
     per process."""
     global _warned
-    if _warned or not MILLISECONDS_FROM <= timeout < FOR_EVER:
+    if _warned or not least <= timeout < FOR_EVER:
         return
     _warned = True
     text = f"{name}={shown(timeout)} is in seconds; if these are milliseconds, give {name}={shown(timeout / 1000)}"

@@ -22,13 +22,13 @@ from rmq_protocol.validation import check_topic
 
 from .. import machine
 from ..client import ClientUser, Names, earliest_store_time_ms, epoch_ms, known_queue, max_offset, min_offset, search_offset
-from ..config import ClientConfig, ClientOptions, check_flag, check_group, client_options
+from ..config import ClientConfig, ClientOptions, check_flag, check_group, check_int, client_options
 from ..errors import ConfigError
 from ..options import lists_options
 from . import clients, dead_letters, group_offsets, messages
 from . import groups as group_settings
 from . import topics as topic_settings
-from .arguments import check_number, patterns_of, texts_of
+from .arguments import check_number, check_text, patterns_of, texts_of
 from .overview import Wanted, overview
 from .requests import check, cluster_info
 from .results import (
@@ -114,6 +114,8 @@ class Admin(ClientUser):
             reading = queues if read_queues is None else read_queues
             check_number("queues", queues, _MAX_QUEUES)
             check_number("read_queues", reading, _MAX_QUEUES)
+            check_flag("order", order)
+            check_int("topic_sys_flag", topic_sys_flag, 0, 2**31 - 1)
             if isinstance(perm, bool) or perm not in _PERMISSIONS:
                 raise ConfigError(f"perm must be 2 (write), 4 (read) or 6 (both), not {shown(perm)}")
             config = TopicConfig(topic, reading, queues, int(perm), topic_sys_flag=topic_sys_flag, order=order)
@@ -144,9 +146,11 @@ class Admin(ClientUser):
         ``to_broker`` refuses one, RequestTimeoutError when one was created or changed but no name server shows it in time.
         """
         patterns = patterns_of("topics", topics)
+        check_flag("dry_run", dry_run)
+        source, target = check_text("from_broker", from_broker), check_text("to_broker", to_broker)
         async with self._call() as instance:
             timeout = instance.config.request_timeout
-            return await topic_settings.sync(instance, from_broker, to_broker, patterns, dry_run=dry_run, timeout=timeout)
+            return await topic_settings.sync(instance, source, target, patterns, dry_run=dry_run, timeout=timeout)
 
     async def topics(self) -> tuple[str, ...]:
         """Returns the names of all topics that the name servers know, sorted; with ``namespace``, of those in it and of those of
@@ -191,6 +195,7 @@ class Admin(ClientUser):
         at a time; for each group with a lag up to two messages are read. Raises NameServerError when no name server responds. A
         broker that does not respond is no error: the result gives the reason (``BrokerOverview.problem``).
         """
+        check_flag("system", system)
         wanted = Wanted(patterns_of("topics", topics), patterns_of("groups", groups), system)
         async with self._call() as instance:
             return await overview(instance, wanted, instance.config.request_timeout)
@@ -211,6 +216,7 @@ class Admin(ClientUser):
         """Returns the offset of the first message stored at ``when`` (epoch seconds or an aware datetime) or later, or the end
         of the queue if there is none. With ``upper`` it returns the offset of the last message stored at ``when`` or before,
         or that of the first message if there is none."""
+        check_flag("upper", upper)
         async with self._call() as instance:
             return await search_offset(instance, await known_queue(instance, queue), when, upper=upper)
 
@@ -230,8 +236,7 @@ class Admin(ClientUser):
         """
         async with self._call() as instance:
             topic = self._wire(topic)
-            if not isinstance(msg_id, str) or not msg_id.strip() or len(msg_id) > _MAX_ID_LENGTH:
-                raise ConfigError(f"msg_id must be a nonblank text of 1 to {_MAX_ID_LENGTH} characters, not {shown(msg_id)}")
+            msg_id = check_text("msg_id", msg_id, longest=_MAX_ID_LENGTH)
             found = await messages.view(instance, topic, msg_id, self._deadline())
             return self._names.shown_messages((found,))[0]
 
@@ -254,11 +259,14 @@ class Admin(ClientUser):
         """
         async with self._call() as instance:
             topic = self._wire(topic)
-            if not isinstance(key, str) or not key or " " in key or len(key) > _MAX_ID_LENGTH:
-                raise ConfigError(f"key must be a text of 1 to {_MAX_ID_LENGTH} characters without spaces, not {shown(key)}")
+            key = check_text("key", key, longest=_MAX_ID_LENGTH)
+            if " " in key:
+                raise ConfigError(f"key must be a text without spaces, which separate the keys of a message, not {shown(key)}")
             check_number("max_num", max_num, _MAX_FOUND)
             begin_ms = None if begin is None else epoch_ms(begin)
             end_ms = None if end is None else epoch_ms(end)
+            if begin_ms is not None and end_ms is not None and begin_ms > end_ms:
+                raise ConfigError(f"begin={shown(begin)} is after end={shown(end)}; exchange them")
             found = await messages.by_key(instance, topic, key, max_num, begin_ms, end_ms, self._deadline())
             return self._names.shown_messages(found)
 
@@ -354,6 +362,7 @@ class Admin(ClientUser):
         SubscriptionGroupNotExistError when the group does not exist, and ClientStateError if ``to`` gives offsets, the group has
         members, and a broker resets by time only (before 5.2.0, or without ``useServerSideResetOffset``).
         """
+        check_flag("dry_run", dry_run)
         async with self._call() as instance:
             wire = self._wire_group(group), self._wire(topic)
             return await group_offsets.reset(instance, *wire, to, self.config.request_timeout, dry_run=dry_run)
@@ -407,6 +416,9 @@ class Admin(ClientUser):
         (``Broker2Client.callClient``), so the call has 11 s at least. Raises BrokerError if there is no such member,
         BrokerNotFoundError if the message's broker has no master now.
         """
+        client_id = check_text("client_id", client_id)
+        if not isinstance(message, MessageExt):
+            raise ConfigError(f"message must be a MessageExt that was read from a topic, not {shown(message)}")
         async with self._call() as instance:
             deadline = machine.monotonic() + max(self.config.request_timeout, _MEMBER_TIME)
             return await group_settings.consume_directly(instance, self._wire_group(group), client_id, message, deadline)
@@ -417,6 +429,7 @@ class Admin(ClientUser):
 
         The call has 11 s at least, as that of ``consume_directly``. Raises GroupNotOnlineError if there is no such member.
         """
+        client_id = check_text("client_id", client_id)
         async with self._call() as instance:
             deadline = machine.monotonic() + max(self.config.request_timeout, _MEMBER_TIME)
             return await group_settings.running_info(instance, self._wire_group(group), client_id, deadline)

@@ -16,6 +16,7 @@ from ..config import ClientConfig, ClientOptions, check_int, check_seconds, chec
 from ..errors import ConfigError
 from ..hooks import Hook, checked_hooks
 from ..options import suggests_keywords
+from ..timeouts import LONG_INTERVAL, warn_of_milliseconds
 from .strategies import Allocate, allocate_evenly
 
 __all__ = [
@@ -86,7 +87,7 @@ class Retry:
             check_plain("delays", self.delays, "attempt")
             return
         given: object = self.delays
-        if isinstance(given, str) or not isinstance(given, Sequence) or not given:
+        if isinstance(given, str | bytes | bytearray) or not isinstance(given, Sequence) or not given:
             raise ConfigError(
                 f"delays must be a list or tuple of one or more numbers of seconds, a function or None, not {shown(self.delays)}"
             )
@@ -196,6 +197,8 @@ class ConsumerConfig:
         for name in ("commit_interval", "rebalance_interval", "handover_timeout", "invisible_time", "max_lease", "stuck_after"):
             check_seconds(name, getattr(self, name))
         check_seconds("stop_timeout", self.stop_timeout, zero=True)
+        for name in ("commit_interval", "rebalance_interval", "handover_timeout", "stop_timeout"):
+            warn_of_milliseconds(name, getattr(self, name), least=LONG_INTERVAL)
         object.__setattr__(self, "hooks", checked_hooks(self.hooks))
         check_trace(self.trace)
         self._check_choices()

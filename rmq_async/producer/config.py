@@ -31,7 +31,7 @@ from ..config import (
 from ..errors import ConfigError
 from ..hooks import Hook, checked_hooks
 from ..options import suggests_keywords
-from ..timeouts import warn_of_milliseconds
+from ..timeouts import LONG_INTERVAL, warn_of_milliseconds
 from .routing import FaultTable, Selector, select_best
 
 __all__ = ["ProducerConfig", "ProducerOptions", "split_options"]
@@ -167,6 +167,7 @@ class ProducerConfig:
         if self.attempt_timeout is not None:
             check_seconds("attempt_timeout", self.attempt_timeout)
         warn_of_milliseconds("timeout", self.timeout)
+        warn_of_milliseconds("stop_timeout", self.stop_timeout, least=LONG_INTERVAL)
         warn_of_milliseconds("attempt_timeout", self.attempt_timeout or 0.0)
         for name, low, high in (
             ("retries", 0, 1000),
@@ -183,10 +184,11 @@ class ProducerConfig:
         ):
             check_int(name, getattr(self, name), low, high)
         self._check_compression()
-        if not isinstance(self.create_topic_key, str) or not self.create_topic_key:
-            raise ConfigError(f"create_topic_key must be the name of a topic, not {shown(self.create_topic_key)}")
-        if not isinstance(self.retry_codes, Collection) or not all(
-            isinstance(code, int) and not isinstance(code, bool) for code in self.retry_codes
+        check_topic_option("create_topic_key", self.create_topic_key)
+        if (
+            isinstance(self.retry_codes, str | bytes | bytearray)
+            or not isinstance(self.retry_codes, Collection)
+            or not all(isinstance(code, int) and not isinstance(code, bool) for code in self.retry_codes)
         ):
             raise ConfigError(f"retry_codes must be a list or set of whole numbers, not {shown(self.retry_codes)}")
         object.__setattr__(self, "retry_codes", frozenset(map(int, self.retry_codes)))

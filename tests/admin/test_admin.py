@@ -206,6 +206,8 @@ async def test_where_to_create_must_be_clear() -> None:
         ({"attributes": {1: "a"}}, ConfigError),
         ({"queues": 10**5000}, ConfigError),
         *(({"perm": perm}, ConfigError) for perm in (0, 1, 8, 99, -1, 3.5, True, "6")),
+        *(({"order": order}, ConfigError) for order in ("false", 0, None)),
+        *(({"topic_sys_flag": flag}, ConfigError) for flag in (None, True, 1.5, -1, "1")),
     ],
 )
 async def test_what_cannot_be_is_refused_before_anything_is_sent(arguments: dict[str, Any], kind: type[Exception]) -> None:
@@ -213,6 +215,35 @@ async def test_what_cannot_be_is_refused_before_anything_is_sent(arguments: dict
         before = server.requests.total()
         with pytest.raises(kind):
             await admin.create_topic(**({"topic": "t"} | arguments))
+        assert server.requests.total() == before
+
+
+@pytest.mark.parametrize(
+    ("method", "arguments", "text"),
+    [
+        ("sync_topics", ("broker-a", "broker-b"), {"dry_run": "no"}),
+        ("sync_topics", (None, "broker-b"), {"from_broker": None}),
+        ("sync_topics", ("broker-a", " "), {"to_broker": " "}),
+        ("reset_offsets", ("g", "t", "earliest"), {"dry_run": 0}),
+        ("search_offset", (MessageQueue("t", "broker-a", 0), 0), {"upper": "no"}),
+        ("overview", (), {"system": 1}),
+        ("query_message", ("t", "\ud800"), {"key": "\ud800"}),
+        ("query_message", ("t", "k"), {"begin": 7, "end": 5}),
+        ("view_message", ("t", "\ud800"), {"msg_id": "\ud800"}),
+        ("consume_directly", ("g", None, "m"), {"client_id": None}),
+        ("consume_directly", ("g", "one", "m"), {"message": "m"}),
+        ("consumer_status", ("g", 7), {"client_id": 7}),
+    ],
+)
+async def test_argument_of_a_wrong_kind_is_named_before_anything_is_sent(
+    method: str, arguments: tuple[object, ...], text: dict[str, object]
+) -> None:
+    """``text``: the argument that the error names; an option that is not among ``arguments`` is given as well."""
+    options = {name: value for name, value in text.items() if not any(value is each for each in arguments)}
+    async with embedded() as (server, admin):
+        before = server.requests.total()
+        with pytest.raises(ConfigError, match=next(iter(text))):
+            await getattr(admin, method)(*arguments, **options)
         assert server.requests.total() == before
 
 

@@ -116,6 +116,7 @@ for each in caught:
         ),
         ("await asyncio.gather(producer.send_batch([message], timeout=1000))", "run(main())", "timeout=1000 is"),
         ('Producer("g", connect_timeout=3000.0, timeout=5000)', None, "connect_timeout=3000.0 is"),
+        ('Producer("g", heartbeat_interval=3600, route_poll_interval=30000)', None, "route_poll_interval=30000 is"),
         ("await producer.stop(5000); await producer.start()", None, "timeout=5000 is"),
     ],
 )
