@@ -24,7 +24,7 @@ from rmq_protocol.errors import shown
 from rmq_protocol.message import MessageExt, MessageQueue
 
 from .._turns import Turns
-from .arguments import check_clock, check_number, check_one_of, check_queue, check_whole, check_within
+from .arguments import check_clock, check_flags, check_number, check_one_of, check_queue, check_text, check_whole, check_within
 from .broker import VERSIONS, stored_messages
 from .broker import Broker as Broker
 from .broker import BrokerSettings as BrokerSettings
@@ -35,6 +35,7 @@ from .directory import Registrations as Registrations
 from .disk import BrokerDisk as BrokerDisk
 from .disk import DiskLog as DiskLog
 from .faults import FailureScript as FailureScript
+from .faults import check_code
 from .live import LiveBrokers
 from .nameserver import NameServer as NameServer
 from .pop_settings import PopSettings as PopSettings
@@ -140,6 +141,9 @@ class EmbeddedRocketMQ(PopSwitches):
         pop_retry_v2: bool = False,
         pop_revive_delay: float | None = None,
     ) -> None:
+        check_text("host", host)
+        check_flags(auto_create_topics=auto_create_topics, auto_create_groups=auto_create_groups, order_conf=order_conf)
+        check_flags(server_side_reset=server_side_reset, property_filter=property_filter, pop_retry_v2=pop_retry_v2)
         check_within("port", port, 0, MAX_PORT)
         check_within("brokers", brokers, 1, MAX_BROKERS)
         self._ports = [port, *broker_ports(broker_port, brokers)]
@@ -328,6 +332,7 @@ class EmbeddedRocketMQ(PopSwitches):
     def elect_master(self, broker: str, *, offsets: bool = False) -> None:
         """Makes the broker a master again, as an election does with a replica: it has all messages, and no lock. ``offsets``:
         whether it has the offsets of groups, which replicas of 5.5.0 do not copy in time."""
+        check_flags(offsets=offsets)
         self._broker(broker).elect_master(offsets=offsets)
 
     def resize(self, topic: str, queues: int, *, broker: str | None = None) -> None:
@@ -362,6 +367,8 @@ class EmbeddedRocketMQ(PopSwitches):
     def refuse_give_backs(self, code: int | None, *, broker: str | None = None) -> None:
         """Makes the broker (None: each broker) refuse with response ``code`` what consumers give back: CONSUMER_SEND_MSG_BACK (36),
         and sends to retry topics. None as ``code`` ends it."""
+        if code is not None:
+            check_code("code", code, "ResponseCode.SYSTEM_BUSY")
         for each in self._chosen(broker):
             each.refuse_give_backs(code)
 

@@ -9,7 +9,16 @@ from rmq_protocol.message import MessageQueue
 
 from .clock import Clock
 
-__all__ = ["check_clock", "check_number", "check_one_of", "check_queue", "check_whole", "check_within"]
+__all__ = [
+    "check_clock",
+    "check_flags",
+    "check_number",
+    "check_one_of",
+    "check_queue",
+    "check_text",
+    "check_whole",
+    "check_within",
+]
 
 
 def check_whole(name: str, value: object) -> None:
@@ -27,6 +36,17 @@ def check_within(name: str, value: int, least: int, most: int) -> None:
 def check_number(name: str, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"{name} must be a number, not {shown(value)}")
+
+
+def check_flags(**flags: object) -> None:
+    for name, value in flags.items():
+        if not isinstance(value, bool):
+            raise TypeError(f"{name} must be True or False, not {shown(value)}")
+
+
+def check_text(name: str, value: object) -> None:
+    if not isinstance(value, str):
+        raise TypeError(f"{name} must be a text, not {shown(value)}")
 
 
 def check_one_of(name: str, value: object, known: Sequence[str]) -> None:

@@ -62,9 +62,9 @@ class FailureScript:
         check_whole("n", n)
         if n < 0:
             raise ValueError(f"n must not be negative, it is {n}")
-        _check_code("code", code, "ResponseCode.SYSTEM_BUSY")
+        check_code("code", code, "ResponseCode.SYSTEM_BUSY")
         if request is not None:
-            _check_code("request", request, "RequestCode.PULL_MESSAGE")
+            check_code("request", request, "RequestCode.PULL_MESSAGE")
         failure = Failure(int(code), n, None if request is None else int(request))
         if n == 0:
             self._failures = [each for each in self._failures if each.request != request]
@@ -81,7 +81,7 @@ class FailureScript:
         check_whole("n", n)
         if n < 0:
             raise ValueError(f"n must not be negative, it is {n}")
-        _check_code("request", request, "RequestCode.PULL_MESSAGE")
+        check_code("request", request, "RequestCode.PULL_MESSAGE")
         left = self._lost.pop(int(request), 0)
         if n:
             self._lost[int(request)] = left + n
@@ -221,6 +221,6 @@ def drawn(waiting: deque[T], chance: random.Random) -> deque[T]:
     return deque(mixed[:number])
 
 
-def _check_code(name: str, code: object, example: str) -> None:
+def check_code(name: str, code: object, example: str) -> None:
     if isinstance(code, bool) or not isinstance(code, int):
         raise TypeError(f"{name} must be a whole number, such as {example} (of rmq_protocol.constants), not {shown(code)}")

@@ -66,12 +66,20 @@ def test_options_out_of_range_are_refused(options: dict[str, int]) -> None:
         {"transaction_timeout": "6"},
         {"transaction_check_interval": None},
         {"transaction_check_max": 1.5},
+        {"host": 7},
+        *({name: "no"} for name in ("auto_create_topics", "auto_create_groups", "server_side_reset", "property_filter")),
+        *({name: 0} for name in ("order_conf", "pop_retry_v2")),
     ],
 )
 def test_options_of_a_wrong_type_are_refused(options: dict[str, object]) -> None:
     (name,) = options
-    with pytest.raises(TypeError, match=f"^{name} must be a .*, not {options[name]!r}$"):
+    with pytest.raises(TypeError, match=f"^{name} must be .*, not {options[name]!r}$"):
         EmbeddedRocketMQ(**options)  # type: ignore[arg-type]
+
+
+def test_code_of_refused_give_backs_of_a_wrong_type_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"^code must be a whole number, .*, not 'busy'$"):
+        EmbeddedRocketMQ().refuse_give_backs("busy")  # type: ignore[arg-type]
 
 
 def test_an_unknown_broker_is_refused_by_the_names_of_all_before_the_first_start() -> None:
