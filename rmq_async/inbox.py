@@ -79,7 +79,7 @@ class Inbox:
         self.group = str.__str__(group)
         self.metadata = MetaData()
         """Holds the table only: for Alembic's ``target_metadata``."""
-        self._key = key or _id_of
+        self._key = _id_of if key is None else key
         self._table = _inbox_table(self.metadata, table)
         self._first = {"postgresql": _insert(postgresql.insert, self._table), "sqlite": _insert(sqlite.insert, self._table)}
         self._purge = _purge(self._table)

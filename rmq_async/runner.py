@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
+from inspect import iscoroutinefunction
 from typing import Any, TypeVar
 
 __all__ = ["run"]
@@ -14,6 +15,10 @@ T = TypeVar("T")
 def run(coro: Coroutine[Any, Any, T]) -> T:
     """Runs ``coro`` to its end on uvloop where that is installed, else on asyncio, and returns its result. Raises what ``coro``
     raises, RuntimeError while an event loop runs in this thread, and ValueError or TypeError for an object that is no coroutine."""
+    if iscoroutinefunction(coro):
+        raise ValueError(
+            f"run() takes a coroutine, not the function {coro.__name__}: write run({coro.__name__}()), which calls it"
+        )
     try:
         asyncio.get_running_loop()
     except RuntimeError:

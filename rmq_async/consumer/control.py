@@ -14,7 +14,7 @@ from rmq_protocol.message import MessageQueue
 from .. import machine
 from .._text import printable
 from ..client import LifeCycle, LifeState, Names, check_queue, committed_offset, known_queue, max_offset
-from ..config import ClientConfig, check_group
+from ..config import ClientConfig, check_group, check_int
 from ..errors import ClientStateError, ConfigError, QueueLostError
 from ..timeouts import checked_timeout
 from .assignment import Assignment
@@ -193,9 +193,10 @@ class Control(LifeCycle):
         It is meant for tests: while no call of it waits, at most 1,000 messages are kept, and no further ones once their bodies
         have 1 MiB; later ones are left out. ``timeout``: seconds.
 
-        Raises TimeoutError after ``timeout`` seconds; ClientStateError unless running; TypeError for a ``timeout`` that is not
-        a number, ValueError for one that is not above 0.
+        Raises TimeoutError after ``timeout`` seconds; ClientStateError unless running; ConfigError for another ``n`` than a whole
+        number from 0 to 2**31; TypeError for a ``timeout`` that is not a number, ValueError for one that is not above 0.
         """
+        check_int("n", n, 0, 1 << 31)
         return await self._running_session().settled.wait(n, checked_timeout(timeout))
 
     async def wait_idle(self, *, timeout: float = 5.0) -> None:
@@ -208,7 +209,8 @@ class Control(LifeCycle):
         a number, ValueError for one that is not above 0; and the errors of the requests for offsets.
         """
         session = self._running_session()
-        deadline = machine.monotonic() + checked_timeout(timeout)
+        timeout = checked_timeout(timeout)
+        deadline = machine.monotonic() + timeout
         if isinstance(session, PopSession):
             async with asyncio.timeout(timeout):
                 await session.until_idle()

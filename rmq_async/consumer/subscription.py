@@ -185,8 +185,7 @@ def _checked_topic(topic: str) -> str:
 def checked_tags(tags: str) -> str:
     """Returns the tags of a subscription or a reading as a plain str. Raises ConfigError for another value."""
     try:
-        if isinstance(tags, str) and tags:
-            parse_tags(tags)
+        if isinstance(tags, str) and (tags == "*" or parse_tags(tags)):  # blanks alone would select nothing at brokers
             return _encodable("tags", tags)
     except LocalProtocolError:
         pass

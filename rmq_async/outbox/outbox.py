@@ -21,7 +21,7 @@ from .._functions import check_plain
 from .._text import type_name
 from .._turns import Turns
 from ..client import UniqueIds
-from ..config import check_seconds
+from ..config import check_flag, check_seconds
 from ..errors import ClientStateError, ConfigError
 from ..producer import Producer, ProducerState, check_here
 from .handover import Additions
@@ -257,6 +257,7 @@ class Outbox(Startable):
         a time that is negative, no number of seconds, or 10^9 s and more.
         """
         check_seconds("older_than", older_than, zero=True)
+        check_flag("failed", failed)
         return await self._store.purge(older_than, failed=failed)
 
 
@@ -273,6 +274,10 @@ def _id_of(result: Any) -> int:
 
 
 def _checked_ids(ids: Iterable[int]) -> list[int]:
+    if not isinstance(ids, Iterable):
+        raise TypeError(
+            f"ids must be several ids of rows, such as a list of them, or None for all FAILED ones, not {shown(ids)}"
+        )
     chosen = list(ids)
     for each in chosen:
         if not isinstance(each, int) or isinstance(each, bool):

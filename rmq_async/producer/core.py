@@ -12,6 +12,7 @@ from rmq_protocol.message import Message, MessageQueue
 
 from .. import machine
 from .._asyncio import StopScope
+from .._text import type_name
 from ..client import ClientInstance, TopicRoute
 from ..errors import ClientStateError
 from ..hooks import request_hooks
@@ -234,7 +235,7 @@ class ProducerCore:
         self, messages: Iterable[Message], queue: MessageQueue | None, mode: str, started: float, deadline: float
     ) -> Call[BatchSendResult]:
         """Makes the call that sends a batch. ``queue``: the caller's choice, or None."""
-        batch = messages if isinstance(messages, tuple) else tuple(messages)
+        batch = messages if isinstance(messages, tuple) else _several(messages)
         outgoing, size = self.encoder.encode_batch(batch)
         if self.watched:
             self.watchers.watch(outgoing, batch, mode, stored_batch)
@@ -303,3 +304,9 @@ class ProducerCore:
 
 def _stopping() -> ClientStateError:
     return ClientStateError("the producer is stopping, which ends the call; start it again for further calls")
+
+
+def _several(messages: Iterable[Message]) -> tuple[Message, ...]:
+    if not isinstance(messages, Iterable):
+        raise TypeError(f"messages must be several Messages, such as a list of them, not {type_name(messages)}")
+    return tuple(messages)

@@ -381,7 +381,10 @@ async def test_many_queues_do_not_make_many_pulls_at_once() -> None:
         {"queues": [Q0], "start": {Q1: 0}},
         {"queues": [Q0, Q1], "end": {Q1: 0}},
         {"queues": ["q"]},
+        {"queues": 5},
+        {"queues": Q0},
         {"tags": "||"},
+        {"tags": " "},
     ],
 )
 async def test_contradictions_are_refused_at_the_call(options: dict[str, Any]) -> None:

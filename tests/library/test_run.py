@@ -30,6 +30,15 @@ async def test_run_beside_a_running_loop_with_another_object() -> None:
     await task
 
 
+def test_run_with_a_coroutine_function_says_what_to_write() -> None:
+    async def steps() -> None:
+        raise AssertionError("it does not run")
+
+    function: Any = steps
+    with pytest.raises(ValueError, match=r"run\(\) takes a coroutine, not the function steps: write run\(steps\(\)\)"):
+        rmq_async.run(function)
+
+
 def test_run_returns_what_the_coroutine_returns() -> None:
     async def main() -> int:
         return 7

@@ -332,6 +332,10 @@ async def test_a_purge_deletes_what_was_sent_long_enough_ago(
     assert [row["state"] for row in await rows(engine, table)] == ["PENDING"]
     with pytest.raises(ConfigError, match="older_than"):
         await outbox.purge(-1.0)
+    with pytest.raises(ConfigError, match="failed must be True or False, not 'no'"):
+        await outbox.purge(0.0, failed="no")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="ids must be several ids of rows"):
+        await outbox.retry(5)  # type: ignore[arg-type]
 
 
 async def test_a_purge_of_failed_rows_frees_their_keys(outbox: Outbox, sessions: Sessions, server: EmbeddedRocketMQ) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from rmq_async import ClientConfig, Message, MessageQueue, errors, select_at_random, select_by_hash
+from rmq_async import ClientConfig, Message, MessageQueue, errors, select_at_random, select_best, select_by_hash
 from rmq_async.producer.routing.topic_queues import HeaderSettings, TopicQueues
 from rmq_protocol.heartbeat import java_hash
 
@@ -132,6 +132,7 @@ async def test_selectors_get_the_queues_and_the_message(pair: Cluster) -> None:
         (lambda queues, item, key: MessageQueue("T", "a", 99), "not one of the queues"),
         (lambda queues, item, key: MessageQueue("OTHER", "a", 0), "not one of the queues"),
         (lambda queues, item: queues[0], "raised TypeError"),
+        ("", "raised TypeError: 'str' object is not callable"),
         (lambda queues, item, key: asyncio.sleep(0, None), "returned None"),
         (lambda queues, item, key: _raise(TimeoutError("mine")), "raised TimeoutError: mine"),
         (lambda queues, item, key: _raise_later(TimeoutError("mine")), "raised TimeoutError: mine"),
@@ -146,6 +147,19 @@ async def test_bad_selectors(cluster: Cluster, selector: Any, text: str) -> None
             with pytest.raises(errors.SelectorError, match=text):
                 await send(message(), selector=selector)
     assert not cluster.sends
+
+
+class First(list[str]):
+    """A selector that is also an empty list, and so counts as false."""
+
+    def __call__(self, queues: Sequence[MessageQueue], item: Message, key: object) -> MessageQueue:
+        return queues[0]
+
+
+@pytest.mark.parametrize("options", [{}, {"queue_selector": select_best}])
+async def test_selector_that_counts_as_false_is_asked(cluster: Cluster, options: dict[str, Any]) -> None:
+    async with producer(cluster, **options) as sender:
+        assert {(await sender.send(message(), key=key, selector=First())).queue.queue_id for key in range(8)} == {0}
 
 
 def _raise(error: BaseException) -> Any:

@@ -393,7 +393,7 @@ def _chosen_queues(
             named = offsets
     if named is None:
         return None
-    chosen = tuple(dict.fromkeys(names.wire_queue(check_queue(queue)) for queue in named))
+    chosen = tuple(dict.fromkeys(names.wire_queue(check_queue(queue)) for queue in _several(named)))
     for queue in chosen:
         if queue.topic != topic:
             raise ConfigError(f"{names.shown_queue(queue)} is not a queue of topic {names.display_name(topic)}; leave it out")
@@ -409,6 +409,12 @@ def _chosen_queues(
                         f"{name} has an offset for {names.shown_queue(queue)}, which is not read; leave it out, or add the queue"
                     )
     return chosen
+
+
+def _several(queues: Iterable[MessageQueue]) -> Iterable[MessageQueue]:
+    if isinstance(queues, MessageQueue) or not isinstance(queues, Iterable):
+        raise ConfigError(f"queues must be several MessageQueues, such as a list of them, or None for all, not {shown(queues)}")
+    return queues
 
 
 def _check_start(start: Start) -> None:

@@ -223,7 +223,8 @@ class QueueSelection:
         raises; SelectorError for another error of it and for a queue that it was not given; RequestTimeoutError for a choice at
         ``deadline`` or later.
         """
-        selector = selector or (self.selector if self.custom else select_by_hash)
+        if selector is None:
+            selector = self.selector if self.custom else select_by_hash
         pick = partial(self.pick, topic_queues)
         with picking(pick):
             chosen = ask(selector, queues, message, key)

@@ -90,7 +90,7 @@ class Router:
         if self.selection is not None and (choice.selector is not None or self.selection.custom):
             found = self.selection.ask(choice.selector, topic_queues, queues, message, choice.key, deadline)
             return found if isinstance(found, MessageQueue) else cast(MessageQueue, await self.unless_stopped(found))
-        selector: Selector = choice.selector or select_by_hash
+        selector: Selector = select_by_hash if choice.selector is None else choice.selector
         chosen = ask(selector, queues, message, choice.key)
         if not isinstance(chosen, MessageQueue) and isawaitable(chosen):
             chosen = await self.unless_stopped(awaited(selector, chosen, deadline))

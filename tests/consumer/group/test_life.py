@@ -86,7 +86,7 @@ def test_consumer_unknown_option() -> None:
     ("options", "text"),
     [
         ({"tags": "||"}, 'tags must be "\\*" or tags'),
-        ({"tags": None}, 'tags must be "\\*" or tags'),
+        *(({"tags": tags}, 'tags must be "\\*" or tags') for tags in (None, " ", " || ", "\t")),
         ({"concurrency": 0}, "concurrency must be a whole number"),
         ({"retry": 3}, "retry must be a Retry object or None"),
         ({"dead_letter_on": (1,)}, "dead_letter_on must be a tuple of exception classes"),
@@ -124,7 +124,7 @@ def test_subscribe_wrong_topic_handler_or_time() -> None:
         consumer.subscribe("T", handler)
 
 
-@pytest.mark.parametrize("delays", ["", "123", (), (1, -1), 5])
+@pytest.mark.parametrize("delays", ["", "123", b"12", (), (1, -1), 5])
 def test_retry_wrong_delays(delays: Any) -> None:
     with pytest.raises(ConfigError, match="delays"):
         Retry(delays=delays)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
-from rmq_async import Consumer, MessageExt, MessageQueue, SubscriptionConflictError
+from rmq_async import ConfigError, Consumer, MessageExt, MessageQueue, SubscriptionConflictError
 from rmq_async.client import ClientInstance
 from rmq_async.config import ClientConfig
 from rmq_async.embedded import EmbeddedRocketMQ
@@ -83,6 +84,17 @@ async def test_positions_of_a_member() -> None:
             response = served(consumer, command)
             assert isinstance(response, RemotingCommand)
             assert decode_body(GetConsumerStatusBody, response.body).message_queue_table == {Q0: 2}
+
+
+async def test_waits_of_tests_with_a_wrong_number_or_a_very_long_time() -> None:
+    async with EmbeddedRocketMQ() as server:
+        await create(server.namesrv, queues=1)
+        async with member("g", server.namesrv, "one", Seen()) as consumer:
+            wrong: list[Any] = [-1, 1.5, "1", None, True]
+            for number in wrong:
+                with pytest.raises(ConfigError, match="n must be a whole number from 0 to"):
+                    await consumer.wait_settled(number)
+            await consumer.wait_idle(timeout=10**400)
 
 
 async def test_message_that_a_tool_sends_to_a_member() -> None:
