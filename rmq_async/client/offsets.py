@@ -35,7 +35,7 @@ from .. import machine
 from .._backoff import Backoff
 from .._text import printable
 from ..broker_answers import broker_error
-from ..errors import BrokerNotFoundError, ConfigError, QueryNotFoundError, SubscriptionGroupNotExistError
+from ..errors import BrokerError, BrokerNotFoundError, ConfigError, QueryNotFoundError, SubscriptionGroupNotExistError
 from .instance import ClientInstance
 from .route_table import TopicRoute
 from .time_search import EXACT_FROM, first_at_or_after, store_time_ms
@@ -62,6 +62,8 @@ _NO_QUEUE_ID: Final = 1 << 31
 """One above the highest queue id, which is a signed 32-bit number."""
 _FIRST_PAUSE: Final = 0.001
 _MAX_PAUSE: Final = 0.1
+_FIRST_BUSY_PAUSE: Final = 0.05
+_MAX_BUSY_PAUSE: Final = 0.5
 _FAR: Final = 1 << 53
 """Seconds from the epoch below which milliseconds fit into a header's 64 bits."""
 _NO_STATISTICS: Final = "java.util.NoSuchElementException"
@@ -150,7 +152,7 @@ async def search_offset(
         bname=queue.broker_name,
     )
     code = RequestCode.SEARCH_OFFSET_BY_TIMESTAMP
-    response, address = await _request(instance, queue, code, {**to_ext(header)}, any_replica)
+    response, address = await _query(instance, queue, code, {**to_ext(header)}, any_replica)
     found = _read(SearchOffsetResponseHeader, response, queue, address).offset
     low = await min_offset(instance, queue, any_replica=any_replica)
     if response.version >= EXACT_FROM:
@@ -172,7 +174,7 @@ async def search_offset(
 async def earliest_store_time_ms(instance: ClientInstance, queue: MessageQueue) -> int:
     """Returns the store time of the first message, epoch ms; -1 for an empty queue."""
     fields: dict[str, str | None] = {"topic": queue.topic, "queueId": str(queue.queue_id), "bname": queue.broker_name}
-    response, address = await _request(instance, queue, RequestCode.GET_EARLIEST_MSG_STORETIME, fields)
+    response, address = await _query(instance, queue, RequestCode.GET_EARLIEST_MSG_STORETIME, fields)
     text = (response.ext_fields or {}).get("timestamp") or ""
     if not re.fullmatch(r"-?\d{1,19}", text, re.ASCII):
         problem = f"GET_EARLIEST_MSG_STORETIME: the answer's timestamp {text[:40]!r} is no number of milliseconds"
@@ -194,13 +196,13 @@ async def committed_offset(
     )
     try:
         code = RequestCode.QUERY_CONSUMER_OFFSET
-        response, address = await _request(instance, queue, code, {**to_ext(header)}, any_replica)
+        response, address = await _query(instance, queue, code, {**to_ext(header)}, any_replica)
     except QueryNotFoundError:
         return None
     offset = _read(QueryConsumerOffsetResponseHeader, response, queue, address).offset
     if offset == 0 and response.version < _DISTINGUISHES_NONE_FROM:
         fields: dict[str, str | None] = {"topic": queue.topic}
-        response, _ = await _request(instance, queue, RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, fields, any_replica)
+        response, _ = await _query(instance, queue, RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, fields, any_replica)
         if group not in decode_body(GroupList, response.body).group_list:
             return None
     return offset
@@ -322,7 +324,7 @@ async def _ask(
 ) -> H:
     assert header.request_code is not None
     code = RequestCode(header.request_code)
-    response, address = await _request(instance, queue, code, {**to_ext(header)}, any_replica, timeout)
+    response, address = await _query(instance, queue, code, {**to_ext(header)}, any_replica, timeout)
     return _read(answer, response, queue, address)
 
 
@@ -332,6 +334,30 @@ def _read(answer: type[H], response: RemotingCommand, queue: MessageQueue, addre
     except RemoteProtocolError as error:
         error.broker, error.address = queue.broker_name, address
         raise
+
+
+async def _query(
+    instance: ClientInstance,
+    queue: MessageQueue,
+    code: RequestCode,
+    fields: dict[str, str | None],
+    any_replica: bool = True,
+    timeout: float | None = None,
+) -> tuple[RemotingCommand, str]:
+    """Makes a request that changes nothing: again within its time where the broker is too busy, as one that has just started."""
+    budget, pauses = (
+        instance.config.request_timeout if timeout is None else timeout,
+        Backoff(_FIRST_BUSY_PAUSE, _MAX_BUSY_PAUSE),
+    )
+    deadline = machine.monotonic() + budget
+    while True:
+        try:
+            return await _request(instance, queue, code, fields, any_replica, max(deadline - machine.monotonic(), 0.0))
+        except BrokerError as error:
+            pause = pauses.next()
+            if not error.backs_off or machine.monotonic() + pause > deadline:
+                raise
+        await asyncio.sleep(pause)
 
 
 async def _request(

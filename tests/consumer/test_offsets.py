@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from rmq_async import Message, Producer
 from rmq_async.client.offsets import check_queue, epoch_ms
 from rmq_async.config import ClientConfig
 from rmq_async.consumer import PullConsumer
@@ -17,10 +18,11 @@ from rmq_async.errors import (
     ClientStateError,
     ConfigError,
     SubscriptionGroupNotExistError,
+    SystemBusyError,
     TopicNotFoundError,
 )
 from rmq_protocol.command import RemotingCommand
-from rmq_protocol.constants import RequestCode
+from rmq_protocol.constants import RequestCode, ResponseCode
 from rmq_protocol.headers import PullMessageRequestHeader
 from rmq_protocol.heartbeat import decode_heartbeat
 from rmq_protocol.message import MessageQueue
@@ -52,6 +54,36 @@ async def test_a_queue_that_does_not_exist_is_an_error(name: str) -> None:
         with pytest.raises(ConfigError, match="no queue 2 on broker broker-a, it has 0 to 1 there"):
             await ask(consumer, MessageQueue(TOPIC, "broker-a", 2))
         assert not server.requests[14] + server.requests[15] + server.requests[29] + server.requests[30] + server.requests[31]
+
+
+BUSY = {
+    "committed": [RequestCode.QUERY_CONSUMER_OFFSET],
+    "min_offset": [RequestCode.GET_MIN_OFFSET],
+    "max_offset": [RequestCode.GET_MAX_OFFSET],
+    "search_offset": [RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, RequestCode.GET_MIN_OFFSET],
+    "read": [RequestCode.QUERY_CONSUMER_OFFSET, RequestCode.GET_MIN_OFFSET, RequestCode.PULL_MESSAGE],
+}
+
+
+@pytest.mark.parametrize("name", BUSY)
+@pytest.mark.parametrize("code", [ResponseCode.SYSTEM_BUSY, ResponseCode.FLOW_CONTROL])
+async def test_question_to_a_busy_broker_is_asked_again(name: str, code: int) -> None:
+    async with embedded(queues=1) as (server, consumer), Producer("p", namesrv=server.namesrv) as producer:
+        queue = (await producer.send(Message(TOPIC, b"x"))).queue
+        for request in BUSY[name]:
+            server.fail_next(code, 2, request=request)
+        began = monotonic()
+        await QUESTIONS[name](consumer, queue)
+        assert 0.1 < monotonic() - began < 1.0
+
+
+async def test_question_to_a_broker_that_stays_busy_is_an_error_in_time() -> None:
+    async with embedded(queues=1) as (server, consumer):
+        server.fail_next(ResponseCode.SYSTEM_BUSY, 100, request=RequestCode.GET_MIN_OFFSET)
+        began = monotonic()
+        with pytest.raises(SystemBusyError):
+            await consumer.min_offset(MessageQueue(TOPIC, "broker-a", 0))
+        assert 0.4 < monotonic() - began <= 1.0
 
 
 @pytest.mark.parametrize("name", QUESTIONS)

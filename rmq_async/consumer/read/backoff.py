@@ -12,7 +12,7 @@ from ... import machine
 from ..._backoff import Backoff
 from ..._text import printable
 from ...client import ClientInstance
-from ...errors import BrokerError, NameServerError, NoPermissionError, RocketMQError, TopicNotFoundError
+from ...errors import BrokerError, FlowControlError, NameServerError, NoPermissionError, RocketMQError, TopicNotFoundError
 
 __all__ = ["FIRST_REST", "ReadBackoff", "has_left", "may_pass"]
 
@@ -80,7 +80,7 @@ def may_pass(error: RocketMQError) -> bool:
     servers, not the request."""
     if isinstance(error, NameServerError):
         return not error.permanent
-    return error.retriable and not isinstance(error, NoPermissionError)
+    return (error.retriable or isinstance(error, FlowControlError)) and not isinstance(error, NoPermissionError)
 
 
 def _may_pass_in_a_read(error: RocketMQError) -> bool:

@@ -21,6 +21,7 @@ from rmq_protocol.message import Message
 
 from ... import machine
 from ..._asyncio import wait_until
+from ..._backoff import Backoff
 from ..._functions import check_arguments, is_generator
 from ..._text import printable
 from ...broker_answers import broker_error, is_unreplicated
@@ -45,6 +46,10 @@ __all__ = ["Execute", "TransactionProducer"]
 Execute = Callable[[Message, Any], TransactionStatus | Awaitable[TransactionStatus]]
 
 _HALF: Final = int(SysFlag.TRANSACTION_PREPARED)
+_BUSY: Final = frozenset({ResponseCode.SYSTEM_BUSY, ResponseCode.FLOW_CONTROL})
+_FIRST_PAUSE: Final = 0.05
+_LONGEST_PAUSE: Final = 0.5
+"""Seconds between two attempts to end a transaction at a broker that is busy."""
 
 
 @lists_options(ProducerConfig, ClientConfig)
@@ -191,9 +196,8 @@ class TransactionProducer(Producer):
         """Sends COMMIT or ROLLBACK; returns the connection on which the broker confirmed it, else raises TransactionError."""
         status, address = result.local_status, half.address
         deadline = machine.monotonic() + sender.instance.config.request_timeout
-        command = end_command(end, status)
         try:
-            connection, response = await sender.unless_stopped(_ask(sender, half, command, deadline))
+            connection, response = await sender.unless_stopped(_ask(sender, half, lambda: end_command(end, status), deadline))
         except RocketMQError as failed:
             why, code, remark = without_frames(failed), None, ""
             maybe_ended = failed.maybe_stored or isinstance(failed, ClientStateError)
@@ -268,15 +272,21 @@ class TransactionProducer(Producer):
 
 
 async def _ask(
-    sender: ProducerCore, half: Half, command: RemotingCommand, deadline: float
+    sender: ProducerCore, half: Half, command: Callable[[], RemotingCommand], deadline: float
 ) -> tuple[Connection, RemotingCommand]:
-    """Sends the request; repeats it once after GO_AWAY, because the broker did not process it."""
-    for again in (True, False):
+    """Sends the request; repeats it after answers of a broker that did not process it: once after GO_AWAY, until ``deadline`` while
+    the broker is busy. ``command``: returns the request, with the newest position of the half message."""
+    pauses, gone = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE), False
+    while True:
         connection = await _connected(sender, half, deadline)
-        response = await connection.request(command, max(deadline - machine.monotonic(), 0.0))
-        if not again or response.code != ResponseCode.GO_AWAY:
-            break
-    return connection, response
+        response = await connection.request(command(), max(deadline - machine.monotonic(), 0.0))
+        if response.code == ResponseCode.GO_AWAY and not gone:
+            gone = True
+            continue
+        pause = pauses.next()
+        if response.code not in _BUSY or machine.monotonic() + pause > deadline:
+            return connection, response
+        await asyncio.sleep(pause)
 
 
 async def _connected(sender: ProducerCore, half: Half, deadline: float) -> Connection:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from typing import Literal
 
 import pytest
 
@@ -48,6 +49,20 @@ async def test_start_after_one_that_failed_while_it_stored_positions(stored: int
         assert len(server.progress("g")) >= stored
         seen = Seen()
         async with member("g", server.namesrv, "next", seen):
+            await send(server.namesrv, *NEW)
+            await until(lambda: len(seen.bodies) == len(NEW))
+        assert seen.bodies == dict.fromkeys(NEW, 1)
+
+
+@pytest.mark.parametrize("start_from", ["latest", "earliest"])
+async def test_start_at_a_busy_broker(start_from: Literal["latest", "earliest"]) -> None:
+    """As brokers are that have just started, when all clients come back."""
+    async with EmbeddedRocketMQ(brokers=2) as server:
+        await create(server.namesrv, queues=1)
+        for code in (RequestCode.QUERY_CONSUMER_OFFSET, RequestCode.GET_MIN_OFFSET, RequestCode.GET_MAX_OFFSET):
+            server.fail_next(ResponseCode.SYSTEM_BUSY, 2, request=code)
+        seen = Seen()
+        async with member("g", server.namesrv, "first", seen, start_from=start_from):
             await send(server.namesrv, *NEW)
             await until(lambda: len(seen.bodies) == len(NEW))
         assert seen.bodies == dict.fromkeys(NEW, 1)

@@ -39,6 +39,18 @@ async def test_an_end_that_is_refused_is_reported_with_the_brokers_words_and_not
         assert (await producer.send_in_transaction(Message("T", b"half"), COMMIT)).local_status is COMMIT
 
 
+async def test_end_at_a_busy_broker_is_sent_again_within_its_time(cluster: Cluster) -> None:
+    ends = Ends(cluster.a)
+    async with transactions(cluster, request_timeout=0.5) as producer:
+        ends.answer = each_end(2, 215, 0)
+        assert (await producer.send_in_transaction(Message("T", b"half"), COMMIT)).local_status is COMMIT
+        assert len(ends.received) == 3
+        ends.answer = lambda link, command: link.reply(command, 2, "[TIMEOUT_CLEAN_QUEUE]broker busy")
+        with timed(0.2, 0.5), pytest.raises(TransactionError, match="was refused") as failed:
+            await producer.send_in_transaction(Message("T", b"half"), ROLLBACK)
+        assert (failed.value.code, failed.value.maybe_ended) == (2, False)
+
+
 @pytest.mark.parametrize("remark", ["in-sync replicas not enough", "OS page cache busy, please try another machine"])
 async def test_end_that_replicas_have_not_confirmed_may_have_been_carried_out(remark: str, cluster: Cluster) -> None:
     ends = Ends(cluster.a)
