@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -218,6 +219,24 @@ async def test_a_command_that_takes_too_long_is_ended(server: EmbeddedRocketMQ, 
     assert (outcome["outcome"], outcome["exit_code"]) == ("retry", None)
     assert outcome["error"] == "the command did not end within 0.3 s"
     assert [each.body for each in server.retries("g-Long")] == [b"1"]
+
+
+async def test_a_command_whose_time_is_over_while_it_starts_is_ended(
+    server: EmbeddedRocketMQ, rmq_here: Rmq, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a machine that takes long to make a process."""
+    start, started = asyncio.create_subprocess_shell, list[asyncio.subprocess.Process]()
+
+    async def late(*arguments: Any, **options: Any) -> asyncio.subprocess.Process:
+        started.append(await start(*arguments, **options))
+        await asyncio.sleep(0.5)
+        return started[-1]
+
+    monkeypatch.setattr(asyncio, "create_subprocess_shell", late)
+    await fill(server, "Late", [b"1"])
+    ended = await consume(rmq_here, "Late", "--exec", "sleep 60", "--exec-timeout", "0.2", "--count", "1", "--json")
+    assert (ended.code, [record["outcome"] for record in ended.records]) == (0, ["retry"])
+    assert [process.returncode for process in started] == [-signal.SIGTERM]
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

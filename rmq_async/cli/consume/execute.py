@@ -39,6 +39,19 @@ class Commands:
 
         When this call is cancelled it ends the command, as ``end`` does. Raises OSError where no process can be started.
         """
+        # In a task of its own: a cancelled start may have made a process that nobody would know.
+        starting = asyncio.ensure_future(self._start(message, delivery))
+        try:
+            process = await asyncio.shield(starting)
+            await process.wait()
+        except asyncio.CancelledError:
+            await asyncio.shield(self._abandon(starting))
+            raise
+        self._running.discard(process)
+        assert process.returncode is not None
+        return process.returncode if process.returncode >= 0 else 128 - process.returncode
+
+    async def _start(self, message: MessageExt, delivery: Delivery) -> asyncio.subprocess.Process:
         with _file_of(message.body) as body:
             process = await asyncio.create_subprocess_shell(
                 self._command,
@@ -48,15 +61,15 @@ class Commands:
                 start_new_session=True,  # Ctrl-C on the terminal lets it end its message
             )
         self._running.add(process)
+        return process
+
+    async def _abandon(self, starting: asyncio.Task[asyncio.subprocess.Process]) -> None:
         try:
-            await process.wait()
-        except asyncio.CancelledError:
-            await asyncio.shield(_end(process))
-            raise
-        finally:
-            self._running.discard(process)
-        assert process.returncode is not None
-        return process.returncode if process.returncode >= 0 else 128 - process.returncode
+            process = await starting
+        except OSError:
+            return
+        await _end(process)
+        self._running.discard(process)
 
     async def end(self) -> None:
         """Ends all running commands: sends SIGTERM to their process groups, and SIGKILL to those whose shell still runs 1 s
