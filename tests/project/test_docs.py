@@ -59,10 +59,16 @@ SNIPPETS = [
     for page in PAGES
     if page.name not in OF_THEIR_OWN and any(not is_program(source) for _, source in blocks(page, "python"))
 ]
+WITH_THREADS = ("inbox.md", "outbox.md", "sending.md", "testing.md")
+"""Real time: databases, handlers that block and sends from other threads need threads."""
 PROGRAMS = [(page, source) for page in PAGES for _, source in blocks(page, "python") if is_program(source)]
 
 
-@pytest.mark.parametrize("page", SNIPPETS, ids=name_of)
+def virtual(page: Path) -> Any:
+    return pytest.param(page, marks=pytest.mark.virtual_time)
+
+
+@pytest.mark.parametrize("page", [each if each.name in WITH_THREADS else virtual(each) for each in SNIPPETS], ids=name_of)
 async def test_the_blocks_of_a_page_run(page: Path) -> None:
     async with EmbeddedRocketMQ(brokers=2) as server:
         names: dict[str, Any] = {"server": server, "__name__": "page"}
