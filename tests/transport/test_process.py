@@ -67,7 +67,7 @@ listener.close()
 
 def python(script: str, loop: str, *options: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, *options, "-c", PROLOGUE + script, loop]
-    return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
 
 
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])

@@ -25,5 +25,5 @@ print("profiled")
 
 
 def test_watchdog_that_stopped_a_callback_leaves_calls_that_can_be_profiled() -> None:
-    ended = subprocess.run([sys.executable, "-c", STOPPED], capture_output=True, text=True, timeout=30)
+    ended = subprocess.run([sys.executable, "-c", STOPPED], capture_output=True, text=True, timeout=300)
     assert ended.stdout == "profiled\n", ended.stderr
