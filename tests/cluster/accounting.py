@@ -54,7 +54,7 @@ async def read_all(namesrv: str, topic: str) -> list[MessageExt]:
 async def stored_count(namesrv: str, topic: str) -> int:
     """Messages in the topic by the broker's own offsets."""
     async with (
-        Admin(namesrv=namesrv) as admin,
+        Admin(namesrv=namesrv, request_timeout=30.0) as admin,
         PullConsumer("counter", namesrv=namesrv, instance_name=uuid.uuid4().hex) as consumer,
     ):
         queues = await consumer.queues(topic)

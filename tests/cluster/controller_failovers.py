@@ -239,7 +239,7 @@ async def _knows_topic(cluster: RealCluster) -> bool:
 async def failovers(cluster: RealCluster, *, java: bool = False) -> AsyncIterator[Failovers]:
     """The groups of a cluster, which have begun. ``java``: with one of the official client."""
     async with AsyncExitStack() as stack:
-        admin = await stack.enter_async_context(Admin(namesrv=cluster.namesrv))
+        admin = await stack.enter_async_context(Admin(namesrv=cluster.namesrv, request_timeout=30.0))
         await admin.create_topic(TOPIC, queues=4)
         await _until(lambda: _knows_topic(cluster), "both brokers know the topic")
         members: list[Member] = [Own(cluster.namesrv, delay) for delay in DELAYS]

@@ -102,7 +102,7 @@ class Watch:
 
 async def new_topic(cluster: RealCluster, broker: str | None = None) -> str:
     topic = f"failover-{uuid.uuid4().hex[:12]}"
-    async with Admin(namesrv=cluster.namesrv) as admin:
+    async with Admin(namesrv=cluster.namesrv, request_timeout=30.0) as admin:
         await admin.create_topic(topic, queues=4, broker=broker)
     return topic
 

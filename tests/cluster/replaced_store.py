@@ -140,7 +140,7 @@ async def replace(cluster: RealCluster, new: int, *, offsets: bool) -> dict[str,
     groups = {kind: (Suspended if kind == "suspended" else Group)(cluster.namesrv, kind) for kind in KINDS}
     suspended, started, paused, stopped = (groups[kind] for kind in ("suspended", "started", "paused", "stopped"))
     assert isinstance(suspended, Suspended)
-    async with Admin(namesrv=cluster.namesrv) as admin:
+    async with Admin(namesrv=cluster.namesrv, request_timeout=30.0) as admin:
         for group in groups.values():
             await admin.create_topic(group.name, queues=1)
     async with Producer("replaced-store", namesrv=cluster.namesrv, timeout=60.0) as producer:

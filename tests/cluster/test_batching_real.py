@@ -21,7 +21,7 @@ MESSAGES = 2000
 
 async def new_topic(cluster: RealCluster, queues: int = 4) -> str:
     topic = f"batching-{uuid.uuid4().hex[:12]}"
-    async with Admin(namesrv=cluster.namesrv) as admin:
+    async with Admin(namesrv=cluster.namesrv, request_timeout=30.0) as admin:
         await admin.create_topic(topic, queues=queues)
     return topic
 

@@ -68,7 +68,7 @@ async def test_blocking_handlers_cost_no_lock_and_a_stop_leaves_nothing(
             time.sleep(BLOCK)
         handled[message.body] += 1
 
-    async with Admin(namesrv=namesrv) as admin:
+    async with Admin(namesrv=namesrv, request_timeout=30.0) as admin:
         for each in (topic, other):
             await admin.create_topic(each, queues=1, broker="broker-a")
         answers = Answers()
@@ -142,7 +142,7 @@ async def test_callbacks_at_a_handover_between_two_members(feature_cluster: Real
         consumer.subscribe(topic, handle)
         return consumer
 
-    async with Admin(namesrv=namesrv) as admin, Producer("callback-senders", namesrv=namesrv) as sender:
+    async with Admin(namesrv=namesrv, request_timeout=30.0) as admin, Producer("callback-senders", namesrv=namesrv) as sender:
         await admin.create_topic(topic, queues=4, broker="broker-a")
         one, two = member("one"), member("two")
         await one.start()

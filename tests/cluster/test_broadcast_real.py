@@ -22,7 +22,7 @@ RATE = 200
 
 async def new_topic(namesrv: str, queues: int) -> str:
     topic = f"Broadcast_{uuid.uuid4().hex}"
-    async with Admin(namesrv=namesrv) as admin:
+    async with Admin(namesrv=namesrv, request_timeout=30.0) as admin:
         await admin.create_topic(topic, queues=queues)
     return topic
 
@@ -54,7 +54,7 @@ async def test_each_member_handles_each_message_once(each_cluster: RealCluster |
     topic = await new_topic(namesrv, 4)
     one, first = counting(group, namesrv, topic, "one", broadcast=True)
     two, second = counting(group, namesrv, topic, "two", broadcast=True)
-    async with one, two, Admin(namesrv=namesrv) as admin:
+    async with one, two, Admin(namesrv=namesrv, request_timeout=30.0) as admin:
         shown = await admin.consumer_connections(group)
         assert (shown.message_model, len(shown.connections), set(shown.subscriptions)) == ("BROADCASTING", 2, {topic})
         await send(namesrv, topic, 0, 200)

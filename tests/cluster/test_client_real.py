@@ -53,7 +53,7 @@ async def until(condition: Callable[[], Any], timeout: float) -> float:
 
 async def test_broker_says_its_time(each_cluster: RealCluster) -> None:
     topic = new_topic()
-    async with client(each_cluster) as instance, Admin(namesrv=each_cluster.namesrv) as admin:
+    async with client(each_cluster) as instance, Admin(namesrv=each_cluster.namesrv, request_timeout=30.0) as admin:
         await admin.create_topic(topic, queues=1)
         broker = each_cluster.brokers[0].name
         await look_at_clock(instance, MessageQueue(topic, broker, 0))
@@ -109,7 +109,7 @@ async def test_routes_of_topics_there_are_and_of_those_there_will_be(cluster: Re
 
 
 async def test_start_at_the_address_of_a_broker(each_cluster: RealCluster) -> None:
-    async with Admin(namesrv=each_cluster.namesrv) as admin:
+    async with Admin(namesrv=each_cluster.namesrv, request_timeout=30.0) as admin:
         brokers = [each.broker_addrs[0] for each in (await admin.cluster_info()).broker_addr_table.values()]
     with pytest.raises(NameServerError, match=r"not of (a name server|name servers); give the addresses") as caught:
         await Producer("G", namesrv=brokers).start()
@@ -120,7 +120,10 @@ async def test_start_at_the_address_of_a_broker(each_cluster: RealCluster) -> No
 
 async def test_a_raised_queue_count_is_used_after_the_next_poll(cluster: RealCluster) -> None:
     topic = new_topic()
-    async with Admin(namesrv=cluster.namesrv) as admin, client(cluster, route_poll_interval=0.5) as instance:
+    async with (
+        Admin(namesrv=cluster.namesrv, request_timeout=30.0) as admin,
+        client(cluster, route_poll_interval=0.5) as instance,
+    ):
         await admin.create_topic(topic, queues=2)
         assert len((await instance.routes.get(topic, 3.0)).publish_queues) == 2
         await admin.create_topic(topic, queues=16)
@@ -130,7 +133,7 @@ async def test_a_raised_queue_count_is_used_after_the_next_poll(cluster: RealClu
 async def test_the_broker_lists_each_group_once_until_it_leaves(cluster: RealCluster) -> None:
     topic = new_topic()
     config = ClientConfig(namesrv=cluster.namesrv, heartbeat_interval=1.0, instance_name=uuid.uuid4().hex)
-    async with Admin(namesrv=cluster.namesrv) as admin:
+    async with Admin(namesrv=cluster.namesrv, request_timeout=30.0) as admin:
         await admin.create_topic(topic, queues=1)
         watcher = await client_of(admin)
         queue = (await watcher.routes.get(topic, 3.0)).publish_queues[0]

@@ -24,7 +24,7 @@ def codes(consumer: Consumer) -> set[str]:
 
 async def test_topic_that_may_not_be_read_is_a_problem_until_it_may(each_cluster: Cluster) -> None:
     namesrv, topic = each_cluster.namesrv, f"WriteOnly{os.urandom(4).hex()}"
-    async with Admin(namesrv=namesrv) as admin:
+    async with Admin(namesrv=namesrv, request_timeout=30.0) as admin:
         await admin.create_topic(topic, queues=1, perm=2)
         async with Producer("p", namesrv=namesrv) as producer:
             await producer.send(Message(topic, b"1"))
@@ -61,7 +61,7 @@ async def test_retry_topic_has_the_retry_queues_of_its_group(each_cluster: Clust
         consumer.subscribe(topic, fail_once)
         return consumer
 
-    async with Admin(namesrv=namesrv) as admin, Producer("p", namesrv=namesrv) as producer:
+    async with Admin(namesrv=namesrv, request_timeout=30.0) as admin, Producer("p", namesrv=namesrv) as producer:
         await admin.create_topic(topic, queues=1)
         await admin.create_group(group)
         async with member() as first:

@@ -24,7 +24,7 @@ def test_first_sends_to_a_stock_broker_that_has_just_started(version: str) -> No
     """The time is longer than the default, for machines that are busy with other things."""
 
     async def main(cluster: RealCluster) -> None:
-        async with Admin(namesrv=cluster.namesrv) as admin:
+        async with Admin(namesrv=cluster.namesrv, request_timeout=30.0) as admin:
             await admin.create_topic("Cold", queues=8)
         async with Producer("cold", namesrv=cluster.namesrv, timeout=15.0) as producer:
             results = await asyncio.gather(*[producer.send(Message("Cold", b"x" * 128)) for _ in range(SENDS)])

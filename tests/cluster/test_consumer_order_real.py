@@ -69,7 +69,10 @@ async def test_messages_without_a_key_are_handled_one_at_a_time(each_cluster: Re
         beside |= running.total() > 1
         running[key] -= 1
 
-    async with Admin(namesrv=each_cluster.namesrv) as admin, Producer("senders", namesrv=each_cluster.namesrv) as producer:
+    async with (
+        Admin(namesrv=each_cluster.namesrv, request_timeout=30.0) as admin,
+        Producer("senders", namesrv=each_cluster.namesrv) as producer,
+    ):
         await admin.create_topic(topic, queues=1)
         for number in range(20):
             await producer.send(Message(topic, b"x"), key=f"k{number}")

@@ -36,7 +36,7 @@ async def topic_on(
     30 s: one that is under way may overtake that of a change, and then name servers have the old settings until the next."""
     topic = f"Consumer_{uuid.uuid4().hex}"
     config = ClientConfig(namesrv=cluster.namesrv, serialize_type=serialize_type)
-    patient = replace(config, request_timeout=35.0)
+    patient = replace(config, request_timeout=70.0)
     async with Admin(client=patient) as admin, PullConsumer("G", client=config) as consumer:
         await admin.create_topic(topic, queues=queues)
         yield topic, admin, consumer

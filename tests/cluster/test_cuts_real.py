@@ -33,7 +33,7 @@ def test_sends_cut_at_some_bytes_are_reported_truly_or_sent_again(cluster: RealC
 
     async def main() -> None:
         topics: dict[CutSends, list[str]] = {}
-        async with Admin(namesrv=cluster.namesrv) as admin, asyncio.TaskGroup() as runs:
+        async with Admin(namesrv=cluster.namesrv, request_timeout=30.0) as admin, asyncio.TaskGroup() as runs:
             for send, way in product((send_one, send_two), ("to_server", "to_client")):
                 cuts = CutSends(Judge(TIMEOUT, grace=30.0), send, way)
                 topics[cuts] = [f"cuts-{uuid.uuid4().hex[:12]}" for _ in range(2)]

@@ -24,7 +24,7 @@ async def test_dead_letters_of_a_group_are_handled_by_a_second_one(each_cluster:
         if message.tags == "late":
             raise ValueError("not to be repaired")
 
-    async with Admin(namesrv=namesrv) as admin, Producer(f"sender-{first}", namesrv=namesrv) as producer:
+    async with Admin(namesrv=namesrv, request_timeout=30.0) as admin, Producer(f"sender-{first}", namesrv=namesrv) as producer:
         await admin.create_topic(first, queues=1)
         billing = Consumer(first, namesrv=namesrv, start_from="earliest", retry=Retry(limit=1, delays=(1,)))
         billing.subscribe(first, fail)

@@ -20,7 +20,7 @@ def test_levels_and_timers_come_when_they_are_due_and_recalled_ones_do_not(featu
     async def main() -> None:
         namesrv, topic = feature_cluster.namesrv, f"delays-{uuid.uuid4().hex[:12]}"
         async with (
-            Admin(namesrv=namesrv) as admin,
+            Admin(namesrv=namesrv, request_timeout=30.0) as admin,
             Producer("delays", namesrv=namesrv) as producer,
             PullConsumer("delays", namesrv=namesrv) as consumer,
         ):
@@ -57,7 +57,10 @@ def test_a_broker_that_does_not_recall_says_so_at_once(each_cluster: RealCluster
 
     async def main() -> None:
         topic = f"recall-{uuid.uuid4().hex[:12]}"
-        async with Admin(namesrv=each_cluster.namesrv) as admin, Producer("recall", namesrv=each_cluster.namesrv) as producer:
+        async with (
+            Admin(namesrv=each_cluster.namesrv, request_timeout=30.0) as admin,
+            Producer("recall", namesrv=each_cluster.namesrv) as producer,
+        ):
             await admin.create_topic(topic, queues=1)
             sent = await producer.send(Message(topic, b"soon", delay=2.0))
             new = sent.recall_handle is not None

@@ -23,7 +23,7 @@ VECTORS = json.loads((Path(__file__).parents[1] / "embedded" / "conditions.json"
 
 async def new_topic(namesrv: str, queues: int) -> str:
     topic = f"Filters_{uuid.uuid4().hex}"
-    async with Admin(namesrv=namesrv) as admin:
+    async with Admin(namesrv=namesrv, request_timeout=30.0) as admin:
         await admin.create_topic(topic, queues=queues)
     return topic
 

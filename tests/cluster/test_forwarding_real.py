@@ -52,7 +52,7 @@ def test_what_comes_from_elsewhere_goes_back(each_cluster: RealCluster | Externa
         topic, group = f"forwards-{name}", f"fails-{name}"
         queue = MessageQueue(topic, BROKER, 0)
         async with (
-            Admin(namesrv=namesrv) as admin,
+            Admin(namesrv=namesrv, request_timeout=30.0) as admin,
             Producer("forwards", namesrv=namesrv) as producer,
             PullConsumer(group, namesrv=namesrv) as consumer,
         ):

@@ -33,7 +33,7 @@ async def test_group_lag_equals_what_mqadmin_shows(cluster: RealCluster, tmp_pat
             raise ValueError(message.body)
 
     async with (
-        Admin(namesrv=cluster.namesrv) as admin,
+        Admin(namesrv=cluster.namesrv, request_timeout=30.0) as admin,
         Producer("p", namesrv=cluster.namesrv) as producer,
         mqadmin(cluster.namesrv, tmp_path) as tools,
     ):
@@ -65,7 +65,7 @@ async def test_group_lag_equals_what_mqadmin_shows(cluster: RealCluster, tmp_pat
 async def test_first_offsets_of_new_groups_are_all_kept(each_cluster: RealCluster) -> None:
     """Brokers lose some of those that are committed at once, in 1 of 100 to 300 groups (``client.first_commits``)."""
     topic = f"First_{uuid.uuid4().hex}"
-    async with Admin(namesrv=each_cluster.namesrv) as admin:
+    async with Admin(namesrv=each_cluster.namesrv, request_timeout=30.0) as admin:
         await admin.create_topic(topic, queues=8)
         for _ in range(100):
             group = f"{topic}_{uuid.uuid4().hex[:8]}"
@@ -79,7 +79,10 @@ async def test_first_offsets_of_new_groups_are_all_kept(each_cluster: RealCluste
 async def test_group_settings_members_and_copies_of_offsets(each_cluster: RealCluster) -> None:
     topic = group = f"Groups_{uuid.uuid4().hex}"
     other = f"{group}_copy"
-    async with Admin(namesrv=each_cluster.namesrv) as admin, Producer("p", namesrv=each_cluster.namesrv) as producer:
+    async with (
+        Admin(namesrv=each_cluster.namesrv, request_timeout=30.0) as admin,
+        Producer("p", namesrv=each_cluster.namesrv) as producer,
+    ):
         await admin.create_topic(topic, queues=2)
         await admin.create_group(group, retry_max_times=3)
         await admin.create_group(other)
@@ -125,7 +128,10 @@ async def test_reset_offsets_with_and_without_members(each_cluster: RealCluster)
     async def handle(message: MessageExt) -> None:
         handled.append(message.body)
 
-    async with Admin(namesrv=each_cluster.namesrv) as admin, Producer("p", namesrv=each_cluster.namesrv) as producer:
+    async with (
+        Admin(namesrv=each_cluster.namesrv, request_timeout=30.0) as admin,
+        Producer("p", namesrv=each_cluster.namesrv) as producer,
+    ):
         await admin.create_topic(topic, queues=2)
         for number in range(6):
             await producer.send(Message(topic, b"%d" % number))
@@ -158,7 +164,10 @@ async def test_dead_letters_are_sent_to_their_topic_again(each_cluster: RealClus
         if consumer.stats().dead_lettered < 3 or message.topic == gone:
             raise DeadLetter("not today")
 
-    async with Admin(namesrv=each_cluster.namesrv) as admin, Producer("p", namesrv=each_cluster.namesrv) as producer:
+    async with (
+        Admin(namesrv=each_cluster.namesrv, request_timeout=30.0) as admin,
+        Producer("p", namesrv=each_cluster.namesrv) as producer,
+    ):
         for name in (topic, gone):
             await admin.create_topic(name, queues=1)
         sent = [await producer.send(Message(topic, b"%d" % number, tags="t", keys=f"k{number}")) for number in range(3)]
@@ -189,7 +198,10 @@ async def test_dead_letters_of_a_group_that_was_deleted_and_made_anew(each_clust
     async def refuse(_: MessageExt) -> None:
         raise DeadLetter
 
-    async with Admin(namesrv=each_cluster.namesrv) as admin, Producer("p", namesrv=each_cluster.namesrv) as producer:
+    async with (
+        Admin(namesrv=each_cluster.namesrv, request_timeout=30.0) as admin,
+        Producer("p", namesrv=each_cluster.namesrv) as producer,
+    ):
         await admin.create_topic(topic, queues=1)
         for life in ("first", "second"):
             consumer = Consumer(group, namesrv=each_cluster.namesrv, instance_name=life, start_from="latest")
@@ -211,7 +223,10 @@ async def test_damaged_dead_letters_are_passed_over(each_cluster: RealCluster) -
     async def handle(message: MessageExt) -> None:
         raise DeadLetter
 
-    async with Admin(namesrv=each_cluster.namesrv) as admin, Producer("p", namesrv=each_cluster.namesrv) as producer:
+    async with (
+        Admin(namesrv=each_cluster.namesrv, request_timeout=30.0) as admin,
+        Producer("p", namesrv=each_cluster.namesrv) as producer,
+    ):
         await admin.create_topic(topic, queues=1, broker=each_cluster.brokers[0].name)
         await producer.send(Message(topic, b"sound"))
         async with consumer:

@@ -53,7 +53,7 @@ async def test_member_of_a_group_that_the_broker_may_not_create_does_not_start(
     cluster: RealCluster, options: dict[str, Any]
 ) -> None:
     topic, group = f"Missing_{uuid.uuid4().hex}", f"G_{uuid.uuid4().hex}"
-    async with Admin(namesrv=cluster.namesrv) as admin:
+    async with Admin(namesrv=cluster.namesrv, request_timeout=30.0) as admin:
         await admin.create_topic(topic, queues=1)
         address = cluster.brokers[0].address
         member = Consumer(group, namesrv=cluster.namesrv, **options)
@@ -74,7 +74,7 @@ async def test_member_of_a_group_that_the_broker_may_not_create_does_not_start(
 async def test_member_of_a_group_that_an_old_broker_may_not_create_says_so(old_cluster: RealCluster) -> None:
     """A broker of 4.9 stores offsets of any group, and answers no request for one group's settings: pulls fail."""
     topic, group = f"Missing_{uuid.uuid4().hex}", f"May_not_create_{uuid.uuid4().hex}"
-    async with Admin(namesrv=old_cluster.namesrv) as admin:
+    async with Admin(namesrv=old_cluster.namesrv, request_timeout=30.0) as admin:
         await admin.create_topic(topic, queues=1)
         address = old_cluster.brokers[0].address
         member = Consumer(group, namesrv=old_cluster.namesrv)
@@ -93,7 +93,10 @@ async def test_dead_letter_that_a_broker_makes_is_counted_and_logged(
     """By brokers of 5.x, which say when they give a message up; those of 4.9 answer no request for one group's settings."""
     says = each_cluster.version != OLD_VERSION
     topic = group = f"Dead_{uuid.uuid4().hex}"
-    async with Admin(namesrv=each_cluster.namesrv) as admin, Producer("p", namesrv=each_cluster.namesrv) as producer:
+    async with (
+        Admin(namesrv=each_cluster.namesrv, request_timeout=30.0) as admin,
+        Producer("p", namesrv=each_cluster.namesrv) as producer,
+    ):
         await admin.create_topic(topic, queues=1)
         await admin.create_group(group, retry_max_times=0)
         consumer = Consumer(group, namesrv=each_cluster.namesrv, start_from="earliest")
@@ -118,7 +121,10 @@ async def test_dead_letter_of_a_member_without_its_handler_is_logged(
     cluster: RealCluster, caplog: pytest.LogCaptureFixture
 ) -> None:
     topic, other, group = (f"{name}_{uuid.uuid4().hex}" for name in ("Dead", "Other", "G"))
-    async with Admin(namesrv=cluster.namesrv) as admin, Producer("p", namesrv=cluster.namesrv) as producer:
+    async with (
+        Admin(namesrv=cluster.namesrv, request_timeout=30.0) as admin,
+        Producer("p", namesrv=cluster.namesrv) as producer,
+    ):
         for name in (topic, other):
             await admin.create_topic(name, queues=1)
         await admin.create_group(group, retry_max_times=1)
@@ -143,7 +149,10 @@ async def test_dead_letter_of_a_member_without_its_handler_is_logged(
 
 async def test_dead_letter_with_a_sharding_key_is_sent_again_to_the_queue_of_its_key(each_cluster: RealCluster) -> None:
     topic = group = f"Again_{uuid.uuid4().hex}"
-    async with Admin(namesrv=each_cluster.namesrv) as admin, Producer("p", namesrv=each_cluster.namesrv) as producer:
+    async with (
+        Admin(namesrv=each_cluster.namesrv, request_timeout=30.0) as admin,
+        Producer("p", namesrv=each_cluster.namesrv) as producer,
+    ):
         await admin.create_topic(topic, queues=8)
         await admin.create_group(group, retry_max_times=0)
         keys = [f"key-{number}" for number in range(6)]
@@ -171,7 +180,10 @@ async def test_resets_to_early_times_and_copies_over_a_reset(each_cluster: RealC
     """To brokers a negative time is the end of a queue; from 5.2 on they ignore commits from a reset until a member pulls."""
     topic = source = f"Early_{uuid.uuid4().hex}"
     target = f"{source}_copy"
-    async with Admin(namesrv=each_cluster.namesrv) as admin, Producer("p", namesrv=each_cluster.namesrv) as producer:
+    async with (
+        Admin(namesrv=each_cluster.namesrv, request_timeout=30.0) as admin,
+        Producer("p", namesrv=each_cluster.namesrv) as producer,
+    ):
         await admin.create_topic(topic, queues=1)
         for group in (source, target):
             await admin.create_group(group)
@@ -192,7 +204,10 @@ async def test_resets_to_early_times_and_copies_over_a_reset(each_cluster: RealC
 
 async def test_retries_of_pops_are_counted_apart_and_deleted_with_their_group(cluster: RealCluster) -> None:
     topic = group = f"Pops_{uuid.uuid4().hex}"
-    async with Admin(namesrv=cluster.namesrv) as admin, Producer("p", namesrv=cluster.namesrv) as producer:
+    async with (
+        Admin(namesrv=cluster.namesrv, request_timeout=30.0) as admin,
+        Producer("p", namesrv=cluster.namesrv) as producer,
+    ):
         await admin.create_topic(topic, queues=1)
         await admin.create_group(group)
         await producer.send(Message(topic, b"bad"))

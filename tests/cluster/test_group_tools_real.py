@@ -57,7 +57,7 @@ async def test_mqadmin_reads_and_steers_a_member(cluster: RealCluster, tmp_path:
     async def handle(message: MessageExt) -> None:
         handled.append(message.body)
 
-    async with Admin(namesrv=cluster.namesrv) as admin:
+    async with Admin(namesrv=cluster.namesrv, request_timeout=30.0) as admin:
         await admin.create_topic(topic, queues=2)
     consumer = Consumer(group, namesrv=cluster.namesrv, instance_name="tools", start_from="earliest", commit_interval=0.2)
     consumer.subscribe(topic, handle, tags="paid || sent")

@@ -43,12 +43,7 @@ def real() -> Record:
             return await observe(cluster.namesrv)
 
     with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
-        record = runner.run(run())
-        missing = [line for case in KEY_LINES for line in missing_key_lines(case, record.lines.get(case, []))]
-        if missing:  # the one that is compared with: what a busy machine did to it is not looked at
-            print("once more, for:", *missing, sep="\n")
-            record = runner.run(run())
-        return record
+        return runner.run(run())
 
 
 @pytest.mark.parametrize("case", KEY_LINES)

@@ -124,7 +124,7 @@ def test_a_retry_topic_counts_how_often_a_message_was_consumed(each_cluster: Any
     async def main() -> None:
         group, namesrv = fresh("retries"), each_cluster.namesrv
         topic, hook = f"%RETRY%{group}", Codes()
-        async with Admin(namesrv=namesrv) as admin:
+        async with Admin(namesrv=namesrv, request_timeout=30.0) as admin:
             await admin.create_topic(topic, queues=1)
         properties = {"RECONSUME_TIME": "3", "MAX_RECONSUME_TIMES": "16", "mine": "kept"}
         for smart in (True, False):
@@ -145,7 +145,7 @@ def test_a_retry_topic_counts_how_often_a_message_was_consumed(each_cluster: Any
 def test_batches_that_were_cut_are_taken_to_the_last_byte(cluster: AnyCluster) -> None:
     async def main() -> None:
         topic, namesrv = fresh("batches"), cluster.namesrv
-        async with Admin(namesrv=namesrv) as admin:
+        async with Admin(namesrv=namesrv, request_timeout=30.0) as admin:
             await admin.create_topic(topic, queues=1)
         given = [Message(topic, b"%06d" % number + b"x" * 10_000, keys=f"k{number}") for number in range(900)]
         batches = list(split_batches(given))

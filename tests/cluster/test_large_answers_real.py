@@ -17,7 +17,7 @@ LIMIT = 65_536
 
 
 async def fill(namesrv: str, topic: str, *bodies: bytes) -> None:
-    async with Admin(namesrv=namesrv) as admin:
+    async with Admin(namesrv=namesrv, request_timeout=30.0) as admin:
         await admin.create_topic(topic, queues=1)
     async with Producer("fills", namesrv=namesrv) as producer:
         for body in bodies:

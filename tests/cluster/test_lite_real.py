@@ -27,7 +27,7 @@ TOPIC = "RoomTopic"
 
 async def run_the_example(cluster: RealCluster) -> dict[str, Any]:
     """Runs the block of the page with a topic of type LITE; returns its names."""
-    async with Admin(namesrv=cluster.namesrv) as admin:
+    async with Admin(namesrv=cluster.namesrv, request_timeout=30.0) as admin:
         await admin.create_topic(TOPIC, queues=2, attributes={"message.type": "LITE"}, broker="broker-a")
     (source,) = [part.partition("```")[0] for part in PAGE.read_text().split("```python\n") if "class LiteTopics" in part]
     names = {**vars(rmq_async), "server": cluster, "__name__": "page"}
@@ -69,7 +69,7 @@ async def outcomes(cluster: RealCluster, mode: Any) -> list[tuple[bytes, int, st
         await consumer.wait_idle(timeout=5)
         stats = consumer.stats()
         assert (stats.handled, stats.retried, stats.dead_lettered) == (3, 1, 1)
-    async with Admin(namesrv=cluster.namesrv) as admin:
+    async with Admin(namesrv=cluster.namesrv, request_timeout=30.0) as admin:
         dead = await readable_dead_letters(admin, f"lite-{mode}", 1)
     return [*sorted(seen), *((message.body, 0, message.properties["__LITE_TOPIC"]) for message in dead)]
 

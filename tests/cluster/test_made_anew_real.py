@@ -24,7 +24,10 @@ async def test_topics_made_anew_are_read_from_their_first_message(
     shorter, longer, group = (f"Anew_{uuid.uuid4().hex}" for _ in range(3))
     seen = Seen()
     consumer = Consumer(group, namesrv=each_cluster.namesrv, start_from="earliest", handover_timeout=2.0)
-    async with Admin(namesrv=each_cluster.namesrv) as admin, Producer("senders", namesrv=each_cluster.namesrv) as producer:
+    async with (
+        Admin(namesrv=each_cluster.namesrv, request_timeout=30.0) as admin,
+        Producer("senders", namesrv=each_cluster.namesrv) as producer,
+    ):
 
         async def send(topic: str, count: int, age: str) -> None:
             bodies = [f"{age} {topic} {number}".encode() for number in range(count)]

@@ -33,7 +33,7 @@ WORKERS = 64
 
 async def new_topic(namesrv: str, queues: int = 8) -> str:
     topic = f"main-{uuid.uuid4().hex[:12]}"
-    async with Admin(namesrv=namesrv) as admin:
+    async with Admin(namesrv=namesrv, request_timeout=30.0) as admin:
         await admin.create_topic(topic, queues=queues)
     return topic
 

@@ -26,7 +26,7 @@ MIB = 1024 * 1024
 
 async def new_topic(namesrv: str) -> str:
     topic = f"memory-{uuid.uuid4().hex[:12]}"
-    async with Admin(namesrv=namesrv) as admin:
+    async with Admin(namesrv=namesrv, request_timeout=30.0) as admin:
         await admin.create_topic(topic)
     return topic
 

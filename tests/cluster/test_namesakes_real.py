@@ -39,7 +39,7 @@ asyncio.run(main(*sys.argv[1:]))
 
 async def test_two_processes_with_one_client_id_name_each_other(each_cluster: RealCluster) -> None:
     topic = f"Twins{uuid4().hex[:8]}"
-    async with Admin(namesrv=each_cluster.namesrv) as admin:
+    async with Admin(namesrv=each_cluster.namesrv, request_timeout=30.0) as admin:
         await admin.create_topic(topic, queues=2)
 
     async def begin(on_conflict: str) -> asyncio.subprocess.Process:

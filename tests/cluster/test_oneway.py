@@ -63,7 +63,7 @@ class Frames:
 
 async def new_topic(cluster: RealCluster, broker: str | None = None) -> str:
     topic = f"oneway-{uuid.uuid4().hex[:12]}"
-    async with Admin(namesrv=cluster.namesrv) as admin:
+    async with Admin(namesrv=cluster.namesrv, request_timeout=30.0) as admin:
         await admin.create_topic(topic, broker=broker)
     return topic
 

@@ -24,7 +24,7 @@ async def keeps_keys(cluster: RealCluster) -> None:
             return None
 
     async with (
-        Admin(namesrv=cluster.namesrv) as admin,
+        Admin(namesrv=cluster.namesrv, request_timeout=30.0) as admin,
         Producer("senders", namesrv=cluster.namesrv, route_poll_interval=0.5) as producer,
     ):
         await admin.create_topic(topic, queues=4, order=True)

@@ -31,7 +31,7 @@ async def test_order_by_queue_holds_the_lock_of_the_group_until_it_leaves(each_c
         consumer.subscribe(name, handle, order="queue")
         return consumer
 
-    async with Admin(namesrv=each_cluster.namesrv) as admin, AsyncExitStack() as stack:
+    async with Admin(namesrv=each_cluster.namesrv, request_timeout=30.0) as admin, AsyncExitStack() as stack:
         await admin.create_topic(name, queues=2)
         probe = await ClientInstance.acquire(ClientConfig(namesrv=each_cluster.namesrv, instance_name=name))
         stack.push_async_callback(probe.release)
@@ -71,7 +71,7 @@ async def test_order_by_queue_holds_the_lock_of_the_group_until_it_leaves(each_c
 
 async def test_queues_given_back_while_their_locks_are_renewed_are_free_for_others(each_cluster: RealCluster) -> None:
     name = f"given-back-{uuid4().hex[:12]}"
-    async with Admin(namesrv=each_cluster.namesrv) as admin, AsyncExitStack() as stack:
+    async with Admin(namesrv=each_cluster.namesrv, request_timeout=30.0) as admin, AsyncExitStack() as stack:
         await admin.create_topic(name, queues=8)
         both = []
         for client in ("one", "two"):

@@ -76,7 +76,7 @@ async def burst(namesrv: str, way: Way, runs: int = RUNS) -> None:
     """Sends in runs, each from a cold client; raises where one fails, unless the broker was busy: a machine that stops it for
     200 ms makes it refuse what waits."""
     topic = f"order-{uuid.uuid4().hex[:12]}"
-    async with Admin(namesrv=namesrv) as admin:
+    async with Admin(namesrv=namesrv, request_timeout=30.0) as admin:
         await admin.create_topic(topic, queues=QUEUES)
     acknowledged = 0
     for run_number in range(runs):

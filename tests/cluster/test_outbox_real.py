@@ -41,7 +41,7 @@ def postgres_url() -> Iterator[str]:
 
 async def settings_for(cluster: RealCluster, url: str, **more: Any) -> Settings:
     topic = f"outbox-{uuid.uuid4().hex[:12]}"
-    async with Admin(namesrv=cluster.namesrv) as admin:
+    async with Admin(namesrv=cluster.namesrv, request_timeout=30.0) as admin:
         await admin.create_topic(topic, queues=4, broker=cluster.brokers[0].name)
     return Settings(url, cluster.namesrv, topic, topic.replace("-", "_"), **more)
 

@@ -38,7 +38,7 @@ from .dead_letters import readable_dead_letters
 
 async def new_topic(cluster: RealCluster, queues: int = 4) -> str:
     topic = f"Pop_{uuid.uuid4().hex}"
-    async with Admin(namesrv=cluster.namesrv) as admin:
+    async with Admin(namesrv=cluster.namesrv, request_timeout=30.0) as admin:
         await admin.create_topic(topic, queues=queues)
     return topic
 
@@ -87,7 +87,7 @@ async def test_pop_every_outcome_of_a_message(feature_cluster: RealCluster) -> N
         stats = consumer.stats()
         assert (stats.handled, stats.failed, stats.retried, stats.dead_lettered, stats.commits) == (2, 3, 1, 2, 4)
         assert consumer.health().problems == ()
-    async with Admin(namesrv=feature_cluster.namesrv) as admin:
+    async with Admin(namesrv=feature_cluster.namesrv, request_timeout=30.0) as admin:
         assert {message.body for message in await readable_dead_letters(admin, f"G_{topic}", 2)} == {b"dead", b"key"}
 
 
@@ -278,7 +278,7 @@ async def test_pop_that_is_held_for_a_member_that_is_gone_takes_nothing(feature_
 async def test_pop_takes_the_highest_priority_first(feature_cluster: RealCluster) -> None:
     """The number of a queue is the priority of its messages."""
     topic, order = f"Pop_{uuid.uuid4().hex}", list[bytes]()
-    async with Admin(namesrv=feature_cluster.namesrv) as admin:
+    async with Admin(namesrv=feature_cluster.namesrv, request_timeout=30.0) as admin:
         await admin.create_topic(topic, queues=4, attributes={"message.type": "PRIORITY"})
 
     async def handle(message: MessageExt) -> None:
@@ -307,5 +307,5 @@ async def test_pop_refuses_an_old_broker(old_cluster: RealCluster) -> None:
     consumer = member(old_cluster, topic, handle)
     with pytest.raises(ConfigError, match=r"is RocketMQ 4\.9\.7; mode='pop' needs 5\.3\.2 or later"):
         await consumer.start()
-    async with Admin(namesrv=old_cluster.namesrv) as admin:
+    async with Admin(namesrv=old_cluster.namesrv, request_timeout=30.0) as admin:
         assert f"G_{topic}" not in await admin.groups()  # nothing was begun

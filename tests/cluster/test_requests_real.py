@@ -20,7 +20,7 @@ def test_questions_get_their_answers_and_silence_is_reported(each_cluster: RealC
         namesrv, topic = each_cluster.namesrv, f"questions-{uuid.uuid4().hex[:12]}"
         unanswered: list[MessageExt] = []
         async with (
-            Admin(namesrv=namesrv) as admin,
+            Admin(namesrv=namesrv, request_timeout=30.0) as admin,
             Producer("asks", namesrv=namesrv, instance_name="asks") as asking,
             Producer("replies", namesrv=namesrv, instance_name="replies") as replying,
             PullConsumer("replies", namesrv=namesrv, instance_name="replies") as consumer,

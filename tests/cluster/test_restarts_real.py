@@ -112,7 +112,7 @@ def test_restarts_of_the_only_broker_fail_no_send() -> None:
         async with RealCluster(profile="stock", broker_conf=NO_TIMERS) as cluster:
             (broker,) = cluster.brokers
             topic = f"restarts-{uuid.uuid4().hex[:12]}"
-            async with Admin(namesrv=cluster.namesrv) as admin:
+            async with Admin(namesrv=cluster.namesrv, request_timeout=30.0) as admin:
                 await admin.create_topic(topic, queues=QUEUES)
             async with (
                 Producer("plain", namesrv=cluster.namesrv, timeout=TIMEOUT) as plain,

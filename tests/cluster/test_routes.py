@@ -91,7 +91,7 @@ def test_500_first_sends_ask_for_the_route_once(cluster: RealCluster, created: b
     async def main() -> None:
         topic = new_topic()
         if created:
-            async with Admin(namesrv=cluster.namesrv) as admin:
+            async with Admin(namesrv=cluster.namesrv, request_timeout=30.0) as admin:
                 await admin.create_topic(topic)
         async with counted(cluster.nameservers[0].address) as proxy:
             async with Producer("routes", namesrv=proxy.address) as producer:
@@ -108,7 +108,7 @@ def test_a_raised_queue_count_is_used_by_a_running_producer(cluster: RealCluster
     async def main() -> None:
         topic = new_topic()
         async with (
-            Admin(namesrv=cluster.namesrv) as admin,
+            Admin(namesrv=cluster.namesrv, request_timeout=30.0) as admin,
             Producer("routes", namesrv=cluster.namesrv, route_poll_interval=2.0) as producer,
         ):
             await admin.create_topic(topic, queues=4)
@@ -176,7 +176,7 @@ def test_fresh_producers_send_while_a_restarted_name_server_knows_nothing(
 ) -> None:
     async def main(cluster: RealCluster) -> None:
         topic = new_topic("fresh")
-        async with Admin(namesrv=cluster.namesrv) as admin:
+        async with Admin(namesrv=cluster.namesrv, request_timeout=30.0) as admin:
             await admin.create_topic(topic)
         # Brokers register within 30 s at a restarted name server that they know, at any time; at this one never.
         async with RealCluster(brokers=0, version=version) as beside:
@@ -190,7 +190,7 @@ def test_fresh_producers_send_while_a_restarted_name_server_knows_nothing(
                     config = ClientConfig(namesrv=namesrv, instance_name=f"{asked_first}-{number}")
                     async with Producer("routes", client=config) as producer:
                         assert (await producer.send(Message(topic, b"x"))).attempts == 1
-                async with Admin(namesrv=namesrv) as admin:
+                async with Admin(namesrv=namesrv, request_timeout=30.0) as admin:
                     assert topic in await admin.topics()
                     assert (await admin.cluster_info()).broker_addr_table
             async with Producer("routes", namesrv=restarted.address) as producer:

@@ -67,7 +67,7 @@ class Remains:
 
 async def new_topic(cluster: RealCluster) -> str:
     topic = f"stop-{uuid.uuid4().hex[:12]}"
-    async with Admin(namesrv=cluster.namesrv) as admin:
+    async with Admin(namesrv=cluster.namesrv, request_timeout=30.0) as admin:
         await admin.create_topic(topic)
     return topic
 

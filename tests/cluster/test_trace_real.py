@@ -37,7 +37,7 @@ LOGGING = """\
 @pytest.fixture
 def topic(feature_cluster: RealCluster) -> str:
     async def create() -> None:
-        async with Admin(namesrv=feature_cluster.namesrv) as admin:
+        async with Admin(namesrv=feature_cluster.namesrv, request_timeout=30.0) as admin:
             await admin.create_topic(TOPIC, queues=2, broker="broker-a")
 
     with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:

@@ -36,7 +36,7 @@ GIVEN_UP = "TRANS_CHECK_MAX_TIME_TOPIC"
 
 async def topic_of(cluster: RealCluster) -> str:
     topic = f"transactions-{uuid.uuid4().hex[:12]}"
-    async with Admin(namesrv=cluster.namesrv) as admin:
+    async with Admin(namesrv=cluster.namesrv, request_timeout=30.0) as admin:
         await admin.create_topic(topic, queues=2)
     return topic
 

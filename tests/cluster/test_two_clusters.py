@@ -20,8 +20,8 @@ def test_one_group_sends_to_two_clusters_and_each_message_is_where_it_belongs(
     async def main() -> None:
         topic, group = f"worlds-{uuid.uuid4().hex[:12]}", f"worlds-{uuid.uuid4().hex[:12]}"
         async with (
-            Admin(namesrv=cluster.namesrv) as new_admin,
-            Admin(namesrv=old_cluster.namesrv) as old_admin,
+            Admin(namesrv=cluster.namesrv, request_timeout=30.0) as new_admin,
+            Admin(namesrv=old_cluster.namesrv, request_timeout=30.0) as old_admin,
             PullConsumer("reader", namesrv=cluster.namesrv) as new_reader,
             PullConsumer("reader", namesrv=old_cluster.namesrv) as old_reader,
         ):

@@ -67,7 +67,7 @@ async def deleting(address: str) -> AsyncIterator[None]:
 
 
 async def fill(namesrv: str, queue: MessageQueue) -> None:
-    async with Admin(namesrv=namesrv) as admin:
+    async with Admin(namesrv=namesrv, request_timeout=30.0) as admin:
         await admin.create_topic(queue.topic, queues=1)
     async with Producer("fills", namesrv=namesrv, timeout=20) as producer:
         for start in range(0, COUNT, 100):
@@ -169,7 +169,7 @@ def test_a_compacted_topic_has_no_losses(cluster: RealCluster | ExternalCluster)
         topic = f"compacted-{uuid.uuid4().hex[:12]}"
         queue = MessageQueue(topic, BROKER, 0)
         async with (
-            Admin(namesrv=cluster.namesrv) as admin,
+            Admin(namesrv=cluster.namesrv, request_timeout=30.0) as admin,
             Producer("keeps", namesrv=cluster.namesrv) as producer,
             PullConsumer("keeps", namesrv=cluster.namesrv) as consumer,
         ):
