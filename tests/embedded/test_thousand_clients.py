@@ -149,7 +149,7 @@ async def run(process: asyncio.subprocess.Process, rng: random.Random) -> None:
         await served(client)
 
 
-def test_a_thousand_hostile_clients_stop_nobody_else(descriptors: None) -> None:
+def test_a_thousand_hostile_clients_stop_no_other(descriptors: None) -> None:
     seed = random.randrange(2**32)
     print(f"seed {seed}")
 

@@ -39,7 +39,7 @@ class Commands:
 
         When this call is cancelled it ends the command, as ``end`` does. Raises OSError where no process can be started.
         """
-        # In a task of its own: a cancelled start may have made a process that nobody would know.
+        # In a task of its own: a cancelled start may have made a process without an owner.
         starting = asyncio.ensure_future(self._start(message, delivery))
         try:
             process = await asyncio.shield(starting)
