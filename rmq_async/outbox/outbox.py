@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import threading
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -101,9 +102,7 @@ class Outbox(Startable):
         self._on_status = on_status
         self._me = f"{socket.gethostname()[:32]}:{machine.process_id()}:{machine.entropy.getrandbits(48):012x}"
         self._store = Store(engine, self._table, self._me, lease)
-        # The producer's ids begin with an address that is known once it is connected. These have 24 random bits in that place, of
-        # the network of loopback addresses, beside the process id and the 32 random bits that every such id has.
-        self._ids = UniqueIds(b"\x7f" + machine.entropy.randbytes(3))
+        self._ids = _Ids()
         self._relay: Relay | None = None
         self._sent_before = 0
         self._changing = Turns()
@@ -145,7 +144,7 @@ class Outbox(Startable):
         relay = self._relay
         until = machine.monotonic() + self._settings.lease
         now = machine.time()
-        values = row_of(message, self._ids.next(), now, self._producer.config.max_message_size)
+        values = row_of(message, self._ids.of_thread.next(), now, self._producer.config.max_message_size)
         statements = self._store.statements
         check_transactional(_checked(session), "an outbox")
         if relay is None or not isinstance(session, AsyncSession) or not relay.takes(message.topic, session):
@@ -259,6 +258,15 @@ class Outbox(Startable):
         check_seconds("older_than", older_than, zero=True)
         check_flag("failed", failed)
         return await self._store.purge(older_than, failed=failed)
+
+
+class _Ids(threading.local):
+    """The ids of messages, in each thread its own: loops of several threads may add messages at the same time."""
+
+    def __init__(self) -> None:
+        # The producer's ids begin with an address that is known once it is connected. These have 24 random bits in that place, of
+        # the network of loopback addresses, beside the process id and the 32 random bits that every such id has.
+        self.of_thread = UniqueIds(b"\x7f" + machine.entropy.randbytes(3))
 
 
 def _checked(session: object) -> AsyncSession | AsyncConnection:

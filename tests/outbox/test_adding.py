@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import sqlite3
 import weakref
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from threading import Thread
 
 import pytest
 from sqlalchemy import Column, Integer, MetaData, Table, text
 from sqlalchemy.exc import IntegrityError, OperationalError, ProgrammingError
-from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_scoped_session
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_scoped_session, create_async_engine
 from sqlalchemy.orm import registry
 
-from rmq_async import ConfigError, InvalidMessageError, Message, Producer
+from rmq_async import ConfigError, InvalidMessageError, Message, Producer, machine
 from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_async.outbox import Outbox
 from rmq_async.outbox.handover import Additions
@@ -275,6 +278,35 @@ async def test_unique_ids_are_all_different(outbox: Outbox, sessions: Sessions, 
         for _ in range(300):
             await outbox.add(session, Message("T", b"x"))
     assert len({row["unique_id"] for row in await rows(engine, table)}) == 300
+
+
+def test_unique_ids_of_loops_in_two_threads_differ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An inbox takes two messages with one id for copies."""
+    url, moment, times = f"sqlite+aiosqlite:///{tmp_path}/box.db", machine.time(), 0
+    outbox = Outbox(create_async_engine(url), Producer("p", namesrv="127.0.0.1:1"), table="box")
+
+    async def add() -> None:
+        engine = create_async_engine(url)
+        async with engine.begin() as connection:
+            await connection.run_sync(outbox.metadata.create_all)
+        async with engine.begin() as connection:
+            await outbox.add(connection, Message("T", b"x"))
+        await engine.dispose()
+
+    def time() -> float:
+        nonlocal times
+        times += 1
+        if times == 2:  # in the middle of the first id
+            other = Thread(target=asyncio.run, args=(add(),))
+            other.start()
+            other.join()
+        return moment
+
+    monkeypatch.setattr(machine, "time", time)
+    asyncio.run(add())
+    with closing(sqlite3.connect(tmp_path / "box.db")) as found:
+        ids = [unique_id for (unique_id,) in found.execute("SELECT unique_id FROM box")]
+    assert (len(ids), len(set(ids))) == (2, 2)
 
 
 async def test_the_service_commits_both_or_none(
