@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from contextvars import Context
 from math import inf
 from typing import Final, NamedTuple
@@ -160,6 +160,15 @@ class Dispatcher:
                 dropped += lines.drop(above, failed=failed)
                 backlog.check(held, lines)
         return dropped
+
+    def remove(self, held: HeldQueue, items: Collection[Waiting]) -> list[Waiting]:
+        """Removes those of ``items``, messages of a queue without lines, that wait for a call, and returns them."""
+        removed: list[Waiting] = []
+        for backlog in self._backlogs.values():
+            if (lines := backlog.lines.get(held)) is not None:
+                removed += lines.remove(items)
+                backlog.check(held, lines)
+        return removed
 
     def drop_resting(self, held: HeldQueue, until: float) -> list[MessageExt]:
         """Removes the lines of a queue that rest beyond ``until`` (monotonic), and returns their messages."""

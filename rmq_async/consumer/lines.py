@@ -7,7 +7,7 @@ no I/O and reads no clock."""
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 
 from .held_queue import Waiting
 
@@ -168,6 +168,12 @@ class Lines:
             line.rests_until = None
             del self.by_key[line.key]
         return dropped
+
+    def remove(self, items: Collection[Waiting]) -> list[Waiting]:
+        """Removes those of ``items``, messages without a line, that wait, and returns them."""
+        removed = [item for item in self.ready if item in items]
+        self.ready = deque([item for item in self.ready if item not in items])
+        return removed
 
     def drop_line(self, line: Line) -> list[Waiting]:
         """Removes a line that rests, and returns its messages."""

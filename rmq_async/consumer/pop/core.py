@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from heapq import heappop, heappush
 from math import ceil
 from typing import Final
@@ -81,6 +81,8 @@ class PopCore:
         self._slot = invisible_time / SLOTS
         """Length of a slot in seconds."""
         self._some = asyncio.Event()
+        self.outlasted: Callable[[list[Lease]], list[Lease]] = _in_calls
+        """Gives back those of the leases that wait for a call, and returns the others. Their time is up to ``max_lease``."""
         self.given_back = self.extended = self.unsure = self.expired = 0
 
     # -- receive
@@ -267,12 +269,13 @@ class PopCore:
             if group:
                 self.spawn("renewal of leases", self._renew(group))
 
-    async def _renew(self, group: Group) -> None:
+    def _remove_old(self, group: Group) -> None:
+        """Removes leases that would reach beyond ``max_lease``: gives back those that wait for a call, and logs the others."""
         now = machine.monotonic()
         old = [lease for lease in group if now + self.invisible_time - lease.since > self._max_lease]
         for lease in old:
             del group[lease]
-        if old:
+        if old and (old := self.outlasted(old)):
             logger.warning(
                 "the leases of %d messages are extended no more, because of max_lease=%g s, %s is one; they are delivered again "
                 "when their leases end. Raise max_lease if handlers need so long",
@@ -280,6 +283,9 @@ class PopCore:
                 self._max_lease,
                 old[0].message.msg_id,
             )
+
+    async def _renew(self, group: Group) -> None:
+        self._remove_old(group)
         await for_each([lease for lease in group if lease.state is LeaseState.HELD], self.extend, at_once=RENEW_AT_ONCE)
         now = machine.monotonic()
         ended = [lease for lease in group if lease.expires <= now]
@@ -300,3 +306,8 @@ class PopCore:
         for lease in [*group]:
             lease.group = self._planned(max(lease.expires - third, now + LEAST_PAUSE))
             lease.group[lease] = None
+
+
+def _in_calls(leases: list[Lease]) -> list[Lease]:
+    """Returns the leases: the default of ``PopCore.outlasted``."""
+    return leases

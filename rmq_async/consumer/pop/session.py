@@ -119,6 +119,7 @@ class PopSession:
         """An event that is set when a message has its outcome while the consumer is stopping, and by ``abort``."""
         self._drain_until = inf
         self.attached = Attached(instance, group, config, self.member.topics, self.blocking, self._route_changed)
+        self.core.outlasted = self._give_back_outlasted
         self.calls.hooks = self.attached.call_hooks
         self.calls.ending = self.supervisor.is_ending
         self.calls.dispatcher = self.dispatcher
@@ -370,8 +371,10 @@ class PopSession:
         return not self.closing and source.topic not in self.paused
 
     def _may_ask(self, source: Source) -> bool:
-        """Returns whether a source may be popped: not too many messages wait to be given back to its broker."""
-        return self._may_pop(source) and source.broker not in self.give_backs.full
+        """Returns whether a source may be popped: its handler can be called, and not too many messages wait to be given back to its
+        broker."""
+        can_call = source.subscription.is_async or self.calls.is_ready
+        return can_call and self._may_pop(source) and source.broker not in self.give_backs.full
 
     def _apply_pauses(self) -> None:
         self.dispatcher.paused = frozenset(self.subscriptions[topic] for topic in self.paused)
@@ -384,6 +387,27 @@ class PopSession:
                 self.free(item)
                 leases.append(item)
         self.arrivals.give_back(leases)
+
+    def _give_back_outlasted(self, leases: list[Lease]) -> list[Lease]:
+        """Gives back those leases that have waited for a call as long as they may; returns the others. A lease that ends counts as
+        an attempt, and a message could become a dead letter without any call."""
+        sources: dict[HeldQueue, set[Waiting]] = {}
+        for lease in leases:
+            sources.setdefault(lease.held, set()).add(lease)
+        waited: list[Lease] = []
+        for held, items in sources.items():
+            for item in self.dispatcher.remove(held, items):
+                assert isinstance(item, Lease)
+                self.free(item)
+                waited.append(item)
+        if waited:
+            logger.warning(
+                "%d messages have waited for a call for max_lease=%g s and are given back, %s is one; handle messages faster, or "
+                "look in health() for what keeps handlers from being called",
+                len(waited), self.config.max_lease, waited[0].message.msg_id,
+            )  # fmt: skip
+        self.arrivals.give_back(waited)
+        return [lease for lease in leases if lease not in waited]
 
     def _settings_changed(self) -> None:
         self.dispatcher.settings_changed()

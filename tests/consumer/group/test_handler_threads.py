@@ -71,6 +71,30 @@ def test_messages_wait_while_threads_are_refused(kind: str, caplog: pytest.LogCa
     Simulation(1, brokers=1, faults=None).run(main)
 
 
+def test_popped_messages_that_outlast_their_leases_count_no_attempt(caplog: pytest.LogCaptureFixture) -> None:
+    """Each of them became a dead letter without a call."""
+    caplog.set_level(logging.WARNING, "rmq_async.consumer.pop")
+    called: list[tuple[bytes, int]] = []
+
+    async def main(s: Simulation) -> None:
+        await create(s.namesrv, queues=2)
+        options: dict[str, Any] = {"mode": "pop", "invisible_time": 10.0, "max_lease": 20.0, "retry": Retry(limit=0)}
+        consumer = Consumer("g", namesrv=s.namesrv, start_from="earliest", **options)
+        consumer.subscribe("T", lambda message: called.append((message.body, message.reconsume_times)))
+        async with consumer, Producer("p", namesrv=s.namesrv) as producer:
+            s.machine("main").refuse_threads()
+            for number in range(4):
+                await producer.send(Message("T", b"%d" % number))
+            await asyncio.sleep(300)
+            assert (consumer.stats().buffered, consumer.health().problems[0].code) == (0, "no_threads")
+            s.machine("main").refuse_threads(False)
+            await asyncio.sleep(10)
+            assert (sorted(called), consumer.stats().dead_lettered) == ([(b"%d" % number, 0) for number in range(4)], 0)
+
+    Simulation(1, brokers=1, faults=None).run(main)
+    assert " messages have waited for a call for max_lease=20 s and are given back" in caplog.text
+
+
 def test_coroutine_functions_go_on_while_threads_are_refused() -> None:
     """The messages of the plain handler take none of the slots."""
     called: list[bytes] = []

@@ -221,7 +221,11 @@ async def test_leases_of_long_calls_are_extended() -> None:
         assert (len(seen.attempts), seen.twice) == (2, 0)
 
 
-async def test_message_whose_lease_ended_before_its_call_waits_for_its_next_delivery(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("waits", [True, False])
+async def test_message_whose_lease_ended_before_its_call_waits_for_its_next_delivery(
+    waits: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """``waits``: whether its lease may last no longer, so that it is given back without an attempt; else the broker is silent."""
     caplog.set_level(logging.DEBUG, "rmq_async.consumer.pop.session")
     ids: dict[bytes, str] = {}
 
@@ -233,16 +237,21 @@ async def test_message_whose_lease_ended_before_its_call_waits_for_its_next_deli
     async with EmbeddedRocketMQ(pop_revive_delay=0.0) as server:
         await create(server.namesrv)
         seen = Seen(work)
-        async with popping(server, seen, invisible_time=2.0, max_lease=2.0, concurrency=1) as consumer:
+        async with popping(server, seen, invisible_time=2.0, max_lease=2.0 if waits else 3600.0, concurrency=1) as consumer:
             await send(server.namesrv, b"quick")  # after one that has ended the next but one is popped ahead
             await consumer.wait_settled(1)
             await send(server.namesrv, b"slow")
             await until(lambda: b"slow" in ids)
             await send(server.namesrv, b"ahead")
+            await until(lambda: consumer.stats().buffered == 2)
+            if not waits:
+                server.stall("broker-a")
+                await asyncio.sleep(4.5)
+                server.resume("broker-a")
             await until(lambda: seen.bodies[b"ahead"])
         assert {(b"quick", 1), (b"slow", 1)} < {*seen.attempts}
-        assert (b"ahead", 1) not in seen.attempts
-    assert f"the lease of message {ids[b'ahead']} ended before its call began" in caplog.messages
+        assert ((b"ahead", 1) in seen.attempts) is waits
+    assert (f"the lease of message {ids[b'ahead']} ended before its call began" in caplog.messages) is not waits
 
 
 async def test_members_share_one_queue() -> None:
