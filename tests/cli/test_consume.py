@@ -191,6 +191,24 @@ async def test_message_whose_process_can_never_be_started_has_failed(
     assert [each.body for each in server.retries("g-Forks")] == [b"1"]
 
 
+@pytest.mark.parametrize("number", [errno.EACCES, errno.ENOENT, errno.EPERM])
+async def test_machine_that_lets_no_process_start_ends_it(
+    number: int, server: EmbeddedRocketMQ, rmq_here: Rmq, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As without a shell: each message became a dead letter, and no command had run."""
+
+    async def refused(*_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    topic = f"Shell{number}"
+    await fill(server, topic, [b"1", b"2", b"3"])
+    monkeypatch.setattr(asyncio, "create_subprocess_shell", refused)
+    ended = await consume(rmq_here, topic, "--exec", "true", "--concurrency", "3")
+    assert ended.code == 1
+    assert f"no process can be started: [Errno {number}] {os.strerror(number)}; check that /bin/sh" in ended.err
+    assert (server.retries(f"g-{topic}"), committed(server, f"g-{topic}", topic)) == ([], 0)
+
+
 async def test_end_does_not_wait_for_a_process_that_cannot_be_started(server: EmbeddedRocketMQ) -> None:
     await fill(server, "Limit", [b"1"])
     process = await start(

@@ -39,10 +39,11 @@ def consume(options: ConsumeOptions) -> int:
 
     With --exec a command gets the body as its input and decides by its exit code: 0 the message is done, 65 (EX_DATAERR) it is
     dead-lettered, any other, such as 75 (EX_TEMPFAIL), it is tried again later, by the group's retries. 126 and 127, with which
-    the shell says that it cannot run the command, end rmq consume too. Messages wait while the machine can start no process. The
-    command finds in its environment RMQ_TOPIC, RMQ_GROUP, RMQ_BROKER, RMQ_QUEUE_ID, RMQ_QUEUE_OFFSET, RMQ_MSG_ID, RMQ_TAGS,
-    RMQ_KEYS (separated by spaces), RMQ_SHARDING_KEY, RMQ_PROPERTIES (JSON), RMQ_ATTEMPT (from 1 on), RMQ_BORN_TIME_MS and
-    RMQ_STORE_TIME_MS. With --json each outcome is an object on stdout, and what commands print goes to stderr.
+    the shell says that it cannot run the command, end rmq consume too. Messages wait while the machine has no room for a process,
+    and stay if it lets none start, which ends rmq consume. The command finds in its environment RMQ_TOPIC, RMQ_GROUP, RMQ_BROKER,
+    RMQ_QUEUE_ID, RMQ_QUEUE_OFFSET, RMQ_MSG_ID, RMQ_TAGS, RMQ_KEYS (separated by spaces), RMQ_SHARDING_KEY, RMQ_PROPERTIES (JSON),
+    RMQ_ATTEMPT (from 1 on), RMQ_BORN_TIME_MS and RMQ_STORE_TIME_MS. With --json each outcome is an object on stdout, and what
+    commands print goes to stderr.
 
     The first SIGINT or SIGTERM lets what has begun end, and commits; a second one ends running commands, whose messages come
     again. A summary goes to stderr. Exit code 0 after --count and after the first signal, 130 or 143 after the second.

@@ -28,8 +28,10 @@ from .settings import ConsumeOptions
 
 __all__ = ["consume_messages"]
 
-SHORTAGES: Final = frozenset({errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE})
+SHORTAGES: Final = frozenset({errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOSPC})
 """Errors of the system where it cannot start any process now: the message waits, without an attempt."""
+OF_MESSAGE: Final = frozenset({errno.E2BIG, errno.EFBIG})
+"""Errors where it cannot start one for this message, which is larger than its environment or a file may be."""
 FIRST_PAUSE: Final = 0.1
 LONGEST_PAUSE: Final = 5.0
 LAST_COMMITS: Final = 1.0
@@ -225,15 +227,19 @@ class _Work:
         return outcome, code
 
     async def _run(self, commands: Commands, message: MessageExt, delivery: Delivery) -> int:
-        """Runs the command; while the machine has no room for a process, waits for it. Raises OSError where that does not help, and
-        _EndedError at the end of the work."""
+        """Runs the command; while the machine has no room for a process, waits for it. Raises OSError where the message is too
+        large, and _EndedError at the end of the work, which a machine that lets no process start brings about."""
         pauses = Backoff(FIRST_PAUSE, LONGEST_PAUSE)
         while True:
             try:
                 code = await commands.run(message, delivery)
             except OSError as error:
-                if error.errno not in SHORTAGES:
+                if error.errno in OF_MESSAGE:
                     raise
+                if error.errno not in SHORTAGES:
+                    what = f"no process can be started: {error}; check that /bin/sh is there and may be run"
+                    self._end(click.ClickException(what))
+                    raise _EndedError from None
                 if not self._lacks_processes:
                     self._lacks_processes = True
                     self._output.trouble(
