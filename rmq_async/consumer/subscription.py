@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Hashable
+from collections.abc import Awaitable, Callable, Coroutine, Hashable, Iterator
 from contextlib import suppress
 from math import inf
 from numbers import Real
@@ -122,7 +122,7 @@ class Subscription:
         """Returns the sharding key of a message, else what ``key`` returns for it: None for a message without an order. Returns
         "" for a message without a key: such messages of a queue share one line.
 
-        Raises what ``key`` raises, and TypeError for a key that cannot be hashed.
+        Raises what ``key`` raises, and TypeError for a key that cannot be hashed, and for one that is never equal to another one.
         """
         if message.sharding_key or self.key is None:
             return message.sharding_key or NO_KEY
@@ -134,6 +134,13 @@ class Subscription:
                 f"key of subscription {self.topic} returned {type(key).__name__}, which cannot be hashed; "
                 "return a str, a number or a tuple of such"
             ) from None
+        if isinstance(key, Awaitable | Iterator) or key != key:
+            if isinstance(key, Coroutine):
+                key.close()  # it will not run, and a warning would say so once more
+            raise TypeError(
+                f"key of subscription {self.topic} returned {shown(key)}, which is equal to no other key, so that no message would "
+                "wait for another one; return a str, a number or a tuple of such"
+            )
         return NO_KEY if isinstance(key, str) and not key else key
 
     @property

@@ -8,6 +8,7 @@ import logging
 import random
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Hashable
+from math import nan
 from time import monotonic
 from typing import Any
 
@@ -282,8 +283,11 @@ async def test_order_by_key_function_orders_messages_without_a_sharding_key() ->
     [
         (lambda message: 1 // 0, "ZeroDivisionError"),
         (lambda message: [message.body], "key of subscription T returned list, which cannot be hashed"),
+        (lambda message: asyncio.sleep(0), "key of subscription T returned <coroutine object sleep"),
+        (lambda message: (body for body in [message.body]), "key of subscription T returned <generator object"),
+        (lambda message: nan, "key of subscription T returned nan, which is equal to no other key"),
     ],
-    ids=["raises", "cannot be hashed"],
+    ids=["raises", "cannot be hashed", "coroutine", "generator", "NaN"],
 )
 async def test_order_by_key_error_of_the_function_fails_the_message(
     key: Callable[[MessageExt], Hashable], text: str, caplog: pytest.LogCaptureFixture
