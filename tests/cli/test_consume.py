@@ -18,6 +18,7 @@ import pytest
 
 from rmq_async import Consumer, Message, Producer
 from rmq_async.cli.consume import member
+from rmq_async.cli.printer import Printer
 from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_protocol.constants import ResponseCode
 
@@ -139,6 +140,26 @@ async def test_a_command_gets_the_body_and_prints(server: EmbeddedRocketMQ) -> N
     arguments = ("consume", "Bodies", "--group", "g-Bodies", "--from", "earliest", "--namesrv", server.namesrv)
     counted = await rmq(*arguments, "--count", "2", "--exec", "wc -c")
     assert sorted(map(int, counted.out.split())) == [7, len(body)]
+
+
+async def test_last_commits_after_count_have_their_time_beside_other_messages(
+    server: EmbeddedRocketMQ, rmq_here: Rmq, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They had 0.6 s where calls had begun beyond --count, and the next run printed the same messages."""
+    write = Printer.write
+
+    async def slow(printer: Printer, data: bytes) -> None:
+        server.delay(0.8)
+        await write(printer, data)
+
+    await fill(server, "Slow", [b"%d" % number for number in range(40)])
+    monkeypatch.setattr(Printer, "write", slow)
+    try:
+        ended = await consume(rmq_here, "Slow", "--count", "5", "--concurrency", "8")
+    finally:
+        server.delay(0)
+    assert (ended.code, one_line(ended.err)) == (0, "rmq: 5 messages: 5 done")
+    assert committed(server, "g-Slow", "Slow") == 5
 
 
 async def test_a_command_that_cannot_be_run_ends_it(server: EmbeddedRocketMQ, rmq_here: Rmq) -> None:

@@ -64,7 +64,7 @@ async def _consume(options: ConsumeOptions, config: ClientConfig, work: _Work) -
         handle,
         tags=options.tags,
         sql=options.sql,
-        concurrency=options.concurrency,
+        concurrency=work.concurrency,
         timeout=options.exec_timeout if options.command is not None else None,
     )
     work.consumer = consumer
@@ -133,6 +133,18 @@ class _Work:
         self._idle = asyncio.Event()
         self._idle.set()
 
+    @property
+    def concurrency(self) -> int:
+        """Maximum number of calls at a time, such that none begins beyond --count: a stop cuts such a call off, and leaves its last
+        commits little time."""
+        most, count = self._options.concurrency, self._options.count
+        return most if count is None else max(min(most, self._running + count - self._begun), 1)
+
+    def _set_concurrency(self) -> None:
+        (subscription,) = self.consumer.subscriptions
+        if subscription.concurrency != self.concurrency:
+            subscription.concurrency = self.concurrency
+
     def interrupt(self, number: int) -> None:
         """Ends the work; ends the running calls too if the end of the work has begun already."""
         if self.over.is_set() and self.aborted is None:
@@ -158,6 +170,7 @@ class _Work:
         if self._begun == self._options.count:
             self._pause()
         self._running += 1
+        self._set_concurrency()
         self._idle.clear()
         is_left = False
         try:
@@ -166,6 +179,7 @@ class _Work:
             is_left = True
         finally:
             self._running -= 1
+            self._set_concurrency()
             if not self._running:
                 self._idle.set()
                 if self._begun == self._options.count:
