@@ -149,12 +149,19 @@ def checked_hooks(hooks: object) -> tuple[Any, ...]:
             raise ConfigError(f"{shown(hook)} is not a Hook object: it must have at least one of {', '.join(METHODS)}")
         if isinstance(hook, type):
             raise ConfigError(f"{shown(hook)} is a class; give an object of it as a hook")
+        _check_overrides(hook)
         for name, method in methods.items():
             if is_async(method) or is_generator(method):
                 kind = "coroutine" if is_async(method) else "generator"
                 raise ConfigError(f"{name}() of hook {shown(hook)} must be a plain function, not a {kind} function")
             check_arguments(name, method, *METHODS[name])
     return found
+
+
+def _check_overrides(hook: object) -> None:
+    """Raises ConfigError for an object of a subclass of Hook that overrides nothing: a name is probably misspelt."""
+    if isinstance(hook, Hook) and type(hook) is not Hook and not any(defining([hook], name) for name in METHODS):
+        raise ConfigError(f"{shown(hook)} would never be called: its class must define one of {', '.join(METHODS)}")
 
 
 def defining(hooks: Iterable[Any], name: str) -> tuple[Any, ...]:

@@ -16,6 +16,10 @@ from rmq_async import ClientConfig, ConfigError, Credentials, FaultTable, Hook, 
 from rmq_protocol import compression
 
 
+class Misspelt(Hook):
+    def before_sent(self, context: object) -> None: ...
+
+
 @pytest.mark.parametrize(
     ("options", "named"),
     [
@@ -99,6 +103,7 @@ def test_a_wrong_client_setting_is_named(options: dict[str, Any], named: str) ->
         ({"hooks": 7}, "hooks must be a sequence"),
         ({"hooks": [object()]}, "is not a Hook object"),
         ({"hooks": [Hook]}, "Hook'> is a class; give an object"),
+        ({"hooks": [Misspelt()]}, "would never be called: its class must define one of before_send, "),
         (
             {"hooks": [SimpleNamespace(after_send=partial(asyncio.sleep, 0))]},
             r"after_send\(\) of hook .* must be a plain function",
