@@ -35,6 +35,7 @@ from .dispatch import Dispatcher
 from .eager import LONGEST_RUN, Pace, Row, cut_short, drive, failed, first_step, returned
 from .handler_threads import HandlerThreads
 from .held_queue import Waiting
+from .outcome import check_returned
 from .settling import Settling
 from .subscription import Handler, Subscription
 
@@ -371,13 +372,15 @@ class HandlerCalls:
         assert task is not None
         try:
             if begun is not None:
-                await begun
+                result = await begun
             elif subscription.is_async:
-                await subscription.handler(given)  # type: ignore[misc, arg-type]
+                result = await subscription.handler(given)  # type: ignore[misc, arg-type]
             else:
                 result = await self._call_in_thread(delivery, given)
                 if inspect.isawaitable(result):
-                    await result
+                    result = await result
+            if result is not None:
+                check_returned(subscription.handler, result)
         except asyncio.CancelledError as cancelled:
             if delivery.timed_out:
                 task.uncancel()

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from .delivery import CURRENT, Delivery
 from .held_queue import Waiting
+from .outcome import check_returned
 
 __all__ = ["LONGEST_RUN", "Pace", "Row", "cut_short", "drive", "failed", "first_step", "returned"]
 
@@ -84,8 +85,11 @@ def first_step(handler: Callable[..., Any], delivery: Delivery) -> Started | Non
         called = _awaited(called)
     try:
         return called, called.send(None)
-    except StopIteration:
-        return None
+    except StopIteration as end:
+        result = end.value
+    if result is not None:
+        check_returned(handler, result)
+    return None
 
 
 async def _awaited(given: Any) -> object:

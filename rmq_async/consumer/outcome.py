@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import Enum
 
-__all__ = ["DeadLetter", "Outcome", "RetryLater"]
+from rmq_protocol.errors import shown
+
+from .._functions import handler_name
+
+__all__ = ["DeadLetter", "Outcome", "RetryLater", "check_returned"]
 
 
 class RetryLater(Exception):  # noqa: N818 - not an error
@@ -52,3 +57,10 @@ class Outcome(Enum):
     RETRIED = "retried"
     DEAD_LETTERED = "dead-lettered"
     ABANDONED = "abandoned"
+
+
+def check_returned(handler: Callable[..., object], result: object) -> None:
+    """Raises TypeError for an exception of this module that a handler returns: its message would be done, against what it says."""
+    kind = result if isinstance(result, type) else type(result)
+    if issubclass(kind, RetryLater | DeadLetter):
+        raise TypeError(f"handler {handler_name(handler)} returned {shown(result)}, which chooses nothing: raise it")

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import re
 import threading
+from collections.abc import Callable
 
 import pytest
 
@@ -53,6 +55,44 @@ async def test_handler_that_returns_settles_its_message() -> None:
             (b"2", Outcome.DONE, None),
         ]
         assert seen.attempts == [(b"1", 1), (b"2", 1)]
+
+
+async def returns(result: object) -> object:
+    await asyncio.sleep(0)
+    return result
+
+
+async def returns_at_once(result: object) -> object:
+    return result
+
+
+RETURNING: dict[str, Callable[[object], object]] = {
+    "plain": lambda result: result,
+    "plain that returns a coroutine": returns,
+}
+
+
+@pytest.mark.virtual_time
+@pytest.mark.parametrize("result", [RetryLater(1), DeadLetter, DeadLetter("no")], ids=repr)
+@pytest.mark.parametrize("way", ["at once", "later", "batch", *RETURNING])
+async def test_handler_that_returns_what_it_should_raise_has_failed(way: str, result: object) -> None:
+    async def handler(given: object) -> object:
+        return await (returns_at_once if way == "at once" else returns)(result)
+
+    def plain(given: object) -> object:
+        return RETURNING[way](result)
+
+    async with EmbeddedRocketMQ() as server:
+        await create(server.namesrv, queues=1)
+        consumer = Consumer("g", namesrv=server.namesrv)
+        chosen = plain if way in RETURNING else handler
+        consumer.subscribe("T", chosen, batch_size=2 if way == "batch" else None)
+        async with consumer:
+            await send(server.namesrv, b"1")
+            (settled,) = await consumer.wait_settled(1)
+            assert settled.outcome is Outcome.RETRIED
+            assert isinstance(settled.error, TypeError)
+            assert re.search("returned .*, which chooses nothing: raise it", str(settled.error))
 
 
 def test_handler_that_raises_gets_its_message_again_then_it_is_dead_lettered(caplog: pytest.LogCaptureFixture) -> None:
