@@ -33,7 +33,8 @@ from .._lookups import is_ip, look_up
 from .._text import printable
 from ..broker_answers import broker_error
 from ..client import ClientInstance, until_readable
-from ..errors import BrokerSystemError, FrameTooLargeError, QueryNotFoundError, RequestTimeoutError
+from ..errors import BrokerSystemError, FrameTooLargeError, QueryNotFoundError, RequestTimeoutError, RocketMQError
+from ..tracebacks import without_frames
 from .requests import ask_at, brokers_of, cluster_info
 
 __all__ = ["by_key", "view"]
@@ -70,7 +71,7 @@ async def view(instance: ClientInstance, topic: str, msg_id: str, deadline: floa
     for settled in (False, True):
         if settled:
             await for_each(brokers, lambda name: until_readable(instance, name, topic))
-        found = await _query(instance, brokers, query, lambda message: message.unique_id == msg_id, deadline)
+        found = await _query(instance, brokers, query, lambda message: message.unique_id == msg_id, deadline, is_one=True)
         if found:
             return found[0]
     where = printable(", ".join(brokers))
@@ -160,16 +161,30 @@ async def _query(
     query: QueryMessageRequestHeader,
     wanted: Callable[[MessageExt], bool],
     deadline: float,
+    *,
+    is_one: bool = False,
 ) -> list[MessageExt]:
     """Returns the messages of the query's topic that the brokers' indexes find and that are ``wanted``, by store time; logs
-    damaged ones. An index also finds messages that have only the hash of their key in common with the query."""
+    damaged ones. An index also finds messages that have only the hash of their key in common with the query.
+
+    ``is_one``: True raises the error of one broker only where no other has found a message.
+    """
     found: list[MessageExt] = []
+    failures: list[RocketMQError] = []
 
     async def ask(name: str) -> None:
-        messages = await _query_at(instance, name, brokers[name], query, deadline)
+        try:
+            messages = await _query_at(instance, name, brokers[name], query, deadline)
+        except RocketMQError as error:
+            if not is_one:
+                raise
+            failures.append(without_frames(error))
+            return
         found.extend(message for message in messages if message.topic == query.topic and wanted(message))
 
     await for_each(brokers, ask, at_once=len(brokers))
+    if failures and not found:
+        raise failures[0]
     return sorted(found, key=lambda message: (message.store_time_ms, message.queue, message.queue_offset))
 
 

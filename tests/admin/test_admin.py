@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from rmq_async import Message, Producer, RocketMQError
 from rmq_async.admin import Admin
 from rmq_async.config import ClientConfig
 from rmq_async.consumer import PullConsumer
@@ -140,6 +141,19 @@ async def test_create_topic_names_the_brokers_that_do_not_answer_in_time() -> No
         server.stall("broker-b")
         with pytest.raises(RequestTimeoutError, match=r"from broker-a, broker-b, broker-c: whether .* is not known; repeat"):
             await admin.create_topic("t")
+
+
+async def test_message_is_found_by_its_id_while_another_broker_is_silent() -> None:
+    async with embedded(brokers=2, request_timeout=1.0) as (server, admin):
+        await admin.create_topic("t", queues=1)
+        async with Producer("p", namesrv=server.namesrv) as producer:
+            sent = await producer.send(Message("t", b"x", keys="k"), queue=MessageQueue("t", "broker-b", 0))
+        server.stall("broker-a")
+        assert (await admin.view_message("t", sent.msg_id)).body == b"x"
+        with pytest.raises(RequestTimeoutError):
+            await admin.view_message("t", "another")
+        with pytest.raises(RocketMQError):  # there may be others with the key
+            await admin.query_message("t", "k")
 
 
 async def test_create_topic_says_that_it_was_created_where_name_servers_are_silent() -> None:
