@@ -28,7 +28,15 @@ from ..._asyncio import for_each
 from ..._backoff import Backoff
 from ..._text import printable
 from ...client import ClientInstance, commit_offset, committed_offset, max_offset, min_offset, search_offset
-from ...errors import ConfigError, ConnectError, ConnectionLostError, RequestTimeoutError, RocketMQError
+from ...errors import (
+    ConfigError,
+    ConnectError,
+    ConnectionLostError,
+    FlowControlError,
+    RequestTimeoutError,
+    RocketMQError,
+    SystemBusyError,
+)
 
 __all__ = ["StartFrom", "first_positions", "from_brokers", "offset_at", "start_offset", "store_positions", "warn_of_silent"]
 
@@ -70,8 +78,8 @@ async def first_positions(
 async def from_brokers(
     queues: Sequence[MessageQueue], ask: Callable[[MessageQueue], Awaitable[T]]
 ) -> tuple[dict[MessageQueue, T], dict[str, RocketMQError]]:
-    """Returns what ``ask`` returns for each queue, without those at brokers that do not answer, and the errors of these brokers.
-    Raises the other errors of ``ask``."""
+    """Returns what ``ask`` returns for each queue, without those at brokers that do not answer or stay busy, and the errors of
+    these brokers. Raises the other errors of ``ask``."""
     found: dict[MessageQueue, T] = {}
     silent: dict[str, RocketMQError] = {}
 
@@ -80,7 +88,7 @@ async def from_brokers(
             return
         try:
             found[queue] = await ask(queue)
-        except (ConnectError, ConnectionLostError, RequestTimeoutError) as error:
+        except (ConnectError, ConnectionLostError, RequestTimeoutError, SystemBusyError, FlowControlError) as error:
             silent[queue.broker_name] = error.with_traceback(None)
 
     await for_each(queues, ask_one)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 
 from rmq_async import Consumer, Message, MessageQueue, Producer, RequestTimeoutError
+from rmq_async.client import instance as instance_module
 from rmq_async.consumer.group import start_position
 from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_async.errors import NoPermissionError
 from rmq_async.testing.simulation import Simulation
+from rmq_protocol.command import make_response
 from rmq_protocol.constants import RequestCode, ResponseCode
 
 from .support import Seen, create, member, send, until
@@ -20,6 +22,7 @@ from .support import Seen, create, member, send, until
 pytestmark = pytest.mark.virtual_time
 
 OLD = [b"old %d" % number for number in range(16)]
+OFFSETS = {RequestCode.QUERY_CONSUMER_OFFSET, RequestCode.GET_MIN_OFFSET, RequestCode.GET_MAX_OFFSET}
 NEW = [b"new %d" % number for number in range(16)]
 
 
@@ -66,6 +69,24 @@ async def test_start_at_a_busy_broker(start_from: Literal["latest", "earliest"])
             await send(server.namesrv, *NEW)
             await until(lambda: len(seen.bodies) == len(NEW))
         assert seen.bodies == dict.fromkeys(NEW, 1)
+
+
+@pytest.mark.parametrize("options", [{}, {"mode": "pop"}, {"broadcast": True}], ids=str)
+async def test_start_beside_a_broker_that_stays_busy(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    real = instance_module.ClientInstance.ask_broker
+
+    async def ask(instance: Any, broker: str, *given: Any, **more: Any) -> Any:
+        if broker == "broker-a" and given[1].code in OFFSETS:
+            return make_response(given[1], ResponseCode.SYSTEM_BUSY, "too many requests"), server.brokers[broker]
+        return await real(instance, broker, *given, **more)
+
+    async with EmbeddedRocketMQ(brokers=2) as server:
+        await create(server.namesrv, queues=1)
+        monkeypatch.setattr(instance_module.ClientInstance, "ask_broker", ask)
+        seen = Seen()
+        async with member("g", server.namesrv, "first", seen, start_from="earliest", **options):
+            await send(server.namesrv, *NEW)
+            await until(lambda: len(seen.bodies) >= len(NEW) // 2)
 
 
 async def test_position_that_a_busy_broker_stores_later() -> None:
