@@ -197,6 +197,7 @@ def test_automatic_batching_is_judged_by_what_is_visible(compare: Any) -> None:
 # -- ours alone, to the end
 
 
+@pytest.mark.deep
 async def test_a_small_run_of_ours_prints_tables_and_writes_figures(tmp_path: Path) -> None:
     bounds = ("--rounds", "2", "--seconds", "0.2", "--warm-up", "0.05", "--max-gb", "0.02", "--peers", "none", "--check")
     async with EmbeddedRocketMQ() as server:

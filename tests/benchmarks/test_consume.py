@@ -57,6 +57,7 @@ def test_an_option_that_cannot_work_is_refused(arguments: tuple[str, ...], reaso
     assert reason in error
 
 
+@pytest.mark.deep
 async def test_a_small_run_handles_everything_once_in_every_part(tmp_path: Path) -> None:
     file = tmp_path / "figures.json"
     options = (

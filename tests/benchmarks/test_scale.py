@@ -22,6 +22,7 @@ def scale(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return scale
 
 
+@pytest.mark.deep
 async def test_a_small_run_measures_brokers_and_memory() -> None:
     given = ("--parts", "brokers,memory", "--seconds", "0.1", "--most", "4", "--json", "-")
     code, out, error = await run("scale.py", *given)
@@ -36,6 +37,7 @@ async def test_a_small_run_measures_brokers_and_memory() -> None:
         assert row["answered"] == row["in flight"] == 4
 
 
+@pytest.mark.deep
 async def test_a_small_run_on_a_cluster_that_is_given() -> None:
     async with EmbeddedRocketMQ() as server:
         given = ("--namesrv", server.namesrv, "--seconds", "0.1", "--max-gb", "0.01", "--json", "-")

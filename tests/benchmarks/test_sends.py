@@ -213,6 +213,7 @@ def test_unique_ids_of_the_bare_loop_differ(bare_loop: ModuleType) -> None:
     assert len(ids) == 10_000
 
 
+@pytest.mark.deep
 async def test_real_messages_are_measured_beside_another_checkout(tmp_path: Path) -> None:
     file = tmp_path / "figures.json"
     async with EmbeddedRocketMQ() as server:

@@ -19,7 +19,7 @@ RETRIED = 3_000
 busy with other things it stops the broker for 200 ms at times, which then refuses all that waits."""
 
 
-@pytest.mark.parametrize("version", [DEFAULT_VERSION, OLD_VERSION])
+@pytest.mark.parametrize("version", [DEFAULT_VERSION, pytest.param(OLD_VERSION, marks=pytest.mark.deep)])
 def test_first_sends_to_a_stock_broker_that_has_just_started(version: str) -> None:
     """The time is longer than the default, for machines that are busy with other things."""
 

@@ -8,6 +8,8 @@ from collections import Counter, defaultdict
 from pathlib import Path
 from uuid import uuid4
 
+import pytest
+
 from rmq_async import Admin, Consumer, Message, MessageExt, Producer
 from rmq_async.testing.cluster import RealCluster
 
@@ -31,6 +33,7 @@ async def test_order_by_key_across_rebalances_and_failing_attempts(each_cluster:
     assert (order.overlaps, order.backwards) == (0, 0)
 
 
+@pytest.mark.deep
 async def test_order_by_queue_beside_an_orderly_java_member(cluster: RealCluster, tmp_path: Path) -> None:
     require_javac()
     async with (

@@ -347,6 +347,7 @@ def test_without_java_or_maven_tests_are_skipped_or_fail_where_required(
         require()
 
 
+@pytest.mark.deep
 async def test_two_processes_may_fill_the_jar_cache_at_once_and_it_mends_itself(tmp_path: Path) -> None:
     require()
     if find_maven() is None:

@@ -49,7 +49,9 @@ async def with_timeouts(sender: Producer, items: list[Message]) -> list[Any]:
     return await outcomes(*[sender.send(item, timeout=3.0) for item in items])
 
 
-@pytest.mark.parametrize("way", [awaited, accepted, in_batches, with_timeouts])
+@pytest.mark.parametrize(
+    "way", [awaited, *(pytest.param(each, marks=pytest.mark.deep) for each in (accepted, in_batches)), with_timeouts]
+)
 async def test_20_000_first_sends_to_a_cold_broker_are_stored(server: EmbeddedRocketMQ, way: Way) -> None:
     async with Producer("group", namesrv=server.namesrv) as sender:
         results = await way(sender, messages(20_000))

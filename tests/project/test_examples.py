@@ -66,7 +66,13 @@ ON_SPARK = {name for name in PROGRAMS if name.startswith("spark_")}
 """Run by tests/spark, in one session."""
 
 
-@pytest.mark.parametrize("name", sorted(PROGRAMS - ON_SPARK))
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.deep] if name == "simulated_day.py" else [])
+        for name in sorted(PROGRAMS - ON_SPARK)
+    ],
+)
 def test_an_example_runs_and_says_what_it_should(name: str) -> None:
     environment = {key: value for key, value in os.environ.items() if key != "NAMESRV_ADDR"}
     if "/" in name:

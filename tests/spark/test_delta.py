@@ -46,6 +46,7 @@ def test_transaction_of_a_micro_batch_is_the_query_and_its_number(parts: dict[st
     assert parts["transaction"]("5d0c", 17) == {"txnAppId": "5d0c", "txnVersion": "17"}
 
 
+@pytest.mark.deep
 def test_a_micro_batch_that_runs_again_is_the_same_transaction(
     spark: SparkSession, parts: dict[str, Any], tmp_path: Path, active: None
 ) -> None:

@@ -62,6 +62,7 @@ def test_a_group_without_dead_letters_is_reported(embedded_topics: Topics) -> No
         pipeline.replay_dead_letters(None, "missing", {"nameserver": embedded_topics.namesrv})  # type: ignore[arg-type]
 
 
+@pytest.mark.deep
 def test_dead_letters_go_home_once(spark: SparkSession, topics: Topics, capsys: pytest.CaptureFixture[str]) -> None:
     group = f"spark-dead-{os.getpid()}"
     orders, refunds, lost = topics.make(2), topics.make(2), topics.make(1)

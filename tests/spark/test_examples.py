@@ -52,6 +52,7 @@ def test_a_stream_and_its_lag(spark: SparkSession, capsys: pytest.CaptureFixture
     assert capsys.readouterr().out == SAYS["spark_stream.py"]
 
 
+@pytest.mark.deep
 def test_totals_in_postgresql(
     spark: SparkSession, postgres_driver: None, postgres_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 SEEDS = (1, 2)
+EACH = [pytest.param(seed, marks=[pytest.mark.deep] if seed > 1 else []) for seed in SEEDS]
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +58,7 @@ def prove(*done: Run) -> list[checker.Verdict]:
     return verdicts
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("seed", SEEDS[:1])  # each takes 20 s of CPU
 def test_tasks_that_raise_and_workers_that_are_killed(real: runs.Bench, seed: int) -> None:
     kinds = [(place, action) for place in ("read", "write") for action in ("raise", "kill")]
@@ -67,7 +69,10 @@ def test_tasks_that_raise_and_workers_that_are_killed(real: runs.Bench, seed: in
 
 @pytest.mark.parametrize(
     ("seed", "kinds"),
-    [(2, [("latest", "parquet"), ("earliest", "topic")]), (5, [("latest", "topic"), ("timestamp", "parquet")])],
+    [
+        (2, [("latest", "parquet"), ("earliest", "topic")]),
+        pytest.param(5, [("latest", "topic"), ("timestamp", "parquet")], marks=pytest.mark.deep),
+    ],
 )
 def test_a_micro_batch_that_was_not_committed_is_read_again_as_it_was(
     real: runs.Bench, seed: int, kinds: list[tuple[str, str]]
@@ -76,7 +81,7 @@ def test_a_micro_batch_that_was_not_committed_is_read_again_as_it_was(
     assert all(verdict.dup > 0 for verdict, (_, sink) in zip(verdicts, kinds, strict=True) if sink == "topic")
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", EACH)
 def test_a_broker_that_restarts_is_waited_for(restarting: runs.Bench, seed: int) -> None:
     prove(runs.broker_restart(restarting, seed, "parquet" if seed % 2 else "topic", count=5000))
 
@@ -85,12 +90,12 @@ def test_queues_that_come_later_are_read_from_their_beginning(real: runs.Bench) 
     prove(runs.queue_added(real, 1))
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", EACH)
 def test_messages_that_are_deleted_fail_the_query_or_are_left_out(restarting: runs.Bench, seed: int) -> None:
     prove(runs.retention(restarting, seed))
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", EACH)
 def test_messages_that_are_deleted_under_a_reader_are_named(restarting: runs.Bench, seed: int) -> None:
     prove(runs.vanishing(restarting, seed))
 

@@ -423,6 +423,7 @@ def test_what_has_arrived_is_not_known_of_a_cluster_that_is_gone(monkeypatch: py
     assert arrivals.settled(1) is None
 
 
+@pytest.mark.deep
 def test_a_pipeline_is_a_file_for_spark_submit(spark: SparkSession, topics: Topics, tmp_path: Path) -> None:
     topic, orders = topics.make(), tmp_path / "orders.csv"
     orders.write_text("id,amount\n17,5\n18,7\n")

@@ -88,6 +88,7 @@ def export(place: Path) -> Path:
     return place / "outbox.json"
 
 
+@pytest.mark.deep
 def test_an_export_of_an_outbox_is_held_against_its_topic(
     spark: SparkSession, embedded_topics: Topics, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

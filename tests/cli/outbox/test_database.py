@@ -15,6 +15,7 @@ from ..support import Rmq, one_line
 from .support import NOWHERE, TOO_LARGE, Table, some
 
 
+@pytest.mark.deep
 def test_every_command_works_on_postgresql(rmq_here: Rmq, server: EmbeddedRocketMQ, monkeypatch: pytest.MonkeyPatch) -> None:
     with postgres() as url:
         table = Table(url)

@@ -50,7 +50,7 @@ def test_seed_gives_the_run_that_its_hash_was_kept_of(scenario: str, half: int) 
         assert len(set(met) & set(POP_KINDS)) >= 2
 
 
-@pytest.mark.parametrize("hash_seed", ["0", "1", "4711"])
+@pytest.mark.parametrize("hash_seed", ["0", "4711"])
 def test_hashes_are_equal_under_each_hash_seed(hash_seed: str) -> None:
     environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
     printed = subprocess.run(

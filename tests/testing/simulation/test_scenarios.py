@@ -42,10 +42,9 @@ def test_groups_keep_their_promises(block: int) -> None:
 
 @pytest.mark.parametrize("name", [name for name in SCENARIOS if name not in ("groups", "mixed", "pop")])
 def test_scenario_keeps_its_promises(name: str) -> None:
-    for seed in (1, 2):
-        outcome = run_seed(name, seed)
-        assert not outcome.violation, f"rmq simulate --scenario {name} --seed {seed}"
-        assert outcome.seconds >= 300
+    outcome = run_seed(name, 1)
+    assert not outcome.violation, f"rmq simulate --scenario {name} --seed 1"
+    assert outcome.seconds >= 300
 
 
 def test_run_of_groups_waits_for_messages_that_were_given_back() -> None:
