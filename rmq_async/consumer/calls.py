@@ -35,7 +35,7 @@ from .dispatch import Dispatcher
 from .eager import LONGEST_RUN, Pace, Row, cut_short, drive, failed, first_step, returned
 from .handler_threads import HandlerThreads
 from .held_queue import Waiting
-from .outcome import check_returned
+from .outcome import check_returned, outcome_in
 from .settling import Settling
 from .subscription import Handler, Subscription
 
@@ -391,7 +391,7 @@ class HandlerCalls:
             self._settling.leave(delivery, self.running.get(delivery, ()), closing=True)
             raise
         except BaseException as error:  # noqa: BLE001 - the outcome of the message
-            return error
+            return outcome_in(error, subscription.dead_letter_on)
         if delivery.timed_out:
             task.uncancel()
             if not subscription.is_async:  # a thread cannot be cancelled

@@ -9,7 +9,7 @@ from rmq_protocol.errors import shown
 
 from .._functions import handler_name
 
-__all__ = ["DeadLetter", "Outcome", "RetryLater", "check_returned"]
+__all__ = ["DeadLetter", "Outcome", "RetryLater", "check_returned", "outcome_in"]
 
 
 class RetryLater(Exception):  # noqa: N818 - not an error
@@ -64,3 +64,11 @@ def check_returned(handler: Callable[..., object], result: object) -> None:
     kind = result if isinstance(result, type) else type(result)
     if issubclass(kind, RetryLater | DeadLetter):
         raise TypeError(f"handler {handler_name(handler)} returned {shown(result)}, which chooses nothing: raise it")
+
+
+def outcome_in(error: BaseException, dead_letter_on: tuple[type[Exception], ...]) -> BaseException:
+    """Returns the exception that chooses an outcome if it is alone in a group, as a TaskGroup raises it; else ``error`` itself."""
+    alone = error
+    while isinstance(alone, BaseExceptionGroup) and len(alone.exceptions) == 1:
+        alone = alone.exceptions[0]
+    return alone if isinstance(alone, (RetryLater, DeadLetter, *dead_letter_on)) else error

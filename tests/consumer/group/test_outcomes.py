@@ -95,6 +95,39 @@ async def test_handler_that_returns_what_it_should_raise_has_failed(way: str, re
             assert re.search("returned .*, which chooses nothing: raise it", str(settled.error))
 
 
+@pytest.mark.virtual_time
+@pytest.mark.parametrize(
+    ("errors", "outcome", "kind"),
+    [
+        ([RetryLater(1)], Outcome.RETRIED, RetryLater),
+        ([DeadLetter("no")], Outcome.DEAD_LETTERED, DeadLetter),
+        ([UnicodeError("no")], Outcome.DEAD_LETTERED, UnicodeError),
+        ([KeyError("no")], Outcome.RETRIED, ExceptionGroup),
+        ([KeyError("no"), DeadLetter("no")], Outcome.RETRIED, ExceptionGroup),
+    ],
+)
+@pytest.mark.parametrize("batch_size", [None, 2])
+async def test_exception_of_one_task_of_a_group_chooses_the_outcome(
+    errors: list[Exception], outcome: Outcome, kind: type[BaseException], batch_size: int | None
+) -> None:
+    async def step(error: Exception) -> None:
+        raise error
+
+    async def handler(given: object) -> None:
+        async with asyncio.TaskGroup() as steps:
+            for error in errors:
+                steps.create_task(step(error))
+
+    async with EmbeddedRocketMQ() as server:
+        await create(server.namesrv, queues=1)
+        consumer = Consumer("g", namesrv=server.namesrv)
+        consumer.subscribe("T", handler, batch_size=batch_size, dead_letter_on=(ValueError,))
+        async with consumer:
+            await send(server.namesrv, b"1")
+            (settled,) = await consumer.wait_settled(1)
+        assert (settled.outcome, type(settled.error)) == (outcome, kind)
+
+
 def test_handler_that_raises_gets_its_message_again_then_it_is_dead_lettered(caplog: pytest.LogCaptureFixture) -> None:
     """Three attempts for ``limit=2``, after 10 s and 30 s; the body is never logged."""
 
