@@ -15,11 +15,14 @@ __all__ = ["check_arguments", "check_plain", "error_text", "handler_name", "is_a
 
 
 def check_arguments(name: str, function: Callable[..., object], *given: str) -> None:
-    """Raises TypeError for a function that cannot be called with positional arguments: each of its calls would fail. ``name``:
-    that of the option; ``given``: those of the arguments.
+    """Raises TypeError for a function that cannot be called with positional arguments: each of its calls would fail; and for a
+    class whose objects are callable: each of its calls would only make one. ``name``: that of the option; ``given``: those of
+    the arguments.
 
     A function without a known signature, such as some builtins and wrappers of other packages, passes.
     """
+    if isinstance(function, type) and any("__call__" in vars(each) for each in function.__mro__):
+        raise TypeError(f"{name}={shown(function)} is a class whose objects are callable; give an object of it")
     signature = _signature(function)
     if signature is None:
         return

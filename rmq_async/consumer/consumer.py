@@ -149,8 +149,8 @@ class Consumer(Reader):
 
         Raises ClientStateError unless the consumer is new or stopped; ConfigError for an invalid value, options that exclude
         each other, ``order`` with ``mode="pop"``, a second subscription of a topic, more than 1,000 subscriptions, and beside
-        ``topics``; TypeError for a ``handler`` or ``key`` that does not take one positional argument, and for a ``timeout``
-        that is not a number; ValueError for a ``timeout`` that is not above 0.
+        ``topics``; TypeError for a ``handler`` or ``key`` that does not take one positional argument or is a class of
+        callable objects, and for a ``timeout`` that is not a number; ValueError for a ``timeout`` that is not above 0.
         """
         if self._state not in (LifeState.NEW, LifeState.STOPPED):
             raise ClientStateError(f"{self._label} is {self._state.value}: subscribe before start() or after stop()")

@@ -122,6 +122,29 @@ FIT = [
 ]
 
 
+class Made:
+    """With an argument, as many a handler has, for a connection to a database."""
+
+    def __init__(self, database: object) -> None: ...
+
+    def __call__(self, message: object) -> None: ...
+
+
+class MadeLater(Made): ...
+
+
+@pytest.mark.parametrize("function", [Made, MadeLater])
+def test_class_of_callable_objects_is_refused(function: Any) -> None:
+    """Each message would be done when an object was made of it."""
+    consumer = Consumer("g")
+    for options in ({"handler": function}, {"handler": print, "order": "key", "key": function}):
+        with pytest.raises(TypeError, match=r"=<class '.*Made.*'> is a class whose objects are callable; give an object of it"):
+            consumer.subscribe("T", **options)
+    with pytest.raises(TypeError, match="delays=<class"):
+        Retry(delays=function)
+    consumer.subscribe("T", function(None), order="key", key=str)
+
+
 @pytest.mark.parametrize("function", REFUSED)
 def test_handler_that_does_not_take_one_argument_is_refused(function: Any) -> None:
     consumer = Consumer("g")
