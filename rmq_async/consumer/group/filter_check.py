@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Final
 
 from rmq_protocol.bodies import CheckClientRequestBody, encode_body
@@ -17,9 +18,12 @@ from ..._asyncio import for_each
 from ..._text import printable
 from ...broker_answers import broker_error
 from ...client import ClientInstance
-from ...errors import ConfigError, TopicNotFoundError
+from ...errors import ConfigError, RocketMQError, TopicNotFoundError
+from .start_position import UNANSWERED
 
 __all__ = ["check_filter"]
+
+logger = logging.getLogger(__name__)
 
 AT_ONCE: Final = 16
 _OFF: Final = "does not support consumer to filter message"
@@ -30,18 +34,23 @@ async def check_filter(instance: ClientInstance, group: str, subscription: Subsc
     yet.
 
     Raises ConfigError for a condition that a broker cannot read, and for a broker that does not filter by properties, and
-    passes on the errors of the requests. ``group``: its name on the wire.
+    passes on the errors of the requests, those of brokers that do not answer only if none does. ``group``: its name on the wire.
     """
     topic, timeout = subscription.topic, instance.config.request_timeout
     try:
         route = await instance.routes.get(topic, timeout)
     except TopicNotFoundError:
         return
+    silent: dict[str, RocketMQError] = {}
     body = encode_body(CheckClientRequestBody(instance.client_id, group, subscription))
 
     async def check(broker_name: str) -> None:
         command = RemotingCommand(code=RequestCode.CHECK_CLIENT_CONFIG, body=body)
-        response, address = await instance.ask_broker(broker_name, topic, command, timeout, any_replica=True)
+        try:
+            response, address = await instance.ask_broker(broker_name, topic, command, timeout, any_replica=True)
+        except UNANSWERED as unanswered:
+            silent[broker_name] = unanswered.with_traceback(None)
+            return
         if response.code == ResponseCode.SUCCESS:
             return
         error = broker_error(response.code, response.remark, request="CHECK_CLIENT_CONFIG", broker=broker_name, address=address)
@@ -53,9 +62,19 @@ async def check_filter(instance: ClientInstance, group: str, subscription: Subsc
                 f"broker {broker_name} does not filter by properties, so {condition} cannot work: set enablePropertyFilter=true in "
                 "the broker's configuration and restart it, or filter by tags"
             )
+        elif isinstance(error, UNANSWERED):
+            silent[broker_name] = error
+            return
         else:
             raise error
         raise ConfigError(text, code=response.code, broker=broker_name, address=address) from error
 
     names = dict.fromkeys(instance.routes.broker_of(queue) for queue in route.subscribe_queues)
     await for_each(names, check, at_once=AT_ONCE)
+    if silent and len(silent) == len(names):
+        raise silent.popitem()[1]
+    if silent:
+        logger.warning(
+            "whether the sql filter of topic %s works at brokers that do not answer is not known: %s",
+            printable(instance.names.display_name(topic)), printable("; ".join(map(str, silent.values())), 500),
+        )  # fmt: skip

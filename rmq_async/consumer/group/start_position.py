@@ -38,12 +38,23 @@ from ...errors import (
     SystemBusyError,
 )
 
-__all__ = ["StartFrom", "first_positions", "from_brokers", "offset_at", "start_offset", "store_positions", "warn_of_silent"]
+__all__ = [
+    "UNANSWERED",
+    "StartFrom",
+    "first_positions",
+    "from_brokers",
+    "offset_at",
+    "start_offset",
+    "store_positions",
+    "warn_of_silent",
+]
 
 logger = logging.getLogger(__name__)
 
 FIRST_PAUSE: Final = 0.1
 LONGEST_PAUSE: Final = 1.0
+UNANSWERED: Final = (ConnectError, ConnectionLostError, RequestTimeoutError, SystemBusyError, FlowControlError)
+"""Errors of brokers that do not answer, or with nothing but that they are busy."""
 MOST_NAMED: Final = 16
 """Queues that one line of the log names."""
 T = TypeVar("T")
@@ -88,7 +99,7 @@ async def from_brokers(
             return
         try:
             found[queue] = await ask(queue)
-        except (ConnectError, ConnectionLostError, RequestTimeoutError, SystemBusyError, FlowControlError) as error:
+        except UNANSWERED as error:
             silent[queue.broker_name] = error.with_traceback(None)
 
     await for_each(queues, ask_one)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
+from typing import Literal
 
 import pytest
 
-from rmq_async import ConfigError, Consumer, Message, Producer
+from rmq_async import ConfigError, Consumer, Message, MessageQueue, Producer, RequestTimeoutError
 from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_protocol.constants import RequestCode
 
@@ -89,6 +90,31 @@ async def test_each_broker_is_asked() -> None:
         await create(server.namesrv)
         async with consumer_of(server, Seen(), "a > 5"):
             assert server.requests[RequestCode.CHECK_CLIENT_CONFIG] == 2
+
+
+@pytest.mark.virtual_time
+@pytest.mark.parametrize("mode", ["pull", "pop"])
+async def test_start_beside_a_broker_that_does_not_say_whether_it_filters(
+    mode: Literal["pull", "pop"], caplog: pytest.LogCaptureFixture
+) -> None:
+    async with EmbeddedRocketMQ(brokers=2) as server:
+        await create(server.namesrv)
+        server.stall("broker-a")
+        seen = Seen()
+        consumer = Consumer("g", namesrv=server.namesrv, start_from="earliest", mode=mode)
+        consumer.subscribe("T", seen, sql="a > 5")
+        async with consumer, Producer("p", namesrv=server.namesrv) as producer:
+            for number in range(4, 8):
+                queue = MessageQueue("T", "broker-b", 0)
+                await producer.send(Message("T", b"%d" % number, properties={"a": str(number)}), queue=queue)
+            await until(lambda: len(seen.bodies) == 2)
+        assert set(seen.bodies) == {b"6", b"7"}
+        assert "whether the sql filter of topic T works at brokers that do not answer is not known" in caplog.text
+        server.stall("broker-b")
+        consumer = Consumer("g", namesrv=server.namesrv, mode=mode)
+        consumer.subscribe("T", seen, sql="a > 5")
+        with pytest.raises(RequestTimeoutError, match="CHECK_CLIENT_CONFIG"):
+            await consumer.start()
 
 
 async def test_no_broker_is_asked_without_condition() -> None:
