@@ -44,6 +44,10 @@ FAREWELL = 1.0
 """Maximum seconds to wait for the answers of brokers that a group leaves; the end of a connection removes its groups anyway."""
 UNREACHABLE_FOR = 5.0
 """Seconds for which no call waits for a broker after an introduction to it has failed."""
+INTRODUCED_WITHIN = 1.0
+BACK_WITHIN = 0.1
+"""Seconds from the beginning of an introduction for which calls wait; the second one after an introduction that has failed: a
+broker that is back answers at once, and a silent one must not hold up calls to others again."""
 
 
 class HeartbeatState:
@@ -99,9 +103,10 @@ class Heartbeats:
         self._states: dict[Connection, HeartbeatState] = {}
         self._tasks: OrderedSet[asyncio.Task[None]] = OrderedSet()
         self._reported: set[str] = set()
-        self._introductions: dict[str, asyncio.Task[None]] = {}
+        self._introductions: dict[str, tuple[asyncio.Task[None], float]] = {}
+        """Introductions that run, and until when calls wait for them (monotonic)."""
         self._unreachable: dict[str, float] = {}
-        """Brokers to which an introduction has failed, and until when no call waits for them."""
+        """Brokers to which the newest introduction has failed, and until when no call begins another."""
         self._introduces = False
         """Whether a call has ever waited until brokers know this client."""
         self._former = FormerConnections(self._forgotten)
@@ -220,25 +225,25 @@ class Heartbeats:
     async def introduce(self, addresses: Iterable[str], timeout: float) -> None:
         """Waits until the brokers at ``addresses`` know the client on their present connections, ``timeout`` seconds at most.
 
-        Connects where necessary. Does not wait for a broker to which an introduction has failed, now or in the last 5 s
-        (``UNREACHABLE_FOR``).
+        Connects where necessary. Does not wait for an introduction that began more than 1 s ago (``INTRODUCED_WITHIN``), nor for a
+        broker to which one has failed in the last 5 s (``UNREACHABLE_FOR``), and hardly for the next one (``BACK_WITHIN``).
         """
         self._introduces = True
-        now, introductions = machine.monotonic(), []
+        now, waits = machine.monotonic(), list[tuple[float, asyncio.Task[None]]]()
         for address in addresses:
             state = self._state_at(address)
             if (state is not None and state.known) or self._unreachable.get(address, 0.0) > now:
                 continue
-            introduction = self._introductions.get(address)
-            if introduction is None:
-                self._unreachable.pop(address, None)
-                introduction = self._introductions[address] = self._spawn(
-                    self._introduce(address), f"introduction to {address}"
-                )
+            if address not in self._introductions:
+                until = now + (BACK_WITHIN if address in self._unreachable else INTRODUCED_WITHIN)
+                introduction = self._spawn(self._introduce(address), f"introduction to {address}")
+                self._introductions[address] = introduction, until
                 introduction.add_done_callback(partial(self._introduced, address))
-            introductions.append(introduction)
-        if introductions and timeout > 0:
-            await asyncio.wait(introductions, timeout=timeout)
+            introduction, until = self._introductions[address]
+            waits.append((min(until, now + timeout), introduction))
+        for until, introduction in waits:
+            if (left := until - machine.monotonic()) > 0:
+                await asyncio.wait([introduction], timeout=left)
 
     async def wait_answer(self, address: str, timeout: float) -> None:
         """Waits up to ``timeout`` seconds for the answer to a pending heartbeat to ``address``, if there is one."""
@@ -367,9 +372,9 @@ class Heartbeats:
             self._beat(connection)
             state = self._states.get(connection)
         if state is None or not await _is_known(state):
-            now = machine.monotonic()
-            self._unreachable = {each: until for each, until in self._unreachable.items() if until > now}
-            self._unreachable[address] = now + UNREACHABLE_FOR
+            in_use = set(self._masters())
+            self._unreachable = {each: until for each, until in self._unreachable.items() if each in in_use}
+            self._unreachable[address] = machine.monotonic() + UNREACHABLE_FOR
 
     def _introduced(self, address: str, _: object) -> None:
         self._introductions.pop(address, None)

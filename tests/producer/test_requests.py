@@ -326,6 +326,16 @@ async def test_a_broker_that_answers_no_heartbeat_holds_up_the_first_request_onl
             await sender.request(message(), timeout=1.0, queue=pair.queue())
 
 
+async def test_silent_broker_holds_up_a_line_of_requests_to_another_once(pair: Cluster) -> None:
+    pair.b.silent = True
+    pair.answer(lambda link, sent: (push(link, sent), stored(link, sent))[1])
+    async with producer(pair) as sender:
+        for most in (1.1, 0.2, 0.2):  # an introduction takes 3 s, the next one begins 5 s after it
+            with timed(most=most):
+                await asyncio.gather(*[sender.request(message(), timeout=8.0, queue=pair.queue()) for _ in range(5)])
+            await asyncio.sleep(8.5)
+
+
 async def test_reply_topics_that_cannot_be_looked_up_hold_up_the_first_request_only(cluster: Cluster) -> None:
     """And of a route with any number of clusters only some are asked for."""
     cluster.answer(lambda link, sent: (push(link, sent), stored(link, sent))[1])
