@@ -41,9 +41,9 @@ class Subscription:
     message without a sharding key, None for one that needs no order. ``batch_size``: maximum messages of one call (1 to 65,536);
     None for one message instead of a Batch. ``batch_wait``: maximum seconds for which a message waits until its batch is full.
     ``concurrency``: maximum number of calls of the handler at a time (1 to 65,536), within that of the consumer. ``rate``:
-    maximum messages per second. ``concurrency``, ``rate`` and ``timeout`` may be set while the consumer runs. An invalid value
-    raises ConfigError; a ``timeout`` that is not a number, and a function that does not take its arguments, raise TypeError, a
-    ``timeout`` that is not above 0 ValueError.
+    maximum messages per second. ``concurrency``, ``rate`` and ``timeout`` may be set while the consumer runs, the others not at
+    all (AttributeError). An invalid value raises ConfigError; a ``timeout`` that is not a number, and a function that does not
+    take its arguments, raise TypeError, a ``timeout`` that is not above 0 ValueError.
     """
 
     __slots__ = (
@@ -149,9 +149,12 @@ class Subscription:
         return self.handler is by_hand
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Checks ``timeout``, which is no property because each call of a handler reads it."""
+        """Checks ``timeout``, which is no property because each call of a handler reads it. Raises AttributeError for what is set
+        already and may not change."""
         if name == "timeout" and value is not None:
             value = checked_timeout(value)
+        elif name in _FIXED and hasattr(self, name):
+            raise AttributeError(f"{name} of subscription {self.topic} cannot change; make another Consumer with it")
         super().__setattr__(name, value)
 
     @property
@@ -175,6 +178,11 @@ class Subscription:
     def rate(self, value: float | None) -> None:
         self._rate = _checked_rate(value)
         self.wake()
+
+
+_FIXED: Final = frozenset(
+    {"batch_size", "batch_wait", "dead_letter_on", "handler", "key", "order", "retry", "sql", "tags", "topic"}
+)
 
 
 async def by_hand(_: MessageExt) -> None:

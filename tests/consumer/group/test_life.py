@@ -119,6 +119,9 @@ def test_subscribe_wrong_topic_handler_or_time() -> None:
         first.timeout = "60"  # type: ignore[assignment]
     assert first.timeout == 900.0
     first.timeout = None
+    for name, value in {"retry": Retry(), "tags": "b", "handler": print, "order": "key"}.items():
+        with pytest.raises(AttributeError, match=f"^{name} of subscription T cannot change; make another Consumer with it"):
+            setattr(first, name, value)
     assert consumer.subscriptions == (first,)
     with pytest.raises(ConfigError, match=r"topic T is subscribed to already, by handler .*test_life.handler"):
         consumer.subscribe("T", handler)
