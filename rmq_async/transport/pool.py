@@ -56,6 +56,8 @@ LOOK_EVERY: Final = 600.0
 """Seconds after which the host name of an open connection is looked up again."""
 LOOK_SPACING: Final = 3.0
 """Minimum seconds between two look-ups of a name because of trouble."""
+LOOK_WITHIN: Final = 1.0
+"""Seconds from the beginning of such a look-up for which calls wait: the resolver may be what is in trouble."""
 PROOF_SHARE: Final = 0.9
 """Share of a connect's time for an answer of a server whose name has several addresses."""
 MAX_SIBLINGS: Final = 1024
@@ -140,6 +142,8 @@ class ConnectionPool:
         self._connecting: SingleFlight[Connection] = SingleFlight("connect")
         self._resolver = Resolver()
         self._looking: SingleFlight[bool] = SingleFlight("new look-up of")
+        self._looks: dict[str, float] = {}
+        """Times (monotonic) at which the newest look-ups of name servers' names because of trouble began."""
         self._siblings: dict[str, str] = {}
         """Addresses that names of name servers lead to -> these names, as "host:port"."""
         self._backoffs: dict[str, Backoff] = {}
@@ -284,12 +288,18 @@ class ConnectionPool:
 
     async def look_again(self, address: str, timeout: float) -> bool:
         """Looks up the host name of an open connection again, unless that was done a moment ago. Where it leads elsewhere now, the
-        connection is given up; returns whether it was. False for an IP address, without a connection and if the look-up fails."""
-        connection, host = self.open.get(address), _host_of(address)
+        connection is given up; returns whether it was. False for an IP address, without a connection, and if the look-up fails or
+        lasts too long."""
+        connection, host, now = self.open.get(address), _host_of(address), machine.monotonic()
         if connection is None or self._resolver.age(host) < LOOK_SPACING or is_ip(host):
             return False
+        if address not in self._looking:
+            if now - self._looks.get(address, -inf) < LOOK_SPACING:
+                return False
+            self._looks[address] = now
+        until = min(now + timeout, self._looks.get(address, now) + LOOK_WITHIN)
         try:
-            return await self._looking.join(address, lambda: self._look_again(connection, host), machine.monotonic() + timeout)
+            return await self._looking.join(address, lambda: self._look_again(connection, host), until)
         except TimeoutError:
             return False
 

@@ -173,6 +173,19 @@ async def test_unknown_topic_at_the_old_place_of_a_name(names: Names, at_once: N
                 assert (await producer.send(Message("T", b"x"))).attempts == 1
 
 
+async def test_resolver_that_hangs_hardly_holds_up_new_topics(names: Names) -> None:
+    """The name server that the name led to answers all the time."""
+    async with EmbeddedRocketMQ() as server, Producer("group", namesrv=named(server.namesrv)) as producer:
+        await asyncio.sleep(10.0)
+        names.hanging.add("host")
+        began = monotonic()
+        for number in range(10):
+            await producer.send(Message(f"New{number}", b"x"))
+        assert monotonic() - began < 1.5
+        await asyncio.sleep(10.0)
+        assert names.asked.count("host") == 2
+
+
 async def test_name_moves_before_there_is_a_cluster(names: Names, at_once: None) -> None:
     """What it led to at the start still runs, and knows no broker."""
     async with (
