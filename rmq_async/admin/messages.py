@@ -184,7 +184,10 @@ async def _query(
 
     await for_each(brokers, ask, at_once=len(brokers))
     if failures and not found:
-        raise failures[0]
+        try:
+            raise failures[0]
+        finally:
+            failures.clear()  # else this frame, which the error keeps, would keep the error
     return sorted(found, key=lambda message: (message.store_time_ms, message.queue, message.queue_offset))
 
 

@@ -235,7 +235,13 @@ class ProducerCore:
         self, messages: Iterable[Message], queue: MessageQueue | None, mode: str, started: float, deadline: float
     ) -> Call[BatchSendResult]:
         """Makes the call that sends a batch. ``queue``: the caller's choice, or None."""
-        batch = messages if isinstance(messages, tuple) else _several(messages)
+        try:
+            batch = messages if isinstance(messages, tuple) else tuple(messages)
+        except TypeError:
+            if isinstance(messages, Iterable):
+                raise
+            text = f"messages must be several Messages, such as a list of them, not {type_name(messages)}"
+            raise TypeError(text) from None
         outgoing, size = self.encoder.encode_batch(batch)
         if self.watched:
             self.watchers.watch(outgoing, batch, mode, stored_batch)
@@ -304,9 +310,3 @@ class ProducerCore:
 
 def _stopping() -> ClientStateError:
     return ClientStateError("the producer is stopping, which ends the call; start it again for further calls")
-
-
-def _several(messages: Iterable[Message]) -> tuple[Message, ...]:
-    if not isinstance(messages, Iterable):
-        raise TypeError(f"messages must be several Messages, such as a list of them, not {type_name(messages)}")
-    return tuple(messages)
