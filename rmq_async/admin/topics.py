@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from fnmatch import fnmatchcase
 from typing import Any, Final, Literal
@@ -54,6 +54,10 @@ logger = logging.getLogger(__name__)
 
 SHOWN_EVERY: Final = 0.05
 """Seconds between two requests for the route of a new topic; a broker registers the topic within milliseconds."""
+SENT_AGAIN: Final = 5.0
+"""Seconds without the topic after which the brokers are asked for it again. A name server ignores a registration that has the
+version of the topics that it knows (``RouteInfoManager.isBrokerTopicConfigChanged``): one that was lost before it comes with the
+next change only."""
 
 AT_ONCE: Final = 8
 _OWN_PREFIXES: Final = ("%RETRY%", "%DLQ%", "rmq_sys_")
@@ -252,12 +256,17 @@ async def _order_of(instance: ClientInstance, topic: str, deadline: float) -> st
 
 
 async def _until_shown(
-    instance: ClientInstance, header: CreateTopicRequestHeader, brokers: Iterable[str], deadline: float
+    instance: ClientInstance, header: CreateTopicRequestHeader, masters: Mapping[str, str], deadline: float
 ) -> None:
     """Waits until a name server's route has the numbers of queues and the permission on every broker. Raises RequestTimeoutError
     at ``deadline``."""
-    topic, wanted, why = header.topic, set(brokers), ""
+    topic, wanted, why = header.topic, set(masters), ""
+    again = machine.monotonic() + SENT_AGAIN
     while (left := deadline - machine.monotonic()) > 0:
+        if machine.monotonic() >= again:
+            again += SENT_AGAIN
+            with suppress(RocketMQError):  # the brokers have accepted it before
+                await _create_at(instance, header, masters, deadline)
         try:
             route = await instance.routes.fetch(topic, left)
         except TopicNotFoundError:
@@ -363,7 +372,7 @@ async def _copy(
     await _create_at(instance, header, {broker: address}, deadline)
     if header.order:
         await _set_order(instance, header, [broker], deadline, merge=True)
-    await _until_shown(instance, header, [broker], deadline)
+    await _until_shown(instance, header, {broker: address}, deadline)
     if old is not None:
         await _name_left(instance, config.topic_name, broker, range(config.read_queue_nums, old.read_queue_nums))
 

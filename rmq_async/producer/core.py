@@ -238,7 +238,8 @@ class ProducerCore:
         try:
             batch = messages if isinstance(messages, tuple) else tuple(messages)
         except TypeError:
-            if isinstance(messages, Iterable):
+            given: object = messages
+            if isinstance(given, Iterable):
                 raise
             text = f"messages must be several Messages, such as a list of them, not {type_name(messages)}"
             raise TypeError(text) from None

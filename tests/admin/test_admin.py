@@ -25,12 +25,13 @@ from rmq_async.errors import (
     RequestTimeoutError,
     TopicNotFoundError,
 )
+from rmq_protocol.command import RemotingCommand
 from rmq_protocol.constants import RequestCode
 from rmq_protocol.message import MessageQueue
 
 from ..client.support import until
 from ..consumer.support import put
-from ..support.fakes import Broker, NameServer, route
+from ..support.fakes import Broker, Link, NameServer, route
 from ..support.instances import client_of
 
 pytestmark = pytest.mark.virtual_time
@@ -125,6 +126,26 @@ async def test_a_topic_that_is_not_shown_in_time_is_reported() -> None:
             await admin.create_topic("t", queues=8)
         asyncio.get_running_loop().call_later(0.1, server.routes.update, {"t": route(broker.address, queues=8)})
         await admin.create_topic("t", queues=8)
+
+
+async def test_topic_whose_registration_was_lost_is_sent_again() -> None:
+    """The broker registers nothing again while the name server has the version of its topics."""
+    async with (
+        Broker() as broker,
+        NameServer({"c": {"broker-a": broker.address}}) as server,
+        Admin(namesrv=server.address, request_timeout=30.0) as admin,
+    ):
+        asked: list[float] = []
+
+        def create(link: Link, request: RemotingCommand) -> None:
+            asked.append(monotonic())
+            if len(asked) > 1:
+                server.routes["t"] = route(broker.address, queues=8)
+            link.reply(request)
+
+        broker.answers[CREATE] = create
+        await admin.create_topic("t", queues=8)
+        assert asked[1:] == [pytest.approx(asked[0] + 5.0, abs=0.1)]
 
 
 async def test_create_topic_names_the_brokers_that_do_not_answer_in_time() -> None:
