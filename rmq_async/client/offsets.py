@@ -152,7 +152,7 @@ async def search_offset(
         bname=queue.broker_name,
     )
     code = RequestCode.SEARCH_OFFSET_BY_TIMESTAMP
-    response, address = await _query(instance, queue, code, {**to_ext(header)}, any_replica)
+    response, address = await _request(instance, queue, code, {**to_ext(header)}, any_replica)
     found = _read(SearchOffsetResponseHeader, response, queue, address).offset
     low = await min_offset(instance, queue, any_replica=any_replica)
     if response.version >= EXACT_FROM:
@@ -174,7 +174,7 @@ async def search_offset(
 async def earliest_store_time_ms(instance: ClientInstance, queue: MessageQueue) -> int:
     """Returns the store time of the first message, epoch ms; -1 for an empty queue."""
     fields: dict[str, str | None] = {"topic": queue.topic, "queueId": str(queue.queue_id), "bname": queue.broker_name}
-    response, address = await _query(instance, queue, RequestCode.GET_EARLIEST_MSG_STORETIME, fields)
+    response, address = await _request(instance, queue, RequestCode.GET_EARLIEST_MSG_STORETIME, fields)
     text = (response.ext_fields or {}).get("timestamp") or ""
     if not re.fullmatch(r"-?\d{1,19}", text, re.ASCII):
         problem = f"GET_EARLIEST_MSG_STORETIME: the answer's timestamp {text[:40]!r} is no number of milliseconds"
@@ -196,13 +196,13 @@ async def committed_offset(
     )
     try:
         code = RequestCode.QUERY_CONSUMER_OFFSET
-        response, address = await _query(instance, queue, code, {**to_ext(header)}, any_replica)
+        response, address = await _request(instance, queue, code, {**to_ext(header)}, any_replica)
     except QueryNotFoundError:
         return None
     offset = _read(QueryConsumerOffsetResponseHeader, response, queue, address).offset
     if offset == 0 and response.version < _DISTINGUISHES_NONE_FROM:
         fields: dict[str, str | None] = {"topic": queue.topic}
-        response, _ = await _query(instance, queue, RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, fields, any_replica)
+        response, _ = await _request(instance, queue, RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, fields, any_replica)
         if group not in decode_body(GroupList, response.body).group_list:
             return None
     return offset
@@ -228,12 +228,12 @@ async def commit_offset(instance: ClientInstance, group: str, queue: MessageQueu
 
     async def send() -> None:
         try:
-            await _request(instance, queue, code, fields, any_replica=False, timeout=left())
+            await _request(instance, queue, code, fields, any_replica=False, timeout=left(), again=False)
         except SubscriptionGroupNotExistError as error:
             if group not in instance.heartbeats.consumer_groups or error.address is None:
                 raise
             await instance.heartbeats.wait_answer(error.address, left())
-            await _request(instance, queue, code, fields, any_replica=False, timeout=left())
+            await _request(instance, queue, code, fields, any_replica=False, timeout=left(), again=False)
 
     await instance.first_commits.commit((group, queue.topic, queue.broker_name), send, deadline)
 
@@ -324,7 +324,7 @@ async def _ask(
 ) -> H:
     assert header.request_code is not None
     code = RequestCode(header.request_code)
-    response, address = await _query(instance, queue, code, {**to_ext(header)}, any_replica, timeout)
+    response, address = await _request(instance, queue, code, {**to_ext(header)}, any_replica, timeout)
     return _read(answer, response, queue, address)
 
 
@@ -336,30 +336,6 @@ def _read(answer: type[H], response: RemotingCommand, queue: MessageQueue, addre
         raise
 
 
-async def _query(
-    instance: ClientInstance,
-    queue: MessageQueue,
-    code: RequestCode,
-    fields: dict[str, str | None],
-    any_replica: bool = True,
-    timeout: float | None = None,
-) -> tuple[RemotingCommand, str]:
-    """Makes a request that changes nothing: again within its time where the broker is too busy, as one that has just started."""
-    budget, pauses = (
-        instance.config.request_timeout if timeout is None else timeout,
-        Backoff(_FIRST_BUSY_PAUSE, _MAX_BUSY_PAUSE),
-    )
-    deadline = machine.monotonic() + budget
-    while True:
-        try:
-            return await _request(instance, queue, code, fields, any_replica, max(deadline - machine.monotonic(), 0.0))
-        except BrokerError as error:
-            pause = pauses.next()
-            if not error.backs_off or machine.monotonic() + pause > deadline:
-                raise
-        await asyncio.sleep(pause)
-
-
 async def _request(
     instance: ClientInstance,
     queue: MessageQueue,
@@ -367,14 +343,24 @@ async def _request(
     fields: dict[str, str | None],
     any_replica: bool = True,
     timeout: float | None = None,
+    *,
+    again: bool = True,
 ) -> tuple[RemotingCommand, str]:
+    """Returns the answer of the queue's broker, and the broker's address. ``again``: True repeats the request within its time while
+    the broker is too busy, as one that has just started."""
     command = RemotingCommand(code=code, ext_fields=fields)
-    budget = instance.config.request_timeout if timeout is None else timeout
-    deadline = machine.monotonic() + budget
-    holder = await instance.holder_of(queue, budget)
-    response, address = await instance.ask_broker(
-        holder, queue.topic, command, max(deadline - machine.monotonic(), 0.0), any_replica=any_replica
-    )
-    if response.code != ResponseCode.SUCCESS:
-        raise broker_error(response.code, response.remark, request=code.name, broker=queue.broker_name, address=address)
-    return response, address
+    deadline = machine.monotonic() + (instance.config.request_timeout if timeout is None else timeout)
+    pauses = Backoff(_FIRST_BUSY_PAUSE, _MAX_BUSY_PAUSE)
+    while True:
+        holder = await instance.holder_of(queue, max(deadline - machine.monotonic(), 0.0))
+        left = max(deadline - machine.monotonic(), 0.0)
+        response, address = await instance.ask_broker(holder, queue.topic, command, left, any_replica=any_replica)
+        if response.code == ResponseCode.SUCCESS:
+            return response, address
+        try:
+            raise broker_error(response.code, response.remark, request=code.name, broker=queue.broker_name, address=address)
+        except BrokerError as error:
+            pause = pauses.next()
+            if not again or not error.backs_off or machine.monotonic() + pause > deadline:
+                raise
+        await asyncio.sleep(pause)

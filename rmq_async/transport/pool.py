@@ -296,6 +296,7 @@ class ConnectionPool:
         if address not in self._looking:
             if now - self._looks.get(address, -inf) < LOOK_SPACING:
                 return False
+            self._looks = {each: at for each, at in self._looks.items() if now - at < LOOK_SPACING or each in self._looking}
             self._looks[address] = now
         until = min(now + timeout, self._looks.get(address, now) + LOOK_WITHIN)
         try:
