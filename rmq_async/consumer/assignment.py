@@ -135,10 +135,10 @@ class Assignment:
         """Adds a queue that was taken over, and starts its pulls unless it is paused, after ``on_assigned`` if there is one.
         ``look``: what the queue has at its start; None if that is not known."""
         shown = self._instance.names.shown_queue(queue)
+        offset = self._intake.marks.taken_over(queue, offset, committed)
         held = HeldQueue(queue, shown, self._subscriptions.get(queue.topic), offset)
         if committed is not None:
             held.committed, held.confirmed_by = committed, self._commits.connection(held)
-        self._intake.marks.taken_over(queue, committed)
         if look is not None:
             self._intake.looked(held, look)
         self.held[queue] = held
@@ -313,7 +313,7 @@ class Assignment:
         self.leaving.pop(held, None)
         self._abandoned.pop(held, None)
         self._intake.stopped.pop(held, None)
-        self._intake.marks.given_up(held.queue, held.committed)
+        self._intake.marks.given_up(held.queue, held.highest, held.unread)
         self._intake.withdraw_waiting(held)
         self.dispatcher.forget(held)
         if held.is_ordered and held.running:

@@ -13,7 +13,8 @@
 #
 # Behind another connection may also be a store that has lost messages which this member has handled, and has others at their
 # offsets. Its watermark is committed only when a look has shown that it has these, or this member has gone back (``make_sure``):
-# else the next member would begin above what is stored since.
+# else the next member would begin above what is stored since. A member that is given a queue for a moment, while a broker lists the
+# members one by one, knows nothing of a loss: of a queue that it has not read it sends no last commit.
 
 from __future__ import annotations
 
@@ -288,17 +289,23 @@ class Commits:
             return False
         return not self._instance.is_replaced(self._instance.routes.broker_of(held.queue), held.confirmed_by)
 
+    def _is_untouched(self, held: HeldQueue) -> bool:
+        """Returns whether nothing was read of a queue whose present master has returned the offset at which it begins."""
+        return held.progress.next == held.begun == held.committed and self._is_confirmed(held)
+
     def connection(self, held: HeldQueue) -> Connection | None:
         """Returns the open connection to the master of a queue's broker."""
         return self._instance.open_connection(self._instance.routes.broker_of(held.queue), any_replica=False)
 
     async def commit_last(self, held: HeldQueue, deadline: Callable[[], float]) -> bool:
-        """Commits a queue that is given up or moved, also if its watermark is confirmed, and repeats the commit after an error:
-        the broker may have no master at the moment. Returns whether a broker has confirmed the watermark by ``deadline()``, a
-        monotonic time, which may come nearer meanwhile."""
+        """Commits a queue that is given up or moved, also if its watermark is confirmed, unless nothing was read of it. Repeats the
+        commit after an error: the broker may have no master at the moment.
+
+        Returns whether a broker has confirmed the watermark by ``deadline()``, a monotonic time, which may come nearer meanwhile.
+        """
         routes = self._instance.routes
         await routes.renew(held.queue.topic, min(deadline(), machine.monotonic() + ROUTE_TIME))
-        pauses, failed, sent = Backoff(FIRST_PAUSE, LONGEST_PAUSE), False, False
+        pauses, failed, sent = Backoff(FIRST_PAUSE, LONGEST_PAUSE), False, self._is_untouched(held)
         while not sent or held.committed != held.progress.watermark:
             left = deadline() - machine.monotonic()
             if left <= 0 or not self._may(held):

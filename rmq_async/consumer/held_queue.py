@@ -152,11 +152,23 @@ class HeldQueue:
         """Number of offsets from the watermark to the end of the queue; None before the first answer to a pull."""
         return None if self.end is None else max(self.end - self.progress.watermark, 0)
 
+    @property
+    def highest(self) -> int | None:
+        """The highest offset that brokers may have from this member, or have returned; None without one."""
+        return None if self.committed is None else max(self.committed, self.repeated_to)
+
+    @property
+    def unread(self) -> int | None:
+        """The offset to which the queue has gone back after a loss, or the watermark since; None once what was handled before is
+        passed, or without a loss."""
+        return self.progress.watermark if self.progress.watermark < self.repeated_to else None
+
     def restart(self, offset: int) -> None:
         """Moves the queue to ``offset`` with a new progress. Running calls no longer count for it."""
         self.begun = self.cursor = offset
         self.low_end = self.end = None
         self.looked_at = False
+        self.repeated_to = 0
         self.progress = Progress(offset)
         self.running.clear()
         self.returning.clear()

@@ -117,10 +117,12 @@ class Intake:
             held.connection = connection
 
     def is_sure(self, held: HeldQueue) -> bool:
-        """Returns whether a queue has what was read, by the present connection, as far as that is known; a queue that stops stays
-        where it is."""
-        if held.queue not in self.marks or held.state is QueueState.STOPPED:
+        """Returns whether a queue has what was read, by the present connection, as far as that is known; of a queue of which
+        nothing was read, whether it does not end below its offset. A queue that stops stays where it is."""
+        if held.state is QueueState.STOPPED:
             return True
+        if held.queue not in self.marks:
+            return held.low_end is None
         connection = self.connection(held)
         return connection is not None and connection is held.connection and held.queue not in self.marks.doubted
 

@@ -1,6 +1,6 @@
 """A broker whose store is replaced by an older copy, under members that read, pause, are suspended, stop, or start afterwards.
 
-By hand: ``python -m tests.cluster.replaced_store --runs 10``. Each run replaces the store once, with members of five groups, and
+By hand: ``python -m tests.cluster.replaced_store --runs 10``. Each run replaces the store once, with members of six groups, and
 prints what they have handled of the messages that are acknowledged after the replacement. A reading that follows ends with an error
 that names where to begin again.
 """
@@ -28,7 +28,7 @@ from rmq_async.testing.cluster import RealCluster, Server
 
 __all__ = ["KINDS", "Count", "replace"]
 
-KINDS: Final = ("reading", "paused", "suspended", "stopped", "started")
+KINDS: Final = ("reading", "shared", "paused", "suspended", "stopped", "started")
 OLD: Final = 90
 LATER: Final = 10
 """``OLD``: messages in the older copy; ``LATER``: those that are lost with the newer store."""
@@ -63,6 +63,12 @@ class Group:
         consumer.subscribe(self.name, self.handle)
         return consumer
 
+    async def start(self) -> None:
+        await self.consumer.start()
+
+    async def stop(self) -> None:
+        await self.consumer.stop()
+
     async def handle(self, message: MessageExt) -> None:
         self.bodies[message.body.decode()] += 1
 
@@ -79,6 +85,21 @@ class Group:
     def count(self) -> Count:
         handled = sum(body in self.acknowledged for body in self.bodies)
         return Count(len(self.acknowledged), handled, sum(self.bodies.values()) - len(self.bodies), self.consumer.stats().lost)
+
+
+class Shared(Group):
+    """A group with a second member, which has no queue as long as its broker lists both."""
+
+    def __init__(self, namesrv: str, kind: str) -> None:
+        super().__init__(namesrv, kind)
+        self.other = self.member("other")
+
+    async def start(self) -> None:
+        await super().start()
+        await self.other.start()
+
+    async def stop(self) -> None:
+        await asyncio.gather(super().stop(), self.other.stop())
 
 
 class Suspended(Group):
@@ -131,13 +152,13 @@ class Following:
 
 
 async def replace(cluster: RealCluster, new: int, *, offsets: bool) -> dict[str, Count]:
-    """Replaces the store of the only broker under five groups, and sends ``new`` messages to each; returns what they handled.
+    """Replaces the store of the only broker under six groups, and sends ``new`` messages to each; returns what they handled.
 
     ``offsets``: True takes the groups' offsets of the older copy too; False gives the groups their newest ones, as a replica has
     them that copies offsets before messages.
     """
     (broker,) = cluster.brokers
-    groups = {kind: (Suspended if kind == "suspended" else Group)(cluster.namesrv, kind) for kind in KINDS}
+    groups = {kind: {"suspended": Suspended, "shared": Shared}.get(kind, Group)(cluster.namesrv, kind) for kind in KINDS}
     suspended, started, paused, stopped = (groups[kind] for kind in ("suspended", "started", "paused", "stopped"))
     assert isinstance(suspended, Suspended)
     async with Admin(namesrv=cluster.namesrv, request_timeout=30.0) as admin:
@@ -148,7 +169,7 @@ async def replace(cluster: RealCluster, new: int, *, offsets: bool) -> dict[str,
         follows = Following(groups["reading"])
         following = asyncio.create_task(follows.run())
         here = [group for group in groups.values() if group is not suspended]
-        await asyncio.gather(*(group.consumer.start() for group in here))
+        await asyncio.gather(*(group.start() for group in here))
         try:
             await asyncio.gather(*(group.send(producer, "old", OLD) for group in groups.values()))
             await asyncio.gather(*(group.has_handled("old", OLD) for group in groups.values()))
@@ -182,7 +203,7 @@ async def replace(cluster: RealCluster, new: int, *, offsets: bool) -> dict[str,
             following.cancel()
             await suspended.end()
             await asyncio.wait([following])
-            await asyncio.gather(*(group.consumer.stop() for group in here))
+            await asyncio.gather(*(group.stop() for group in here))
 
 
 async def _exchange(broker: Server, change: Callable[[Path], object]) -> None:

@@ -29,6 +29,9 @@ __all__ = ["REPLACED", "Asked", "Cause", "Move", "find_move"]
 
 REPLACED: Final = "its broker's store was replaced by an older one, or a replica that was behind has become the master"
 CONFIRMATIONS: Final = 3
+STRANGER: Final = 5.0
+"""Minimum seconds before a member moves a queue of which it has read nothing. A broker that starts lists the members of a group one
+by one, so a queue may be for a moment with another member than the one that knows what was lost."""
 
 
 class Cause(Enum):
@@ -76,14 +79,17 @@ async def find_move(looks: Looks, marks: ReadMarks, asked: Asked, patience: floa
     queue. Raises the errors of the requests.
     """
     began = machine.time()
+    if asked.queue not in marks:
+        patience = max(patience, STRANGER)
     for confirmation in range(CONFIRMATIONS):
         if confirmation:
             await asyncio.sleep(patience / (CONFIRMATIONS - 1))
         found = await _look(looks, marks, asked, began)
-        if isinstance(found, Move):
+        if isinstance(found, _View):
+            asked = asked._replace(end=found.end)
+        elif found.cause is not Cause.BEYOND_END:
             return found
-        view, asked = found, asked._replace(end=found.end)
-    return await _after_loss(looks, marks, asked, view)
+    return found if isinstance(found, Move) else await _after_loss(looks, marks, asked, found)
 
 
 async def _look(looks: Looks, marks: ReadMarks, asked: Asked, began: float) -> Move | _View:

@@ -9,6 +9,10 @@
 # Messages are stored in the order of their offsets. So a queue was created again if its first message was stored after one that
 # was read at the same offset or a higher one. Marks are void once another member has read the queue, because that member may
 # have gone back in it already.
+#
+# A broker that starts lists the members of a group one by one. So a queue whose messages are lost may be for a moment with a member
+# that knows nothing of the loss, and begins behind the first of the new messages. The member that has gone back in it remembers
+# where to.
 
 from __future__ import annotations
 
@@ -17,6 +21,7 @@ from typing import Final
 
 from rmq_protocol.message import MessageExt, MessageQueue
 
+from ... import machine
 from ...client import ClientInstance, earliest_store_time_ms, min_offset
 from ..place import Place, place_of
 
@@ -24,6 +29,8 @@ __all__ = ["REACH", "UNWATCHED", "ReadMarks"]
 
 UNWATCHED: Final = 5.0
 """Seconds between an answer and the next pull after which a queue is looked at: it may have been created again meanwhile."""
+AWAY: Final = 60.0
+"""Seconds within which a queue returns that a broker has taken from its member because it lists the members one by one."""
 REACH: Final = 16_384
 """Offsets without a message after which a look adds a mark, where a filter leaves messages out."""
 MOST_KEPT: Final = 16_384
@@ -38,13 +45,16 @@ class ReadMarks:
     ``doubted``: queues to check before the next answer of a pull is used.
     """
 
-    __slots__ = ("_left_at", "_marks", "doubted")
+    __slots__ = ("_left_at", "_marks", "_unread", "doubted")
 
     def __init__(self) -> None:
         self._marks: dict[MessageQueue, list[Place]] = {}
         """The marks of each queue, lowest first."""
         self._left_at: dict[MessageQueue, int | None] = {}
-        """The last committed offset of queues that were given up."""
+        """The highest offset, of queues that were given up, that brokers may have from this member."""
+        self._unread: dict[MessageQueue, tuple[int, float]] = {}
+        """Queues that have left this member before it had handled what they have in place of lost messages: the offset of that, and
+        the monotonic time, for AWAY seconds."""
         self.doubted: set[MessageQueue] = set()
 
     def __contains__(self, queue: object) -> bool:
@@ -96,17 +106,31 @@ class ReadMarks:
         self._left_at.pop(queue, None)
         self.doubted.discard(queue)
 
-    def given_up(self, queue: MessageQueue, committed: int | None) -> None:
-        """Notes this member's last committed offset in a queue with marks that leaves this member."""
+    def given_up(self, queue: MessageQueue, highest: int | None, unread: int | None) -> None:
+        """Notes the highest offset that brokers may have from this member, in a queue with marks that leaves it. ``unread``: the
+        offset to which the queue has gone back after a loss, if this member has not handled what is stored there; else None."""
         if queue in self._marks:
-            self._left_at[queue] = committed
+            self._left_at[queue] = highest
+        if unread is not None:
+            now = machine.monotonic()
+            self._unread = {each: noted for each, noted in self._unread.items() if now - noted[1] < AWAY}
+            self._unread[queue] = unread, now
 
-    def taken_over(self, queue: MessageQueue, committed: int | None) -> None:
-        """Removes the marks of a queue that returns with another committed offset: another member has read the queue. Otherwise
-        they are doubted, since the queue was not watched meanwhile."""
-        if queue in self._left_at and self._left_at.pop(queue) != committed:
+    def taken_over(self, queue: MessageQueue, start: int, committed: int | None) -> int:
+        """Returns the offset at which this member takes a queue over: ``start``, or a lower one if the queue was away for a moment
+        and has lost messages before: the member in between may have begun at an offset from before the loss.
+
+        Removes the marks of a queue that returns with a higher committed offset: another member has read it. Other marks are
+        doubted, since the queue was not watched meanwhile. A lower one may be old, of a broker that has crashed.
+        """
+        left_at = self._left_at.pop(queue, committed)
+        unread, noted = self._unread.pop(queue, (start, 0.0))
+        if unread < start and machine.monotonic() - noted < AWAY:
+            start = unread
+        elif committed is not None and (left_at is None or committed > left_at):
             self.forget(queue)
         self.doubt([queue])
+        return start
 
     async def made_anew(self, instance: ClientInstance, queue: MessageQueue) -> bool:
         """Returns whether the first message of a queue shows that the queue was created again since it was read; False without

@@ -394,7 +394,7 @@ async def test_queue_that_has_the_offset_of_a_new_member_again(
     async def stored(*_: object, any_replica: bool) -> int:
         return 1000 if old else 2**43
 
-    queue_ends_at(monkeypatch, 95, 120)
+    queue_ends_at(monkeypatch, 95, 120, 121)
     monkeypatch.setattr(illegal_offset, "store_time_ms", stored)
     looks: Any = Scripted([])
     looks.instance = SimpleNamespace(config=SimpleNamespace(request_timeout=1.0))

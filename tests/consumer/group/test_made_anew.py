@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rmq_async import Admin, MessageExt, MessageQueue
+from rmq_async import Admin, MessageExt, MessageQueue, machine
 from rmq_async.consumer.fetch import REACH, ReadMarks, read_marks
 from rmq_async.consumer.place import place_of
 from rmq_async.testing.simulation import Simulation
@@ -160,6 +160,21 @@ def test_marks_are_bounded_with_their_doubts(monkeypatch: pytest.MonkeyPatch) ->
     assert marks.doubted == set(queues[2:])
 
 
+@pytest.mark.parametrize(("away", "start"), [(1.0, 5), (59.0, 5), (61.0, 12)])
+def test_queue_that_was_away_for_a_moment_goes_on_where_it_has_gone_back(
+    monkeypatch: pytest.MonkeyPatch, away: float, start: int
+) -> None:
+    """The member in between has begun at an offset from before the loss, and committed 12."""
+    monkeypatch.setattr(machine, "monotonic", lambda: 1000.0)
+    marks = ReadMarks()
+    marks.read(QUEUE, [read(3, 100), read(4, 100)])
+    marks.given_up(QUEUE, 8, 5)
+    monkeypatch.setattr(machine, "monotonic", lambda: 1000.0 + away)
+    assert marks.taken_over(QUEUE, 12, 12) == start
+    assert (QUEUE in marks) is (start == 5)
+    assert marks.taken_over(QUEUE, 12, 12) == 12
+
+
 def test_marks_of_looks_are_bounded() -> None:
     """A filter that leaves all messages out: only looks add marks."""
     marks = ReadMarks()
@@ -169,14 +184,14 @@ def test_marks_of_looks_are_bounded() -> None:
     assert (marks.of(QUEUE)[0].offset, marks.newest(QUEUE)) == (0, 999 * REACH)
 
 
-async def test_mark_says_nothing_after_other_members_have_read_the_queue(broker: SimpleNamespace) -> None:
-    """They have begun anew already: simulated seed 100009 of groups."""
+async def test_mark_says_nothing_after_other_members_have_read_on(broker: SimpleNamespace) -> None:
+    """They have begun anew already: simulated seed 100009 of groups. A lower offset may be one of before a crash of the broker."""
     broker.stored, broker.offset = 101, 0
-    for committed, anew in ((8, True), (125, False), (3, False), (None, False)):
+    for committed, anew in ((8, True), (125, False), (3, True), (None, True)):
         marks = ReadMarks()
         marks.read(QUEUE, [read(7, 100)])
         marks.doubt([QUEUE])
-        marks.given_up(QUEUE, 8)
-        marks.taken_over(QUEUE, committed)
+        marks.given_up(QUEUE, 8, None)
+        assert marks.taken_over(QUEUE, committed or 0, committed) == (committed or 0)
         assert (QUEUE in marks.doubted) is anew
         assert await marks.made_anew(NO_INSTANCE, QUEUE) is anew

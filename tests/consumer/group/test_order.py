@@ -532,7 +532,8 @@ def test_order_holds_while_members_come_go_and_crash() -> None:
             crashes.crash()
             seen.running.clear()  # its calls ended with it
             await producing
-            await asyncio.sleep(40)
+            await until(lambda: len({body for body, _ in seen.attempts}) == sent, 200)
+            await asyncio.sleep(5)
         done = {offset for offsets in seen.done.values() for offset in offsets}
         print(f"sent {sent}, begun {len(seen.attempts)}, overlaps {seen.overlaps}, {len(done)} offsets")
         assert len({body for body, _ in seen.attempts}) == sent

@@ -170,11 +170,12 @@ def test_uncommitted_end_is_found_after_the_stop_of_all_members() -> None:
     assert uncommitted(log(idle=Backlog(9.0, {QUEUE: (4, 4)}))) == []
 
 
-def went_back(*ends: float, at: float = 20.0, holds_until: float = 40.0) -> GroupLog:
-    """A member that reads the queue and says at ``at`` that it has gone back; ``ends``: times of commits."""
+def went_back(*ends: float, at: float = 20.0, holds_until: float = 40.0, again: float = 99.0) -> GroupLog:
+    """A member that reads the queue and says at ``at`` that it has gone back. ``ends``: times of commits; ``again``: the time from
+    which on it holds the queue again."""
     text = (("messages_skipped", f"{QUEUE} went on at offset 5 instead of 9: it has lost messages that were read"),)
     looks = [
-        Sample(float(time), 0, True, text if time >= at else (), [QUEUE] if time <= holds_until else [])
+        Sample(float(time), 0, True, text if time >= at else (), [] if holds_until < time < again else [QUEUE])
         for time in range(0, 42, 2)
     ]
     found = log(samples=looks, now=lambda: 42.0)
@@ -191,12 +192,23 @@ def went_back(*ends: float, at: float = 20.0, holds_until: float = 40.0) -> Grou
         (went_back(19.0, holds_until=30.0), ["id-7"]),  # it had not committed that yet
         (went_back(21.0, holds_until=12.0), ["id-7"]),  # it had not looked yet
         (went_back(holds_until=8.0), ["id-7"]),  # another member has taken the queue before
+        (went_back(23.0, holds_until=20.0, again=28.0), []),  # another member had it for a moment
+        (went_back(23.0, holds_until=14.0, again=28.0), ["id-7"]),  # it had not looked before that
     ],
 )
 def test_left_out_are_messages_that_no_member_was_bound_to_handle(group: GroupLog, excused: list[str]) -> None:
     stored = [Stored(QUEUE.broker_name, QUEUE.topic, 0, offset, f"id-{offset}", b"") for offset in (4, 7, 12)]
     assert left_out(group, stored, [Loss(11.0, QUEUE, 5, 8)]) == {*excused}
     assert left_out(group, stored, [Loss(11.0, QUEUE._replace(queue_id=1), 5, 8)]) == set()
+
+
+def test_left_out_are_messages_of_a_member_that_came_between_two_losses() -> None:
+    """It waits with a queue that ends below its offset, and cannot know how much the second loss has taken."""
+    group, stored = went_back(), [Stored(QUEUE.broker_name, QUEUE.topic, 0, 7, "id-7", b"")]
+    for sample in group.samples[:3]:
+        sample.held.clear()
+    assert left_out(group, stored, [Loss(5.0, QUEUE, 6, 8), Loss(11.0, QUEUE, 5, 8)]) == {"id-7"}
+    assert left_out(group, stored, [Loss(-20.0, QUEUE, 6, 8), Loss(11.0, QUEUE, 5, 8)]) == set()
 
 
 def test_repeats_of_a_queue_that_has_lost_messages_are_right() -> None:

@@ -47,6 +47,12 @@ def test_scenario_keeps_its_promises(name: str) -> None:
     assert outcome.seconds >= 300
 
 
+@pytest.mark.parametrize("seed", [4, 50])
+def test_queue_that_is_elsewhere_for_a_moment_after_a_loss_loses_nothing_more(seed: int) -> None:
+    """The other member knew only an offset of before the loss, and its commit took the group over new messages."""
+    assert run_seed("losses", seed).violation == ""
+
+
 def test_run_of_groups_waits_for_messages_that_were_given_back() -> None:
     """One was given back 8 s before the last member's stop, and was to come back after 10 s."""
     assert run_seed("groups", 200918).violation == ""

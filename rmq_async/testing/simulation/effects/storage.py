@@ -26,9 +26,15 @@ MOST_LATE: Final = 20
 
 
 def truncate(cluster: Cluster, chance: Random, machine: BrokerMachine) -> Effect:
-    """Makes a replica that was behind become the master: connections end, and the newest messages are lost."""
+    """Takes the newest messages from a broker, at once or after a time without a master: a replica that was behind becomes the
+    master, or a broker starts with an older store."""
+    away = chance.random() < 0.5
+    if away:
+        machine.crash()
     taken = machine.truncate(chance.choice(TAKEN_BACK))
     cluster.record(machine.name, "truncate", messages=taken)
+    if away:
+        return Done(machine.restart, lambda: taken > 0)
     machine.broker.listener.drop_connections()
     return once(taken > 0)
 

@@ -13,6 +13,7 @@ from .broadcasts import BROADCASTS
 from .failovers import FAILOVERS
 from .groups import GROUPS
 from .hardships import HARDSHIPS
+from .losses import LOSSES
 from .popping_groups import POPPING_GROUPS
 from .services import CALM, Cluster
 from .twins import TWINS
@@ -26,7 +27,7 @@ PATIENCE: Final = 120.0
 
 
 SERVICES: Final = MappingProxyType(
-    {**WORKLOADS, **HARDSHIPS, **GROUPS, **ARRANGED_GROUPS, **FAILOVERS, **BROADCASTS, **POPPING_GROUPS, **TWINS}
+    {**WORKLOADS, **HARDSHIPS, **GROUPS, **ARRANGED_GROUPS, **FAILOVERS, **LOSSES, **BROADCASTS, **POPPING_GROUPS, **TWINS}
 )
 """The services by name, which is also that of the machine."""
 HARMLESS: Final = frozenset({"broker-disorder", "broker-slices", "clock-jump", "clock-rate"})
@@ -103,11 +104,14 @@ SCENARIOS: Final[Mapping[str, Scenario]] = MappingProxyType(
                 kinds=frozenset((*KINDS, *GROUP_KINDS) if name in ("arranged", "groups") else KINDS),
             )
             for name, workload in SERVICES.items()
-            if name not in ("requests", "replies", "reading", "returning", "beside", "broadcast", "pop", "failovers")
+            if name not in ("requests", "replies", "reading", "returning", "beside", "broadcast", "pop", "failovers", "losses")
         },
         "fresh": Scenario((WORKLOADS["fresh"].__doc__ or "").partition("\n")[0], ("fresh",), name_servers=2),
         "failovers": Scenario(
             "stops a group after each failover of its broker", ("failovers",), brokers=1, kinds=HARMLESS | {"client-slow"}
+        ),
+        "losses": Scenario(
+            "runs a group whose broker loses messages", ("losses",), brokers=1, kinds=HARMLESS | {"client-slow"}
         ),
         "requests": Scenario("sends requests to a service that replies", ("requests", "replies")),
         "broadcast": Scenario("members that each handle all messages of a topic", ("plain", "broadcast")),

@@ -97,6 +97,7 @@ class Crew:
             "buffered_limit": chance.choice((64, 4096)),
             "retry": Retry(limit=3, delays=(1, 5)),
         }
+        self.sends_every = FIRST_SENDS
         self.over = self.resting = False
         self.dead: dict[str, None] = {}
         self.members: dict[str, asyncio.Future[None]] = {}
@@ -160,7 +161,7 @@ class Crew:
                     while cluster.now < self.until:
                         count = 50 if chance.random() < 0.02 else chance.randint(1, 3)
                         await asyncio.gather(*(send(producer) for _ in range(count)))
-                        await asyncio.sleep(exponential(chance, FIRST_SENDS))
+                        await asyncio.sleep(exponential(chance, self.sends_every))
             await asyncio.sleep(AGAIN)
 
     def message(self, topic: str, number: int) -> Message:
