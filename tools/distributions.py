@@ -25,7 +25,7 @@ IN_WHEEL: Final = (
 )  # fmt: skip
 IN_SDIST: Final = (
     "LICENSE", "README.md", "CHANGELOG.md", "pyproject.toml", "tests/conftest.py", "protocol/vectors", "docs/index.md",
-    "mkdocs.yml", "tools/house.py",
+    "mkdocs.yml", "tools/cli_page.py",
 )  # fmt: skip
 PLAIN: Final = """
 import asyncio, rmq_async, rmq_protocol

@@ -68,7 +68,7 @@ async def our_load(spec: RunSpec) -> Load:
         options["credentials"] = Credentials(spec.access_key, os.environ[SECRET_KEY])
     producer = Producer("benchmark", namesrv=spec.namesrv, **options)
     await producer.start()
-    instance = producer._instance
+    instance = producer._instance  # noqa: SLF001
     assert instance is not None
     pool = instance.pool
     topic, body = spec.topic, b"x" * spec.body

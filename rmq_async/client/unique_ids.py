@@ -151,7 +151,7 @@ def longest_id() -> int:
 
 def _after_fork_in_child() -> None:
     for ids in list(_instances):
-        ids._seed()
+        ids._seed()  # noqa: SLF001
 
 
 if hasattr(os, "register_at_fork"):

@@ -37,7 +37,7 @@ class ClientUser(LifeCycle):
 
     # -- for subclasses
 
-    _client = LifeCycle._running_instance
+    _client = LifeCycle._running_instance  # noqa: SLF001
 
     @asynccontextmanager
     async def _call(self) -> AsyncIterator[ClientInstance]:

@@ -41,7 +41,7 @@ class Additions:
     def waiting(cls, session: Session) -> int:
         """Returns the number of rows that wait for the session's commit."""
         found: Additions | None = session.info.get(_KEY)
-        return 0 if found is None else len(found._added)
+        return 0 if found is None else len(found._added)  # noqa: SLF001
 
     def add(self, session: Session, row: Held, then: Callable[[list[Held]], None]) -> None:
         """Adds a row. ``then``: called after the commit, once, with all rows of the transaction that have the same ``then``."""

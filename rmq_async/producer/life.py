@@ -152,7 +152,7 @@ class ProducerLife(LifeCycle):
 def check_here(producer: ProducerLife) -> None:
     """Raises ForkedError for a running producer of the parent process, WrongLoopError for one that runs on another loop."""
     if producer.state is ProducerState.RUNNING:
-        producer._running_instance()
+        producer._running_instance()  # noqa: SLF001
 
 
 def _never() -> bool:
@@ -165,7 +165,7 @@ _started: weakref.WeakSet[ProducerLife] = weakref.WeakSet()
 def _after_fork_in_child() -> None:
     """Makes started producers refuse to send: a child process must not use the sockets of its parent."""
     for producer in list(_started):
-        producer._loop_runs = _never
+        producer._loop_runs = _never  # noqa: SLF001
 
 
 if hasattr(os, "register_at_fork"):

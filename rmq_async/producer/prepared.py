@@ -52,7 +52,7 @@ def prepare(
 
     ``texts``: the properties of each message as they are on the wire, without the unique id and WAIT.
     """
-    encoder = producer._usable().encoder
+    encoder = producer._usable().encoder  # noqa: SLF001
     ids = encoder.ids.take(len(bodies))
     namespace = properties_text(encoder.instance)
     if len(bodies) == 1:
@@ -70,7 +70,7 @@ async def compress_prepared(producer: Producer, prepared: PreparedSend, timeout:
 
     ``timeout``: seconds. Raises as ``Compressor.compress``.
     """
-    core = producer._usable()
+    core = producer._usable()  # noqa: SLF001
     if prepared.outgoing.batch_ids is not None or prepared.bytes < core.compressor.above:
         return prepared
     return prepared._replace(outgoing=await core.compressor.compress(prepared.outgoing, machine.monotonic() + timeout))
@@ -79,7 +79,7 @@ async def compress_prepared(producer: Producer, prepared: PreparedSend, timeout:
 async def send_prepared(producer: Producer, prepared: PreparedSend, timeout: float) -> SendResult | BatchSendResult:
     """Sends a prepared message or batch, which may be sent again. Result and errors are those of ``send`` and
     ``send_batch``."""
-    core, started = producer._usable(), machine.monotonic()
+    core, started = producer._usable(), machine.monotonic()  # noqa: SLF001
     outgoing, queue = prepared.outgoing, prepared.queue
     choice = checked_choice(outgoing.topic, queue, None, None, core.prefix) if queue is not None else None
     read = stored_message if outgoing.batch_ids is None else stored_batch
@@ -95,7 +95,7 @@ async def queues_instead(
     A broker that restarts is in no route meanwhile: one that this producer has used may come back, and any other one if
     ``returning``. ``timeout``: seconds. Raises as ``RouteTable.fetch``.
     """
-    core = producer._usable()
+    core = producer._usable()  # noqa: SLF001
     route = await core.instance.routes.fetch(core.topics.wire_topic(queue.topic), timeout)
     numbers = {each.broker_name: max(each.write_queue_nums, each.read_queue_nums) for each in route.data.queue_datas}
     queues = tuple(each._replace(topic=queue.topic) for each in route.publish_queues)

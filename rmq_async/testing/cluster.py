@@ -400,7 +400,7 @@ class RealCluster(Startable):
         if group is not None:
             group.kill()
             for server in self.servers:
-                server._reap()
+                server._reap()  # noqa: SLF001
         if root is not None and self._given_directory is None:
             shutil.rmtree(root, ignore_errors=True)
 

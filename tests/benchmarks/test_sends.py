@@ -160,15 +160,15 @@ def test_acknowledged_and_not_stored_is_reported(monkeypatch: pytest.MonkeyPatch
 def test_the_bare_loop_writes_the_frames_that_the_client_writes(bare_loop: ModuleType, batch: bool, queue: int) -> None:
     topic, group, broker, body = "Some%Topic", "some_group", "broker-a", b"x" * 128
     bare = bare_loop.BareProducer(topic, group=group)
-    template = bare._template(bare_loop.Route(broker, "127.0.0.1:1", 8), queue, 320 if batch else 310)
+    template = bare._template(bare_loop.Route(broker, "127.0.0.1:1", 8), queue, 320 if batch else 310)  # noqa: SLF001
     if batch:
-        content = bare._batched(body) + bare._batched(body)
+        content = bare._batched(body) + bare._batched(body)  # noqa: SLF001
         pattern, length = template
-        frame = pattern % ((length + len(content)).to_bytes(4, "big"), bare._born, FIRST_OPAQUE, content)
+        frame = pattern % ((length + len(content)).to_bytes(4, "big"), bare._born, FIRST_OPAQUE, content)  # noqa: SLF001
         properties = "WAIT\x01true\x02"
     else:
         content = body
-        frame = bare._frame(template, FIRST_OPAQUE, content)
+        frame = bare._frame(template, FIRST_OPAQUE, content)  # noqa: SLF001
         properties = f"UNIQ_KEY\x01{'0' * 32}\x02WAIT\x01true\x02"
     ours = SendTemplate(
         group=group,
@@ -209,7 +209,7 @@ def test_unique_ids_of_the_bare_loop_differ(bare_loop: ModuleType) -> None:
     bare = bare_loop.BareProducer("Topic")
     ids = set()
     for _ in range(10_000):
-        ids.add(decode_batch(bare._batched(b""))[0].properties)
+        ids.add(decode_batch(bare._batched(b""))[0].properties)  # noqa: SLF001
     assert len(ids) == 10_000
 
 

@@ -276,7 +276,7 @@ async def test_a_reader_that_goes_away_ends_it_quietly(server: EmbeddedRocketMQ,
         process = await start(*arguments, "--namesrv", server.namesrv)
         assert process.stdout is not None
         assert await asyncio.wait_for(process.stdout.readline(), 60)
-        process.stdout._transport.close()  # type: ignore[attr-defined]
+        process.stdout._transport.close()  # type: ignore[attr-defined]  # noqa: SLF001
         assert await asyncio.wait_for(process.wait(), 60) == 1
         assert process.stderr is not None
         assert await process.stderr.read() == b""

@@ -173,7 +173,7 @@ async def test_subscriptions_that_stay_because_newer_ones_are_older_count_as_wha
     assert (await broker.ask(HEARTBEAT, None, encode_heartbeat(other))).code == 0
     for group in ("CG", "CG2"):
         await broker.ask(UNREGISTER, {"clientID": "c1", "consumerGroup": group})
-    assert clients(server)._size == 0
+    assert clients(server)._size == 0  # noqa: SLF001
 
 
 @pytest.mark.parametrize(
@@ -256,7 +256,7 @@ async def test_a_client_that_moves_to_another_connection_keeps_its_groups(server
     assert table.producer_connection("nope") is None
     await broker.ask(UNREGISTER, {"clientID": "c1", "producerGroup": "PG"})
     assert table.find_producer("c1") is None
-    assert (table._members, table._groups_of) == (0, {})
+    assert (table._members, table._groups_of) == (0, {})  # noqa: SLF001
 
 
 async def test_who_replies_are_pushed_to_is_forgotten_as_by_a_real_broker(server: EmbeddedRocketMQ, broker: RawClient) -> None:
@@ -282,7 +282,7 @@ async def test_who_replies_are_pushed_to_is_forgotten_as_by_a_real_broker(server
         assert set(table.producers) == {"PG", "other"}
         await newer.ask(UNREGISTER, {"clientID": "c1", "producerGroup": "PG"})
         await newer.ask(UNREGISTER, {"clientID": "c1", "producerGroup": "other"})
-    assert (table._reachable, table._members) == ({}, 0)
+    assert (table._reachable, table._members) == ({}, 0)  # noqa: SLF001
 
 
 async def test_the_members_of_a_group(server: EmbeddedRocketMQ, broker: RawClient) -> None:

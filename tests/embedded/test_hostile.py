@@ -89,7 +89,7 @@ async def test_unfinished_frames_are_bounded_over_all_connections(
         assert not await small.is_closed(0.1)
         assert (await broker.send("T")).code == 0
     await broker.ask(9999)
-    assert broker_of(server).listener._unfinished == 0
+    assert broker_of(server).listener._unfinished == 0  # noqa: SLF001
 
 
 async def test_a_connection_that_held_too_much_is_dropped_and_counted_once(
@@ -106,10 +106,10 @@ async def test_a_connection_that_held_too_much_is_dropped_and_counted_once(
         for size in range(10, 15):  # before the event loop reports that it is gone
             listener.count_unfinished(small, size)
         assert listener.refused == 1
-        assert listener._unfinished == 14
+        assert listener._unfinished == 14  # noqa: SLF001
         assert await other.is_closed()
     assert (await broker.send("T")).code == 0
-    assert listener._unfinished == small.unfinished == 0
+    assert listener._unfinished == small.unfinished == 0  # noqa: SLF001
 
 
 @pytest.fixture
@@ -172,7 +172,7 @@ async def test_a_client_that_does_not_read_is_not_served_further(server: Embedde
             greedy.write(9999)
         for _ in range(10):
             assert (await broker.send("U")).code == 0
-        assert len(connection._frames) < 1500  # what one read brought: the rest waits in the sockets
+        assert len(connection._frames) < 1500  # what one read brought: the rest waits in the sockets  # noqa: SLF001
         greedy.writer.transport.resume_reading()  # type: ignore[attr-defined]
         for _ in range(500):
             assert (await greedy.read()).code == 0

@@ -102,7 +102,7 @@ async def test_locks_are_bounded(broker: RawClient, monkeypatch: pytest.MonkeyPa
 def searches(time: Time, monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """When the locks were searched for those that have ended."""
     found: list[float] = []
-    expire = QueueLocks._expire
+    expire = QueueLocks._expire  # noqa: SLF001
 
     def counted(locks: QueueLocks, now: float) -> bool:
         found.append(now)

@@ -272,7 +272,7 @@ async def test_queries_of_those_who_left_or_when_the_server_stops_leave_nothing(
     broker.write(QUERY, fields("1"))
     await broker.writer.drain()
     await server.stop()
-    assert not broker_of(server)._lookups._waiting
+    assert not broker_of(server)._lookups._waiting  # noqa: SLF001
     await server.start()
     async with RawClient(server.brokers["broker-a"]) as again:
         assert await query(again, "nope") == []

@@ -273,7 +273,7 @@ async def test_forgetting_the_held_pulls_of_a_connection_looks_at_no_others_and_
         assert compared < 3000  # each with all before it: 90,000
         await broker.send("T")
         held.arrived(queue)
-        held._wake()
+        held._wake()  # noqa: SLF001
         assert answered == list(range(1, 600, 2))
         held.close()
 

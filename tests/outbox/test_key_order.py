@@ -108,4 +108,4 @@ def test_nothing_stays_of_an_order_whose_rows_are_recorded() -> None:
         assert orders.add(key, again) is order
         orders.recorded(key, again.id)
         orders.recorded(key, 12345)
-    assert orders._orders == {}
+    assert orders._orders == {}  # noqa: SLF001

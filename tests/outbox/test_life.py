@@ -290,7 +290,7 @@ async def test_connections_that_are_cut_are_made_anew(
 async def test_a_database_that_does_not_answer_is_asked_anew(
     outbox: Outbox, engine: AsyncEngine, table: str, server: EmbeddedRocketMQ, caplog: pytest.LogCaptureFixture
 ) -> None:
-    outbox._store.patience = 0.3
+    outbox._store.patience = 0.3  # noqa: SLF001
     async with engine.begin() as connection:
         await connection.execute(text(f"LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE"))
         await outbox.add(connection, Message("T", b"x"))

@@ -123,7 +123,7 @@ async def test_a_large_window_is_not_too_large_for_sqlite(
     if engine.dialect.name == "sqlite":
 
         def as_it_comes(connection: Any, _: Any) -> None:
-            connection.driver_connection._conn.setlimit(sqlite3.SQLITE_LIMIT_VARIABLE_NUMBER, 32_766)
+            connection.driver_connection._conn.setlimit(sqlite3.SQLITE_LIMIT_VARIABLE_NUMBER, 32_766)  # noqa: SLF001
 
         event.listen(engine.sync_engine, "connect", as_it_comes)
     in_hand, store = list(range(10**6, 10**6 + 40_000)), store_of(engine, table)

@@ -146,7 +146,7 @@ async def test_those_who_gave_up_behind_a_waiting_one_are_not_kept(monkeypatch: 
         await outcomes(*hasty)
         assert credits.waiting == 1
         assert "1 wait" in repr(credits)
-    assert len(credits._waiters) <= 2 * (4 + 1)
+    assert len(credits._waiters) <= 2 * (4 + 1)  # noqa: SLF001
     credits.give_back(epoch, 1, 1)
     credits.give_back(await first, 1, 1)
     assert taken(credits) == (0, 0, 0)
@@ -323,7 +323,7 @@ async def test_after_any_join_leave_or_release_the_first_who_fits_is_served(monk
         await spin(5)
         assert {each for each, task in tasks.items() if task.done()} == set(held)
         assert taken(credits) == (len(held), sum(sizes[each] for each in held), len(waiting))
-        assert len(credits._waiters) <= 2 * (2 + 1 + len(waiting))
+        assert len(credits._waiters) <= 2 * (2 + 1 + len(waiting))  # noqa: SLF001
     for task in tasks.values():
         task.cancel()
     await outcomes(*tasks.values())

@@ -74,7 +74,7 @@ def test_each_topic_has_its_own_turns_and_memory_is_bounded() -> None:
     chance = random.Random(7)
     for _ in range(QUEUES_KEPT + 300):
         turns.next(chance.sample(many, 4))
-    assert len(turns._topics["T"].used) <= QUEUES_KEPT + 4
+    assert len(turns._topics["T"].used) <= QUEUES_KEPT + 4  # noqa: SLF001
 
 
 def test_select_best_outside_of_a_producer_takes_turns() -> None:
@@ -196,13 +196,13 @@ def test_samples_are_bounded_and_belong_to_one_connection() -> None:
     for step in range(10_000):
         pool.open["a:1"].newest = step
         overdue.late("a:1", step / 10_000)
-    assert len(overdue._known["a:1"].samples) < 24
+    assert len(overdue._known["a:1"].samples) < 24  # noqa: SLF001
     pool.open["a:1"] = Table()
     pool.open["a:1"].oldest = 5
     assert not overdue.late("a:1", 1.0)  # low opaques, but of a new connection
     pool.open.clear()
     assert not overdue.late("a:1", 1.1)
-    assert not overdue._known
+    assert not overdue._known  # noqa: SLF001
 
 
 def test_a_connect_under_way_counts_as_an_attempt() -> None:

@@ -81,7 +81,7 @@ async def test_a_message_that_waited_for_a_route_is_born_when_it_leaves(cluster:
 @pytest.mark.usefixtures("wide_window")
 async def test_many_that_waited_share_pages_of_ids(cluster: Cluster, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     turns = []
-    turn_page = UniqueIds._turn_page
+    turn_page = UniqueIds._turn_page  # noqa: SLF001
     monkeypatch.setattr(UniqueIds, "_turn_page", lambda self: (turns.append(1), turn_page(self))[1])
     async with producer(cluster, async_limit=200, timeout=30.0) as sender:
         await sender.send(message())

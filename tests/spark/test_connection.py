@@ -234,8 +234,8 @@ class TestWorker:
             return f"{mine is parents} {mine.run(first_offset(reader, topic))}"
 
         with ExitStack() as held:
-            held.enter_context(workers._making)
-            held.enter_context(parents._lock)
+            held.enter_context(workers._making)  # noqa: SLF001
+            held.enter_context(parents._lock)  # noqa: SLF001
             assert in_a_child(child) == "False 0"
         assert parents.run(first_offset(parents.reader(here, "group"), topic)) == 0
 

@@ -156,7 +156,7 @@ def test_where_a_dead_letter_goes(spark: SparkSession) -> None:
     schema = "topic string, brokerName string, queueId int, offset bigint, msgId string, properties map<string,string>"
     rows = [("%DLQ%g", "broker-a", 0, number, f"id{number}", properties) for number, properties in enumerate(given)]
     frame = spark.createDataFrame(rows, schema).coalesce(1)
-    found = pipeline._understood(frame, None, "ns").unionByName(pipeline._understood(frame, "t", None)).collect()
+    found = pipeline._understood(frame, None, "ns").unionByName(pipeline._understood(frame, "t", None)).collect()  # noqa: SLF001
     assert [row.target for row in found] == ["a", "b", None, None, None, "a", "ns%b", "t", "t", "t"]
     assert [row.replays for row in found[:5]] == [3, 0, 0, 0, 0]
     assert [row.origin for row in found[:5]] == ["first", "older", "id2", "id3", "id4"]

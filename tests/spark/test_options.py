@@ -140,9 +140,9 @@ SOURCE_SCHEMA = StructType().add("offset", "long").add("body", "binary")
 class TestSource:
     def test_a_schema_of_the_user_narrows(self) -> None:
         reader: Any = RocketMQDataSource(dict(GIVEN)).reader(SOURCE_SCHEMA)
-        assert reader._options.columns == ("offset", "body")
+        assert reader._options.columns == ("offset", "body")  # noqa: SLF001
         both: Any = RocketMQDataSource({**GIVEN, "columns": "offset,body"}).streamReader(SOURCE_SCHEMA)
-        assert both._options.columns == ("offset", "body")
+        assert both._options.columns == ("offset", "body")  # noqa: SLF001
 
     @pytest.mark.parametrize(
         ("schema", "columns", "expected"),
@@ -173,8 +173,8 @@ class TestSource:
         made = RocketMQDataSource({**GIVEN, "accessKey": "somebody", "secretKey": "hush-hush"})
         for reader in (made.reader(SOURCE_SCHEMA), made.streamReader(SOURCE_SCHEMA)):
             again: Any = pickle.loads(pickle.dumps(reader))
-            assert again._options == reader._options  # type: ignore[attr-defined]
-        assert "hush-hush" not in repr(made) + repr(again._options) + repr(vars(again))
+            assert again._options == reader._options  # type: ignore[attr-defined]  # noqa: SLF001
+        assert "hush-hush" not in repr(made) + repr(again._options) + repr(vars(again))  # noqa: SLF001
 
     def test_filters_are_taken_where_they_were_asked_for(self) -> None:
         """Spark refuses a reader that takes them unless its session allows it."""

@@ -365,7 +365,7 @@ def test_leaving_early_ends_the_pulls(here: Worker, embedded_topics: Topics, mon
 def _records(servers: EmbeddedRocketMQ, topic: str) -> list[bytes]:
     queue = broker_of(servers).state.topics.find_queue(topic, 0)
     assert queue is not None
-    return queue._records
+    return queue._records  # noqa: SLF001
 
 
 def test_answers_above_max_frame_size_are_pulled_by_fewer_and_a_single_one_is_named(here: Worker, loop: Loop) -> None:

@@ -77,11 +77,11 @@ def test_arguments_that_cannot_be_meant_are_named(capsys: pytest.CaptureFixture[
 
 def test_an_outbox_is_known_by_its_columns_unless_others_are_named() -> None:
     columns = ["id", "unique_id", "keys", "state", "updated", "topic", "sent_at"]
-    assert pipeline._table(_given("--outbox"), columns) == pipeline.OUTBOX
-    named = pipeline._table(_given("--outbox", "--time-column", "sent_at", "--acknowledged", "sent,sending"), columns)
+    assert pipeline._table(_given("--outbox"), columns) == pipeline.OUTBOX  # noqa: SLF001
+    named = pipeline._table(_given("--outbox", "--time-column", "sent_at", "--acknowledged", "sent,sending"), columns)  # noqa: SLF001
     assert (named.id, named.time, named.acknowledged) == ("unique_id", "sent_at", ("sent", "sending"))
-    assert pipeline._table(_given(), columns) == pipeline.SentTable()
-    assert pipeline._table(_given("--topic-column", "topic"), columns).topic == "topic"
+    assert pipeline._table(_given(), columns) == pipeline.SentTable()  # noqa: SLF001
+    assert pipeline._table(_given("--topic-column", "topic"), columns).topic == "topic"  # noqa: SLF001
 
 
 @pytest.mark.parametrize(
@@ -108,10 +108,10 @@ def test_an_acknowledged_row_that_cannot_be_looked_for_is_a_failure() -> None:
     seen = {"messages": 3, "messages_without_id": 1, "matched": 3, "copies": 1, "oldest": None} | dict.fromkeys(
         pipeline.KINDS, 0
     )
-    assert not pipeline._summary(totals, seen, 0, ("missing",)).failed
-    assert pipeline._summary(totals | {"without_id": 1}, seen, 0, ("missing",)).failed
-    assert not pipeline._summary(totals, seen | {"duplicate": 1}, 0, ("missing",)).failed
-    assert pipeline._summary(totals, seen | {"duplicate": 1}, 0, ("missing", "duplicate")).failed
+    assert not pipeline._summary(totals, seen, 0, ("missing",)).failed  # noqa: SLF001
+    assert pipeline._summary(totals | {"without_id": 1}, seen, 0, ("missing",)).failed  # noqa: SLF001
+    assert not pipeline._summary(totals, seen | {"duplicate": 1}, 0, ("missing",)).failed  # noqa: SLF001
+    assert pipeline._summary(totals, seen | {"duplicate": 1}, 0, ("missing", "duplicate")).failed  # noqa: SLF001
 
 
 # -- on the real broker

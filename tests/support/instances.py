@@ -21,4 +21,4 @@ async def client_of(user: Producer | PullConsumer | Admin) -> ClientInstance:
 
 def registered() -> dict[Any, ClientInstance]:
     """Instances that a user with equal settings would join, by generation, loop and settings."""
-    return dict(registry._instances)
+    return dict(registry._instances)  # noqa: SLF001

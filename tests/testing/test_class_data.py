@@ -80,7 +80,7 @@ def test_what_failed_is_not_tried_again(jdk: Path, then: str) -> None:
 def test_one_process_writes_it_and_others_go_on(jdk: Path) -> None:
     jcmd(jdk, 'echo data > "$5"')
     mine = data(jdk)
-    with mine._file.with_suffix(".lock").open("w") as other:
+    with mine._file.with_suffix(".lock").open("w") as other:  # noqa: SLF001
         fcntl.flock(other, fcntl.LOCK_EX)
         mine.write(1)
         assert mine.wanted
@@ -98,7 +98,7 @@ def test_a_mere_jre_and_an_old_java_do_without(jdk: Path, monkeypatch: pytest.Mo
 def test_a_cache_that_cannot_be_written_to_is_no_failure(jdk: Path, caplog: pytest.LogCaptureFixture) -> None:
     jcmd(jdk, "exit 0")
     mine = data(jdk)
-    mine._file.with_suffix(".lock").mkdir()
+    mine._file.with_suffix(".lock").mkdir()  # noqa: SLF001
     with caplog.at_level("INFO"):
         mine.write(1)
     assert "class data of a server are not kept" in caplog.text

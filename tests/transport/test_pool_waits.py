@@ -111,7 +111,7 @@ async def test_a_server_that_sends_its_clients_away_is_left_alone_from_the_secon
         assert str(pool.refusal(peer.address)) == text
         monkeypatch.setattr(pool_module, "REPEATED_GO_AWAY", 0.0)
         assert not await sent_away(peer), "it has been a while, and the next connect may find another server"
-        assert set(pool._sent_away) == {peer.address}, "only what is recent is remembered"
+        assert set(pool._sent_away) == {peer.address}, "only what is recent is remembered"  # noqa: SLF001
 
 
 async def test_a_black_hole_ends_in_time() -> None:

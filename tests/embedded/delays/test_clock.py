@@ -65,7 +65,7 @@ async def test_an_alarm_rings_at_the_earliest_time_and_not_before_though_the_clo
     alarm.start()
     for when in (15_000, 12_000, 13_000):
         alarm.by(when)
-    clock._now = 5000
+    clock._now = 5000  # noqa: SLF001
     await clock.advance(6.999)
     assert rung == []
     await clock.advance(0.001)

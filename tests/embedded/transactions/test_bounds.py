@@ -40,7 +40,7 @@ async def test_large_half_messages_are_asked_about_in_several_steps(
         await put_half(broker, body=bytes([index]) * 600)
     await clock.advance(29)
     steps = []
-    look_at = Transactions._check
+    look_at = Transactions._check  # noqa: SLF001
     monkeypatch.setattr(Transactions, "_check", lambda *given: steps.append("look") or look_at(*given))
     clock.before = lambda: steps.append("ring")
     await clock.advance(1)

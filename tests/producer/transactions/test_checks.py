@@ -202,7 +202,7 @@ async def test_transactions_with_equal_id_and_body_are_ambiguous(cluster: Cluste
         await until(lambda: asked)
         go_on.set()
         results = await asyncio.gather(*both)
-        checks = producer._checks
-        assert checks is None or not checks._under_way
+        checks = producer._checks  # noqa: SLF001
+        assert checks is None or not checks._under_way  # noqa: SLF001
     stored_at = {str(result.queue_offset) for result in results}
     assert {fields["tranStateTableOffset"] for fields in ends.fields if fields["commitOrRollback"] == "8"} == stored_at

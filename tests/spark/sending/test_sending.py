@@ -178,7 +178,7 @@ def test_bodies_up_to_the_limit_are_bounded_while_unanswered(
     handing = threading.Thread(target=lambda: [sending.send(block) for block in blocks])
     handing.start()
     sleep(0.5)
-    held, waits = sending._pending, handing.is_alive()
+    held, waits = sending._pending, handing.is_alive()  # noqa: SLF001
     resume(loop, servers)
     handing.join()
     sending.finish()

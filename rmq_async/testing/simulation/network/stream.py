@@ -235,7 +235,7 @@ class End:
         if self.out.blocked:
             self.peer.unanswered()
         else:
-            self.peer._reset()
+            self.peer._reset()  # noqa: SLF001
 
     def _reset(self) -> None:
         """Fails as Linux does: with EPIPE if the other end had closed its side before, else with ECONNRESET."""
