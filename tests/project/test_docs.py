@@ -12,6 +12,7 @@ import dataclasses
 import inspect
 import os
 import re
+import signal
 import subprocess
 import sys
 import tomllib
@@ -24,6 +25,7 @@ import rmq_async
 from rmq_async import ClientConfig, ConsumerConfig, FaultTable, ProducerConfig, ProducerHealth, errors, select_best
 from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_async.health import ProblemCode
+from rmq_async.testing import ThreadedRocketMQ
 
 ROOT = Path(__file__).parents[2]
 PAGES = [
@@ -61,7 +63,13 @@ SNIPPETS = [
 ]
 WITH_THREADS = ("inbox.md", "outbox.md", "sending.md", "testing.md")
 """Real time: databases, handlers that block and sends from other threads need threads."""
-PROGRAMS = [(page, source) for page in PAGES for _, source in blocks(page, "python") if is_program(source)]
+PROGRAMS = [
+    (page, source)
+    for page in PAGES
+    if page.name != "README.md" or page.parent != ROOT
+    for _, source in blocks(page, "python")
+    if is_program(source)
+]
 
 
 def virtual(page: Path) -> Any:
@@ -129,10 +137,26 @@ def output_of_tests(source: str, folder: Path, *options: str) -> str:
     return ended.stdout
 
 
-def test_the_readmes_example_has_twenty_lines_and_says_what_it_stored() -> None:
-    (source,) = [source for page, source in PROGRAMS if page.name == "README.md"]
-    assert len([line for line in source.splitlines() if line.strip()]) <= 20
-    assert "await producer.send(" in source
+def test_readme_is_a_landing_page_whose_programs_have_eight_lines() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 80
+    sizes = [len([line for line in source.splitlines() if line.strip()]) for _, source in blocks(ROOT / "README.md", "python")]
+    assert len(sizes) == 3
+    assert max(sizes) <= 8
+
+
+def test_worker_of_the_readme_handles_what_its_sender_sent(tmp_path: Path) -> None:
+    with ThreadedRocketMQ() as server:
+        for name, (_, source) in zip(("send.py", "worker.py"), blocks(ROOT / "README.md", "python"), strict=False):
+            (tmp_path / name).write_text(source.replace("127.0.0.1:9876", server.namesrv))
+        command = [sys.executable, "-u", "-W", "error"]
+        sent = subprocess.run([*command, str(tmp_path / "send.py")], capture_output=True, text=True, timeout=60)
+        assert sent.returncode == 0, sent.stderr
+        assert "stored as " in sent.stdout
+        with subprocess.Popen([*command, str(tmp_path / "worker.py")], stdout=subprocess.PIPE, text=True) as worker:
+            assert worker.stdout is not None
+            assert worker.stdout.readline() == "billed: order 17 paid\n"
+            worker.send_signal(signal.SIGTERM)
+            assert worker.wait(60) == 0
 
 
 # -- tables
