@@ -3,7 +3,7 @@
 Pages in docs/ link to files elsewhere in the repository, such as ``../examples/worker.py``. Each such file becomes a page (code,
 Markdown) or a file (pictures) of the site, and the links lead there. So a page reads the same in a clone and on the site.
 
-A line ``<!-- modules of FOLDER -->`` is replaced by the API of the modules in that folder.
+A line ``<!-- modules of FOLDER except NAMES -->`` is replaced by the API of the other modules in that folder.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ WEIGHTS: Final = {
 }  # fmt: skip
 """How much a hit counts in the search, by the beginning of the page's path; 1 for the others."""
 LINK: Final = re.compile(r"(\]\()([^)\s#]+)(#[^)\s]*)?(\))")
-MODULES: Final = re.compile(r"^<!-- modules of (protocol/([\w/]+)) -->$", re.MULTILINE)
+MODULES: Final = re.compile(r"^<!-- modules of (protocol/([\w/]+)) except ([\w, ]+) -->$", re.MULTILINE)
 FENCED: Final = re.compile(r"^(```.*?^```)$", re.MULTILINE | re.DOTALL)
 
 
@@ -63,7 +63,9 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     uri = page.file.src_uri
     weight = next((weight for start, weight in WEIGHTS.items() if uri.startswith(start)), 1)
     page.meta.setdefault("search", {})["boost"] = weight
-    markdown = MODULES.sub(lambda found: directives(ROOT / found[1], found[2].replace("/", ".")), markdown)
+    markdown = MODULES.sub(
+        lambda found: directives(ROOT / found[1], found[2].replace("/", "."), found[3].split(", ")), markdown
+    )
     own = uri if page.file.generated_by else f"{DOCS}/{uri}"
     here = posixpath.dirname(uri)
 
@@ -78,9 +80,9 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     return "".join(part if part.startswith("```") else LINK.sub(replaced, part) for part in parts)
 
 
-def directives(folder: Path, package: str) -> str:
-    """What mkdocstrings takes for the modules of a package, subpackages excepted: the names of their ``__all__``."""
-    modules = sorted(path.stem for path in folder.glob("*.py") if not path.stem.startswith("_"))
+def directives(folder: Path, package: str, left_out: list[str]) -> str:
+    """Return what mkdocstrings takes for the public names of the modules of a package, except ``left_out`` and subpackages."""
+    modules = sorted(path.stem for path in folder.glob("*.py") if not path.stem.startswith("_") and path.stem not in left_out)
     options = "    options: {filters: public, show_root_full_path: true}"
     return "\n\n".join(f"::: {package}.{module}\n{options}" for module in modules)
 

@@ -16,7 +16,7 @@ from rmq_protocol.message import MessageQueue
 from rmq_protocol.topics import TopicConfig
 
 BODIES: list[type[msgspec.Struct]] = [
-    *(value for value in (getattr(bodies, name) for name in bodies.__all__) if isinstance(value, type)),
+    *(value for value in vars(bodies).values() if isinstance(value, type) and value.__module__ == bodies.__name__),
     ClusterInfo,
     HeartbeatData,
     TopicConfig,

@@ -221,7 +221,7 @@ def headers_schema(case: Case) -> None:
     ours = {info.name: info for info in msgspec.structs.fields(cls)}
     theirs = {field["name"]: field for field in case.expected["fields"]}
     assert ours.keys() == theirs.keys()
-    assert cls.request_code == case.expected["request_code"]
+    assert case.expected["request_code"] in (None, cls.request_code)  # Java leaves it out at some classes
     for name, field in theirs.items():
         kind = _KINDS.get(field["type"], BoundaryType)
         default = field["default"]

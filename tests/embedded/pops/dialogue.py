@@ -10,8 +10,7 @@ import json
 import time
 from collections.abc import Awaitable, Callable
 
-from rmq_protocol.bodies import decode_body
-from rmq_protocol.bodies.groups import SubscriptionGroupConfig
+from rmq_protocol.bodies import SubscriptionGroupConfig, decode_body
 from rmq_protocol.command import RemotingCommand
 from rmq_protocol.constants import RequestCode
 

@@ -1,0 +1,1310 @@
+"""Custom headers: one Struct for each kind of request and response, converted from and to the texts of extFields.
+
+A header is declared once, with the class and field names of Java in the order of the Java class; everything else is derived from
+the declaration: the tables by request code, and, on first use, how each field is written and read, and whether it is required.
+The rules (``RemotingCommand.makeCustomHeaderToNet`` and ``decodeCommandCustomHeader``): a field that is null is left out,
+integers are decimal, booleans are ``true`` and ``false``, fields that the class does not declare are ignored.
+
+This is the general path: 1 us to write a header, 2 us to read one. Sends and their replies have templates of their own in
+``send_codec``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from enum import StrEnum
+from functools import cache
+from typing import Annotated, Any, ClassVar, Final, NamedTuple, TypeVar, get_args, get_origin
+
+import msgspec
+
+from .constants import RequestCode
+from .errors import LocalProtocolError, RemoteProtocolError, shown
+from .java_types import Int, Long
+
+
+class BoundaryType(StrEnum):
+    """The message that a search by time selects: LOWER the first one stored at that time or later, UPPER the last one stored at
+    that time or earlier. ``from_ext`` ignores case and reads any other text as LOWER (``BoundaryType.getType``)."""
+
+    LOWER = "LOWER"
+    UPPER = "UPPER"
+
+
+class Header(msgspec.Struct, kw_only=True, gc=False):
+    """A custom header. ``request_code``: the request's code, the first one if there are several; None if no request of 5.5.0 has
+    this header. ``choices``: integer field -> the only values that ``from_ext`` accepts."""
+
+    request_code: ClassVar[int | None] = None
+    choices: ClassVar[Mapping[str, frozenset[int]]] = {}
+
+
+class RpcRequestHeader(Header, kw_only=True):
+    """The fields of requests that a broker may forward to another one.
+
+    ``ns``: namespace, ``nsd``: True if the request's names are in the namespace, ``bname``: name of the broker, ``oway``: True for
+    a one-way request.
+    """
+
+    ns: str | None = None
+    nsd: bool | None = None
+    bname: str | None = None
+    oway: bool | None = None
+
+
+class TopicRequestHeader(RpcRequestHeader, kw_only=True):
+    """The fields of requests about a topic. ``lo``: True if topic and queue are logical ones (static topics)."""
+
+    lo: bool | None = None
+
+
+H = TypeVar("H", bound=Header)
+
+REQUEST_HEADERS: Final[dict[int, type[Header]]] = {}
+"""Headers of requests, by request code. Brokers send 39, 40, 220, 221, 307, 309, 326 and 200073 to clients. Codes that are left
+out have no header, except those with which brokers register and talk to each other (103, 104, 322, 902 to 906, 908, 1008) and 513,
+which clients do not need."""
+
+RESPONSE_HEADERS: Final[dict[int, type[Header]]] = {}
+"""Headers of responses, by request code, for codes whose response has one."""
+
+
+def _request(*codes: RequestCode) -> Callable[[type[H]], type[H]]:
+    """Register the decorated class as the header of the requests with these codes."""
+    return _registered(REQUEST_HEADERS, codes)
+
+
+def _response(*codes: RequestCode) -> Callable[[type[H]], type[H]]:
+    """Register the decorated class as the header of the responses to these requests."""
+    return _registered(RESPONSE_HEADERS, codes)
+
+
+def _registered(table: dict[int, type[Header]], codes: tuple[RequestCode, ...]) -> Callable[[type[H]], type[H]]:
+    def register(cls: type[H]) -> type[H]:
+        cls.request_code = codes[0]
+        table.update(dict.fromkeys(codes, cls))
+        return cls
+
+    return register
+
+
+_DIGITS = re.compile(r"[+-]?\d{1,40}").fullmatch
+
+
+class _Field(NamedTuple):
+    name: str
+    kind: type
+    low: int
+    high: int
+    required: bool
+
+
+@cache
+def _fields(cls: type[Header]) -> tuple[_Field, ...]:
+    """Returns the fields in Java's order: first those of the class itself, then those of its base classes, nearest first."""
+    infos = {info.name: info for info in msgspec.structs.fields(cls)}
+    bases = [base for base in cls.__mro__ if issubclass(base, Header)]
+    names = [name for base in bases for name in base.__annotations__ if name in infos]
+    return tuple(_field(infos[name]) for name in dict.fromkeys(names))
+
+
+def _field(info: msgspec.structs.FieldInfo) -> _Field:
+    kind: Any = info.type
+    low = high = 0
+    for option in (kind, *get_args(kind)):
+        if get_origin(option) is Annotated:
+            kind, meta = get_args(option)
+            low, high = meta.ge, meta.le
+            break
+        if isinstance(option, type) and option is not type(None):
+            kind = option
+    return _Field(info.name, kind, low, high, info.required)
+
+
+def to_ext(header: Header) -> dict[str, str]:
+    """Returns the extFields of ``header``; fields that are None are left out.
+
+    Raises LocalProtocolError, with header and field, for an integer outside the range of the field's Java type (Integer, 32
+    bits, or Long, 64 bits).
+    """
+    ext: dict[str, str] = {}
+    for name, kind, low, high, _ in _fields(header.__class__):
+        value = getattr(header, name)
+        if value is None:
+            continue
+        if kind is str:
+            ext[name] = value
+        elif kind is bool:
+            ext[name] = "true" if value else "false"
+        elif kind is int:
+            if not low <= value <= high:
+                raise LocalProtocolError(f"{header.__class__.__name__}.{name}: {shown(value)} must be in {low}..{high}")
+            ext[name] = str(int(value))
+        else:
+            ext[name] = str(value)
+    return ext
+
+
+def from_ext(cls: type[H], ext: Mapping[str, str | None] | None, *, lenient: bool = False) -> H:
+    """Returns the header in extFields; unknown fields are ignored, and a field that is missing or None has its default. ``ext``:
+    None if the peer sent no extFields.
+
+    A boolean is True for the text ``true``, in any case, else False. Raises RemoteProtocolError, with header and field, for an
+    integer that is not decimal, does not fit its Java type or is none of the field's choices, and for a missing required field.
+    With ``lenient`` a missing required field raises nothing and is None, against its declared type.
+    """
+    values: dict[str, Any] = {}
+    given = ext or {}
+    for field in _fields(cls):
+        text = given.get(field.name)
+        if text is not None:
+            values[field.name] = _value(cls, field, text)
+        elif field.required:
+            if not lenient:
+                raise RemoteProtocolError(f"{cls.__name__}.{field.name} is missing")
+            values[field.name] = None
+    return cls(**values)
+
+
+def _value(cls: type[Header], field: _Field, text: str) -> Any:
+    if field.kind is str:
+        return text
+    if field.kind is bool:
+        return text.lower() == "true"
+    if field.kind is int:
+        value = int(text) if _DIGITS(text) else None
+        if value is None or not field.low <= value <= field.high:
+            raise RemoteProtocolError(
+                f"{cls.__name__}.{field.name}: {text[:60]!r} is not an integer in {field.low}..{field.high}"
+            )
+        if field.name in cls.choices and value not in cls.choices[field.name]:
+            raise RemoteProtocolError(f"{cls.__name__}.{field.name}: {value} is none of {sorted(cls.choices[field.name])}")
+        return value
+    return BoundaryType.UPPER if text.upper() == "UPPER" else BoundaryType.LOWER
+
+
+# Headers of sends (with long names for the codes 10 and 324, one letter per field for 310, 320 and 325), of recalls, and of
+# replies between clients.
+
+
+@_request(RequestCode.SEND_MESSAGE, RequestCode.SEND_REPLY_MESSAGE)
+class SendMessageRequestHeader(TopicRequestHeader, kw_only=True):
+    producerGroup: str
+    topic: str
+    defaultTopic: str
+    defaultTopicQueueNums: Int
+    queueId: Int
+    sysFlag: Int
+    bornTimestamp: Long
+    flag: Int
+    properties: str | None = None
+    reconsumeTimes: Int | None = None
+    unitMode: bool | None = None
+    batch: bool | None = None
+    maxReconsumeTimes: Int | None = None
+
+
+@_request(RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE, RequestCode.SEND_REPLY_MESSAGE_V2)
+class SendMessageRequestHeaderV2(TopicRequestHeader, kw_only=True):
+    """Header of a send with one-letter names. ``a`` to ``n`` are, in this order: producerGroup, topic, defaultTopic,
+    defaultTopicQueueNums, queueId, sysFlag, bornTimestamp, flag, properties, reconsumeTimes, unitMode, maxReconsumeTimes,
+    batch, bname (name of the broker)."""
+
+    a: str
+    b: str
+    c: str
+    d: Int
+    e: Int
+    f: Int
+    g: Long
+    h: Int
+    i: str | None = None
+    j: Int | None = None
+    k: bool | None = None
+    l: Int | None = None  # noqa: E741 - the field's name on the wire
+    m: bool | None = None
+    n: str | None = None
+
+
+@_response(
+    RequestCode.SEND_MESSAGE,
+    RequestCode.SEND_MESSAGE_V2,
+    RequestCode.SEND_BATCH_MESSAGE,
+    RequestCode.SEND_REPLY_MESSAGE,
+    RequestCode.SEND_REPLY_MESSAGE_V2,
+)
+class SendMessageResponseHeader(Header, kw_only=True):
+    """Header of the response to a send.
+
+    ``msgId``: offset message id; for a batch those of all messages, comma-joined. ``queueOffset``: offset of the message, or of
+    the first one of a batch.
+    """
+
+    msgId: str
+    queueId: Int
+    queueOffset: Long
+    transactionId: str | None = None
+    batchUniqId: str | None = None
+    recallHandle: str | None = None
+
+
+@_request(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT)
+class ReplyMessageRequestHeader(TopicRequestHeader, kw_only=True):
+    """Header of PUSH_REPLY_MESSAGE_TO_CLIENT, with which the broker forwards a reply to the client that waits for it; the body is
+    the reply's. ``bornHost``, ``storeHost``: ``ip:port`` of the client that replied and of the broker. ``bornTimestamp``: time of
+    the reply; ``storeTimestamp``: time at which the broker received it; both in epoch ms."""
+
+    producerGroup: str
+    topic: str
+    defaultTopic: str
+    defaultTopicQueueNums: Int
+    queueId: Int
+    sysFlag: Int
+    bornTimestamp: Long
+    flag: Int
+    properties: str | None = None
+    reconsumeTimes: Int | None = None
+    unitMode: bool = False
+    bornHost: str
+    storeHost: str
+    storeTimestamp: Long = 0
+
+
+@_request(RequestCode.RECALL_MESSAGE)
+class RecallMessageRequestHeader(TopicRequestHeader, kw_only=True):
+    """Header of RECALL_MESSAGE. ``recallHandle``: the text in the response to the send of the delayed message; the module
+    ``recall`` reads it."""
+
+    producerGroup: str | None = None
+    topic: str
+    recallHandle: str
+
+
+@_response(RequestCode.RECALL_MESSAGE)
+class RecallMessageResponseHeader(Header, kw_only=True):
+    """Header of the response to RECALL_MESSAGE. ``msgId``: unique id of the message that was recalled."""
+
+    msgId: str
+
+
+def send_header_v2(header: SendMessageRequestHeader) -> SendMessageRequestHeaderV2:
+    """Returns the one-letter form of a header (``createSendMessageRequestHeaderV2``); ``ns``, ``nsd``, ``oway`` and ``lo`` are not
+    copied. None becomes 0 for ``reconsumeTimes``, False for ``unitMode`` and ``batch``."""
+    return SendMessageRequestHeaderV2(
+        a=header.producerGroup,
+        b=header.topic,
+        c=header.defaultTopic,
+        d=header.defaultTopicQueueNums,
+        e=header.queueId,
+        f=header.sysFlag,
+        g=header.bornTimestamp,
+        h=header.flag,
+        i=header.properties,
+        j=header.reconsumeTimes or 0,
+        k=bool(header.unitMode),
+        l=header.maxReconsumeTimes,
+        m=bool(header.batch),
+        n=header.bname,
+    )
+
+
+def send_header_v1(header: SendMessageRequestHeaderV2) -> SendMessageRequestHeader:
+    """Returns the long form of a one-letter header (``createSendMessageRequestHeaderV1``); ``ns``, ``nsd``, ``oway`` and ``lo``
+    are not copied."""
+    return SendMessageRequestHeader(
+        producerGroup=header.a,
+        topic=header.b,
+        defaultTopic=header.c,
+        defaultTopicQueueNums=header.d,
+        queueId=header.e,
+        sysFlag=header.f,
+        bornTimestamp=header.g,
+        flag=header.h,
+        properties=header.i,
+        reconsumeTimes=header.j,
+        unitMode=header.k,
+        maxReconsumeTimes=header.l,
+        batch=header.m,
+        bname=header.n,
+    )
+
+
+# Headers of pulls, and of the other requests between a consumer of a group and its broker.
+
+
+@_request(RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE)
+class PullMessageRequestHeader(TopicRequestHeader, kw_only=True):
+    """Header of PULL_MESSAGE.
+
+    ``suspendTimeoutMillis``: ms for which the broker may hold the request while it has no message (with PullSysFlag.SUSPEND).
+    ``commitOffset``: offset to commit (with PullSysFlag.COMMIT_OFFSET). ``subVersion``: epoch ms. ``expressionType``: TAG or
+    SQL92.
+    """
+
+    consumerGroup: str
+    topic: str
+    liteTopic: str | None = None
+    queueId: Int
+    queueOffset: Long
+    maxMsgNums: Int
+    sysFlag: Int
+    commitOffset: Long
+    suspendTimeoutMillis: Long
+    subscription: str | None = None
+    subVersion: Long
+    expressionType: str | None = None
+    maxMsgBytes: Int | None = None
+    requestSource: Int | None = None
+    proxyFrowardClientId: str | None = None
+
+
+@_response(RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE)
+class PullMessageResponseHeader(Header, kw_only=True):
+    suggestWhichBrokerId: Long
+    nextBeginOffset: Long
+    minOffset: Long
+    maxOffset: Long
+    offsetDelta: Long | None = None
+    topicSysFlag: Int | None = None
+    groupSysFlag: Int | None = None
+    forbiddenType: Int | None = None
+
+
+@_request(RequestCode.CONSUMER_SEND_MSG_BACK)
+class ConsumerSendMsgBackRequestHeader(RpcRequestHeader, kw_only=True):
+    """Header of CONSUMER_SEND_MSG_BACK, for a message that could not be consumed. ``offset``: its commit log offset.
+    ``delayLevel``: level of the delay before the next delivery; 0 is level 3 + reconsume times, a number below 0 moves the message
+    to the dead-letter topic immediately. ``originMsgId``: the message's unique id (``MQClientAPIImpl.consumerSendMessageBack``).
+    ``maxReconsumeTimes``: None for the group's ``retry_max_times``; a message with as many reconsume times goes to the dead-letter
+    topic."""
+
+    offset: Long
+    group: str
+    delayLevel: Int
+    originMsgId: str | None = None
+    originTopic: str | None = None
+    unitMode: bool = False
+    maxReconsumeTimes: Int | None = None
+
+
+@_request(RequestCode.GET_CONSUMER_LIST_BY_GROUP)
+class GetConsumerListByGroupRequestHeader(RpcRequestHeader, kw_only=True):
+    consumerGroup: str
+
+
+@_response(RequestCode.GET_CONSUMER_LIST_BY_GROUP)
+class GetConsumerListByGroupResponseHeader(Header, kw_only=True):
+    """Header of the response to GET_CONSUMER_LIST_BY_GROUP. It is empty: the body has the list."""
+
+
+@_request(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED)
+class NotifyConsumerIdsChangedRequestHeader(RpcRequestHeader, kw_only=True):
+    """Header of NOTIFY_CONSUMER_IDS_CHANGED, a one-way request with which a broker says that the members of
+    ``consumerGroup`` have changed."""
+
+    consumerGroup: str
+
+
+@_request(RequestCode.LOCK_BATCH_MQ)
+class LockBatchMqRequestHeader(RpcRequestHeader, kw_only=True):
+    pass
+
+
+@_request(RequestCode.UNLOCK_BATCH_MQ)
+class UnlockBatchMqRequestHeader(RpcRequestHeader, kw_only=True):
+    pass
+
+
+@_request(RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS, RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT)
+class GetConsumerStatusRequestHeader(TopicRequestHeader, kw_only=True):
+    """Header of a request for the offsets that clients have in memory: code 221 from broker to client, 223 from an
+    administrator to a broker.
+
+    ``clientAddr``: id of the only client that the broker asks; None or "" for all clients of the group.
+    """
+
+    topic: str
+    group: str
+    clientAddr: str | None = None
+
+
+@_request(RequestCode.GET_CONSUMER_RUNNING_INFO)
+class GetConsumerRunningInfoRequestHeader(RpcRequestHeader, kw_only=True):
+    """Header of GET_CONSUMER_RUNNING_INFO, which an administrator sends and the broker forwards to the client ``clientId``.
+
+    ``jstackEnable``: True requests the stacks of the client's threads too.
+    """
+
+    consumerGroup: str
+    clientId: str
+    jstackEnable: bool = False
+
+
+@_request(RequestCode.CONSUME_MESSAGE_DIRECTLY)
+class ConsumeMessageDirectlyResultRequestHeader(TopicRequestHeader, kw_only=True):
+    """Header of CONSUME_MESSAGE_DIRECTLY, which an administrator sends and the broker forwards with the stored message as the
+    body. The client consumes the message immediately and returns the result. ``msgId``: offset id."""
+
+    consumerGroup: str
+    clientId: str | None = None
+    msgId: str | None = None
+    brokerName: str | None = None
+    topic: str | None = None
+    topicSysFlag: Int | None = None
+    groupSysFlag: Int | None = None
+
+
+# Headers about offsets: those of a queue, and the progress of a group.
+
+
+@_request(RequestCode.QUERY_CONSUMER_OFFSET)
+class QueryConsumerOffsetRequestHeader(TopicRequestHeader, kw_only=True):
+    """Header of QUERY_CONSUMER_OFFSET.
+
+    ``setZeroIfNotFound`` decides the answer for a group without an offset. True or None: 0 if the queue still begins there and
+    its first message is in memory, else QUERY_NOT_FOUND. False: QUERY_NOT_FOUND (``ConsumerManageProcessor``).
+    """
+
+    consumerGroup: str
+    topic: str
+    queueId: Int
+    setZeroIfNotFound: bool | None = None
+
+
+@_response(RequestCode.QUERY_CONSUMER_OFFSET)
+class QueryConsumerOffsetResponseHeader(Header, kw_only=True):
+    offset: Long
+
+
+@_request(RequestCode.UPDATE_CONSUMER_OFFSET)
+class UpdateConsumerOffsetRequestHeader(TopicRequestHeader, kw_only=True):
+    consumerGroup: str
+    topic: str
+    queueId: Int
+    commitOffset: Long
+
+
+@_response(RequestCode.UPDATE_CONSUMER_OFFSET)
+class UpdateConsumerOffsetResponseHeader(Header, kw_only=True):
+    pass
+
+
+@_request(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP)
+class SearchOffsetRequestHeader(TopicRequestHeader, kw_only=True):
+    """Header of SEARCH_OFFSET_BY_TIMESTAMP. ``timestamp``: store time, epoch ms. ``boundaryType``: None counts as LOWER."""
+
+    topic: str
+    liteTopic: str | None = None
+    queueId: Int
+    timestamp: Long
+    boundaryType: BoundaryType | None = None
+
+
+@_response(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP)
+class SearchOffsetResponseHeader(Header, kw_only=True):
+    offset: Long
+
+
+@_request(RequestCode.GET_MAX_OFFSET)
+class GetMaxOffsetRequestHeader(TopicRequestHeader, kw_only=True):
+    """Header of GET_MAX_OFFSET. ``committed``: brokers ignore it (5.5.0)."""
+
+    topic: str
+    queueId: Int
+    committed: bool = True
+
+
+@_response(RequestCode.GET_MAX_OFFSET)
+class GetMaxOffsetResponseHeader(Header, kw_only=True):
+    offset: Long
+
+
+@_request(RequestCode.GET_MIN_OFFSET)
+class GetMinOffsetRequestHeader(TopicRequestHeader, kw_only=True):
+    topic: str
+    queueId: Int
+
+
+@_response(RequestCode.GET_MIN_OFFSET)
+class GetMinOffsetResponseHeader(Header, kw_only=True):
+    offset: Long
+
+
+@_request(RequestCode.GET_EARLIEST_MSG_STORETIME)
+class GetEarliestMsgStoretimeRequestHeader(TopicRequestHeader, kw_only=True):
+    topic: str
+    queueId: Int
+
+
+@_response(RequestCode.GET_EARLIEST_MSG_STORETIME)
+class GetEarliestMsgStoretimeResponseHeader(Header, kw_only=True):
+    """Header of the response to GET_EARLIEST_MSG_STORETIME.
+
+    ``timestamp``: store time of the queue's oldest message, epoch ms; -1 for an empty queue.
+    """
+
+    timestamp: Long
+
+
+@_request(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, RequestCode.RESET_CONSUMER_CLIENT_OFFSET)
+class ResetOffsetRequestHeader(TopicRequestHeader, kw_only=True):
+    """Header of a reset of offsets: 220 from broker to client, 222 from an administrator to a broker.
+
+    ``timestamp``: store time to reset to, epoch ms, -1 for the end of the queue. ``queueId``: -1 for all queues. ``offset``:
+    offset to reset the queue ``queueId`` to, instead of a time; None or -1 for the time. ``isForce``: True allows a reset
+    forward too. Brokers that reset offsets themselves (``useServerSideResetOffset``, the default) ignore ``isForce``; others
+    ignore ``queueId`` and ``offset``.
+    """
+
+    group: str
+    topic: str
+    queueId: Int = -1
+    offset: Long | None = None
+    timestamp: Long = 0
+    isForce: bool = False
+
+
+@_request(RequestCode.CLONE_GROUP_OFFSET)
+class CloneGroupOffsetRequestHeader(RpcRequestHeader, kw_only=True):
+    """Header of CLONE_GROUP_OFFSET, which copies the offsets of ``topic`` from ``srcGroup`` to ``destGroup``.
+
+    ``offline``: False skips the topic if ``srcGroup`` has running consumers and none of them subscribes to it. Without ``topic``
+    brokers copy nothing, and answer SUCCESS (5.5.0, ``AdminBrokerProcessor.cloneGroupOffset``).
+    """
+
+    srcGroup: str
+    destGroup: str
+    topic: str | None = None
+    offline: bool = False
+
+
+@_request(RequestCode.QUERY_CORRECTION_OFFSET)
+class QueryCorrectionOffsetHeader(TopicRequestHeader, kw_only=True):
+    """Header of QUERY_CORRECTION_OFFSET. ``filterGroups``: groups to leave out, comma-joined; the broker DELETES the offsets of
+    these groups, for all topics (``ConsumerOffsetManager.queryMinOffsetInAllGroup``)."""
+
+    filterGroups: str | None = None
+    compareGroup: str
+    topic: str
+
+
+class InitConsumerOffsetRequestHeader(TopicRequestHeader, kw_only=True):
+    """Header of a request that sets the first offsets of a group. ``initMode``: 0 for the oldest message, 1 for the end of the
+    queue. It has no request code in 5.5.0."""
+
+    topic: str | None = None
+    initMode: Int = 0
+
+
+# Headers about pops: the broker hands messages to a member of a group; each message is acknowledged, or delivered again after
+# its invisible time.
+
+
+@_request(RequestCode.POP_MESSAGE)
+class PopMessageRequestHeader(TopicRequestHeader, kw_only=True):
+    """Header of POP_MESSAGE.
+
+    ``queueId``: -1 for any queue. ``invisibleTime``: ms for which other members do not get the messages. ``pollTime``: ms for
+    which the broker may hold the request. ``bornTime``: epoch ms of the request. ``initMode``: where a new group begins: 0 at the
+    oldest message, 1 at the newest, or at offset 0 while the message there is in memory (``initPopOffsetByCheckMsgInMem``).
+    ``expType``, ``exp``: kind and text of the filter. ``attemptId``: an id that stays the same when an ordered pop is repeated.
+    """
+
+    consumerGroup: str
+    topic: str
+    queueId: Int = 0
+    maxMsgNums: Int = 0
+    invisibleTime: Long = 0
+    pollTime: Long = 0
+    bornTime: Long = 0
+    initMode: Int = 0
+    expType: str | None = None
+    exp: str | None = None
+    order: bool | None = False
+    attemptId: str | None = None
+
+
+@_response(RequestCode.POP_MESSAGE)
+class PopMessageResponseHeader(Header, kw_only=True):
+    """Header of the response to POP_MESSAGE. ``popTime``: epoch ms. ``invisibleTime``: ms. ``restNum``: messages that are left to
+    pop. The module ``pop`` reads the three infos."""
+
+    popTime: Long = 0
+    invisibleTime: Long = 0
+    reviveQid: Int = 0
+    restNum: Long = 0
+    startOffsetInfo: str | None = None
+    msgOffsetInfo: str | None = None
+    orderCountInfo: str | None = None
+
+
+@_request(RequestCode.ACK_MESSAGE, RequestCode.ACK_LITE_MESSAGE)
+class AckMessageRequestHeader(TopicRequestHeader, kw_only=True):
+    """Header of ACK_MESSAGE. ``extraInfo``: property POP_CK of the message. ``offset``: its queue offset."""
+
+    consumerGroup: str
+    topic: str
+    queueId: Int
+    extraInfo: str
+    offset: Long
+    liteTopic: str | None = None
+
+
+@_request(RequestCode.CHANGE_MESSAGE_INVISIBLETIME)
+class ChangeInvisibleTimeRequestHeader(TopicRequestHeader, kw_only=True):
+    """Header of CHANGE_MESSAGE_INVISIBLETIME, with two more fields than an ack.
+
+    ``invisibleTime``: ms from now. ``suspend``: True delivers the message again without counting an attempt. It has no effect
+    for ordered messages, nor on brokers that do not know it (5.3.3).
+    """
+
+    consumerGroup: str
+    topic: str
+    queueId: Int
+    extraInfo: str
+    offset: Long
+    invisibleTime: Long
+    liteTopic: str | None = None
+    suspend: bool = False
+
+
+@_response(RequestCode.CHANGE_MESSAGE_INVISIBLETIME)
+class ChangeInvisibleTimeResponseHeader(Header, kw_only=True):
+    popTime: Long = 0
+    invisibleTime: Long = 0
+    reviveQid: Int = 0
+
+
+@_request(RequestCode.NOTIFICATION)
+class NotificationRequestHeader(TopicRequestHeader, kw_only=True):
+    """Header of NOTIFICATION, with which a client waits for messages to pop: the broker responds when there are some,
+    or after ``pollTime``. ``pollTime``: ms, ``bornTime``: epoch ms, as in a pop."""
+
+    consumerGroup: str
+    topic: str
+    queueId: Int = 0
+    pollTime: Long = 0
+    bornTime: Long = 0
+    order: bool | None = False
+    attemptId: str | None = None
+    expType: str | None = None
+    exp: str | None = None
+
+
+@_response(RequestCode.NOTIFICATION)
+class NotificationResponseHeader(Header, kw_only=True):
+    """Header of the response to NOTIFICATION. ``hasMsg``: True if there are messages to pop. ``pollingFull``: True if the
+    broker holds too many requests to hold this one."""
+
+    hasMsg: bool = False
+    pollingFull: bool = False
+
+
+@_request(RequestCode.PEEK_MESSAGE)
+class PeekMessageRequestHeader(TopicRequestHeader, kw_only=True):
+    topic: str
+    queueId: Int = 0
+    maxMsgNums: Int = 0
+    consumerGroup: str
+
+
+@_request(RequestCode.POLLING_INFO)
+class PollingInfoRequestHeader(TopicRequestHeader, kw_only=True):
+    consumerGroup: str
+    topic: str
+    queueId: Int = 0
+
+
+@_response(RequestCode.POLLING_INFO)
+class PollingInfoResponseHeader(Header, kw_only=True):
+    """Header of the response to POLLING_INFO. ``pollingNum``: number of requests that the broker holds for the group and
+    the queue."""
+
+    pollingNum: Int = 0
+
+
+# Headers about lite topics (5.5): many small topics under one parent topic.
+
+
+@_request(RequestCode.POP_LITE_MESSAGE)
+class PopLiteMessageRequestHeader(RpcRequestHeader, kw_only=True):
+    clientId: str
+    consumerGroup: str
+    topic: str
+    maxMsgNum: Int = 0
+    invisibleTime: Long = 0
+    pollTime: Long = 0
+    bornTime: Long = 0
+    attemptId: str | None = None
+
+
+@_response(RequestCode.POP_LITE_MESSAGE)
+class PopLiteMessageResponseHeader(Header, kw_only=True):
+    popTime: Long = 0
+    invisibleTime: Long = 0
+    reviveQid: Int = 0
+    startOffsetInfo: str | None = None
+    msgOffsetInfo: str | None = None
+    orderCountInfo: str | None = None
+
+
+@_request(RequestCode.LITE_SUBSCRIPTION_CTL)
+class LiteSubscriptionCtlRequestHeader(RpcRequestHeader, kw_only=True):
+    pass
+
+
+@_request(RequestCode.NOTIFY_UNSUBSCRIBE_LITE)
+class NotifyUnsubscribeLiteRequestHeader(RpcRequestHeader, kw_only=True):
+    """Header of NOTIFY_UNSUBSCRIBE_LITE, with which a broker says that it has removed the client's subscription of
+    ``liteTopic``."""
+
+    liteTopic: str
+    consumerGroup: str
+    clientId: str
+
+
+@_request(RequestCode.GET_PARENT_TOPIC_INFO)
+class GetParentTopicInfoRequestHeader(Header, kw_only=True):
+    topic: str
+
+
+@_request(RequestCode.GET_LITE_TOPIC_INFO)
+class GetLiteTopicInfoRequestHeader(Header, kw_only=True):
+    parentTopic: str | None = None
+    liteTopic: str | None = None
+
+
+@_request(RequestCode.GET_LITE_CLIENT_INFO)
+class GetLiteClientInfoRequestHeader(Header, kw_only=True):
+    parentTopic: str | None = None
+    group: str | None = None
+    clientId: str | None = None
+    maxCount: Int = 1000
+
+
+@_request(RequestCode.GET_LITE_GROUP_INFO)
+class GetLiteGroupInfoRequestHeader(Header, kw_only=True):
+    group: str
+    liteTopic: str | None = None
+    topK: Int = 0
+
+
+@_request(RequestCode.TRIGGER_LITE_DISPATCH)
+class TriggerLiteDispatchRequestHeader(Header, kw_only=True):
+    group: str
+    clientId: str | None = None
+
+
+# Headers about transactions: their end, and the broker's check of a half message whose outcome it does not know.
+
+
+_OUTCOMES: Final = {"commitOrRollback": frozenset({0, 8, 12})}
+
+
+@_request(RequestCode.END_TRANSACTION)
+class EndTransactionRequestHeader(RpcRequestHeader, kw_only=True):
+    """Header of END_TRANSACTION.
+
+    ``commitOrRollback``: 8 commit, 12 rollback, 0 not known; ``from_ext`` raises RemoteProtocolError for other values.
+    ``tranStateTableOffset``: queue offset of the half message. ``commitLogOffset``: the offset in its offset id. ``msgId``: its
+    unique id. ``fromTransactionCheck``: True if the request answers a CHECK_TRANSACTION_STATE.
+    """
+
+    choices: ClassVar[Mapping[str, frozenset[int]]] = _OUTCOMES
+
+    topic: str | None = None
+    producerGroup: str
+    tranStateTableOffset: Long
+    commitLogOffset: Long
+    commitOrRollback: Int
+    fromTransactionCheck: bool | None = False
+    msgId: str
+    transactionId: str | None = None
+
+
+@_response(RequestCode.END_TRANSACTION)
+class EndTransactionResponseHeader(Header, kw_only=True):
+    pass
+
+
+@_request(RequestCode.CHECK_TRANSACTION_STATE)
+class CheckTransactionStateRequestHeader(RpcRequestHeader, kw_only=True):
+    """Header of CHECK_TRANSACTION_STATE, a one-way request of a broker. The body is the half message as stored, with the topic
+    it was sent to.
+
+    ``topic``: the broker's topic of half messages. ``msgId``: unique id. ``offsetMsgId``: offset id of the newest copy of the half
+    message: brokers store it anew for each check.
+    """
+
+    topic: str | None = None
+    tranStateTableOffset: Long
+    commitLogOffset: Long
+    msgId: str | None = None
+    transactionId: str | None = None
+    offsetMsgId: str | None = None
+
+
+@_response(RequestCode.CHECK_TRANSACTION_STATE)
+class CheckTransactionStateResponseHeader(Header, kw_only=True):
+    """Header of a response to CHECK_TRANSACTION_STATE (Java class of the same name).
+
+    Brokers of 5.5.0 send the check one-way (``Broker2Client.checkProducerTransactionState``) and get END_TRANSACTION instead.
+    ``commitOrRollback``: as in ``EndTransactionRequestHeader``; ``from_ext`` raises RemoteProtocolError for other values.
+    """
+
+    choices: ClassVar[Mapping[str, frozenset[int]]] = _OUTCOMES
+
+    producerGroup: str
+    tranStateTableOffset: Long
+    commitLogOffset: Long
+    commitOrRollback: Int
+
+
+@_request(RequestCode.RESUME_CHECK_HALF_MESSAGE)
+class ResumeCheckHalfMessageRequestHeader(Header, kw_only=True):
+    """Header of RESUME_CHECK_HALF_MESSAGE, which makes the broker store a half message anew and check it from the first attempt
+    on, such as one that it no longer checks (``AdminBrokerProcessor.resumeCheckHalfMessage``). ``msgId``: offset id of the
+    stored copy."""
+
+    topic: str | None = None
+    msgId: str | None = None
+
+
+# Headers about clients: heartbeats, and the producers and consumers of a group that are connected to a broker.
+
+
+@_request(RequestCode.HEART_BEAT)
+class HeartbeatRequestHeader(RpcRequestHeader, kw_only=True):
+    pass
+
+
+@_request(RequestCode.UNREGISTER_CLIENT)
+class UnregisterClientRequestHeader(RpcRequestHeader, kw_only=True):
+    clientID: str
+    producerGroup: str | None = None
+    consumerGroup: str | None = None
+
+
+@_response(RequestCode.UNREGISTER_CLIENT)
+class UnregisterClientResponseHeader(Header, kw_only=True):
+    pass
+
+
+@_request(RequestCode.GET_CONSUMER_CONNECTION_LIST)
+class GetConsumerConnectionListRequestHeader(RpcRequestHeader, kw_only=True):
+    consumerGroup: str
+
+
+@_request(RequestCode.GET_PRODUCER_CONNECTION_LIST)
+class GetProducerConnectionListRequestHeader(RpcRequestHeader, kw_only=True):
+    producerGroup: str
+
+
+@_request(RequestCode.GET_ALL_PRODUCER_INFO)
+class GetAllProducerInfoRequestHeader(Header, kw_only=True):
+    request_code: ClassVar[int | None] = RequestCode.GET_ALL_PRODUCER_INFO
+
+
+# Headers about subscription groups on a broker, and about their progress.
+
+
+@_request(RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG)
+class GetSubscriptionGroupConfigRequestHeader(RpcRequestHeader, kw_only=True):
+    group: str
+
+
+@_request(RequestCode.DELETE_SUBSCRIPTIONGROUP)
+class DeleteSubscriptionGroupRequestHeader(RpcRequestHeader, kw_only=True):
+    """Header of DELETE_SUBSCRIPTIONGROUP. ``cleanOffset``: True deletes the group's offsets too."""
+
+    groupName: str
+    cleanOffset: bool = False
+
+
+@_request(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
+class GetAllSubscriptionGroupRequestHeader(Header, kw_only=True):
+    """Header of GET_ALL_SUBSCRIPTIONGROUP_CONFIG. Its fields select a part of the table of groups as those of
+    ``GetAllTopicConfigRequestHeader`` select topics."""
+
+    groupSeq: Int
+    dataVersion: str | None = None
+    maxGroupNum: Int | None = None
+
+
+@_response(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
+class GetAllSubscriptionGroupResponseHeader(Header, kw_only=True):
+    totalGroupNum: Int
+
+
+@_request(RequestCode.UPDATE_AND_GET_GROUP_FORBIDDEN)
+class UpdateGroupForbiddenRequestHeader(TopicRequestHeader, kw_only=True):
+    """Header of UPDATE_AND_GET_GROUP_FORBIDDEN. ``readable``: False forbids the group to read the topic, True allows it, None
+    changes nothing; the response has the present state."""
+
+    group: str
+    topic: str
+    readable: bool | None = None
+
+
+@_request(RequestCode.GET_CONSUME_STATS)
+class GetConsumeStatsRequestHeader(TopicRequestHeader, kw_only=True):
+    """Header of GET_CONSUME_STATS. ``topicList``: topics joined by ``;``, which are used instead of ``topic``. Without both the
+    request is for all topics in which the group has offsets. Without ``topicList`` a broker leaves out the topics to which a
+    connected group does not subscribe (``AdminBrokerProcessor.getConsumeStats``)."""
+
+    consumerGroup: str
+    topic: str | None = None
+    topicList: str | None = None
+
+
+@_request(RequestCode.GET_BROKER_CONSUME_STATS)
+class GetConsumeStatsInBrokerHeader(Header, kw_only=True):
+    isOrder: bool = False
+
+
+@_request(RequestCode.QUERY_CONSUME_TIME_SPAN)
+class QueryConsumeTimeSpanRequestHeader(TopicRequestHeader, kw_only=True):
+    topic: str
+    group: str
+
+
+@_request(RequestCode.QUERY_TOPICS_BY_CONSUMER)
+class QueryTopicsByConsumerRequestHeader(RpcRequestHeader, kw_only=True):
+    group: str
+
+
+@_request(RequestCode.QUERY_SUBSCRIPTION_BY_CONSUMER)
+class QuerySubscriptionByConsumerRequestHeader(TopicRequestHeader, kw_only=True):
+    group: str
+    topic: str | None = None
+
+
+# Headers about topics on a broker.
+
+
+@_request(RequestCode.UPDATE_AND_CREATE_TOPIC)
+class CreateTopicRequestHeader(TopicRequestHeader, kw_only=True):
+    """Header of UPDATE_AND_CREATE_TOPIC.
+
+    ``attributes``: changes such as ``+key=value,-key``. ``topicFilterType``: SINGLE_TAG or MULTI_TAG. ``perm``: see ``Perm``.
+    """
+
+    topic: str
+    defaultTopic: str
+    readQueueNums: Int
+    writeQueueNums: Int
+    perm: Int
+    topicFilterType: str
+    topicSysFlag: Int | None = None
+    order: bool = False
+    attributes: str | None = None
+    force: bool | None = False
+
+
+@_request(RequestCode.UPDATE_AND_CREATE_TOPIC_LIST)
+class CreateTopicListRequestHeader(RpcRequestHeader, kw_only=True):
+    """Header of UPDATE_AND_CREATE_TOPIC_LIST. It has no fields of its own: the body has the list."""
+
+
+@_request(RequestCode.DELETE_TOPIC_IN_BROKER)
+class DeleteTopicRequestHeader(TopicRequestHeader, kw_only=True):
+    topic: str
+
+
+@_request(RequestCode.GET_TOPIC_CONFIG)
+class GetTopicConfigRequestHeader(TopicRequestHeader, kw_only=True):
+    topic: str
+
+
+@_request(RequestCode.GET_ALL_TOPIC_CONFIG)
+class GetAllTopicConfigRequestHeader(Header, kw_only=True):
+    """Header of GET_ALL_TOPIC_CONFIG.
+
+    A broker that splits its table (``enableSplitMetadata``, the default) answers with the topics from number ``topicSeq`` on, in
+    the order of their names; with those from 0 on if ``dataVersion`` (JSON) is None or not that of the table. It returns at most
+    ``maxTopicNum`` and at most its ``splitMetadataSize`` (2000 by default). Other brokers answer with the whole table, as all
+    do for a request without these fields (``AdminBrokerProcessor.getAllTopicConfig``).
+    """
+
+    topicSeq: Int
+    dataVersion: str | None = None
+    maxTopicNum: Int | None = None
+
+
+@_response(RequestCode.GET_ALL_TOPIC_CONFIG)
+class GetAllTopicConfigResponseHeader(Header, kw_only=True):
+    totalTopicNum: Int | None = None
+
+
+@_request(RequestCode.GET_TOPIC_STATS_INFO)
+class GetTopicStatsInfoRequestHeader(TopicRequestHeader, kw_only=True):
+    topic: str
+
+
+@_request(RequestCode.QUERY_TOPIC_CONSUME_BY_WHO)
+class QueryTopicConsumeByWhoRequestHeader(TopicRequestHeader, kw_only=True):
+    topic: str
+
+
+# Headers of requests to name servers: routes, topics of a cluster, permissions of a broker, and the name servers' table of keys
+# and values.
+
+
+@_request(RequestCode.GET_ROUTEINFO_BY_TOPIC)
+class GetRouteInfoRequestHeader(TopicRequestHeader, kw_only=True):
+    """Header of GET_ROUTEINFO_BY_TOPIC. ``acceptStandardJsonOnly``: True requests broker ids with quotes, which clients of 4.9.4
+    and later get in any case."""
+
+    topic: str
+    acceptStandardJsonOnly: bool | None = None
+
+
+@_request(RequestCode.GET_TOPICS_BY_CLUSTER)
+class GetTopicsByClusterRequestHeader(Header, kw_only=True):
+    cluster: str
+
+
+@_request(RequestCode.DELETE_TOPIC_IN_NAMESRV)
+class DeleteTopicFromNamesrvRequestHeader(TopicRequestHeader, kw_only=True):
+    """Header of DELETE_TOPIC_IN_NAMESRV. ``clusterName``: the cluster to whose brokers the routes are deleted; None or "" deletes
+    all routes of the topic."""
+
+    topic: str
+    clusterName: str | None = None
+
+
+@_request(RequestCode.REGISTER_TOPIC_IN_NAMESRV)
+class RegisterTopicRequestHeader(TopicRequestHeader, kw_only=True):
+    topic: str
+
+
+@_request(RequestCode.PUT_KV_CONFIG)
+class PutKVConfigRequestHeader(Header, kw_only=True):
+    namespace: str
+    key: str
+    value: str
+
+
+@_request(RequestCode.GET_KV_CONFIG)
+class GetKVConfigRequestHeader(Header, kw_only=True):
+    namespace: str
+    key: str
+
+
+@_response(RequestCode.GET_KV_CONFIG)
+class GetKVConfigResponseHeader(Header, kw_only=True):
+    """Header of the response to GET_KV_CONFIG. ``value``: None if there is no such key; the code is then
+    QUERY_NOT_FOUND (22)."""
+
+    value: str | None = None
+
+
+@_request(RequestCode.DELETE_KV_CONFIG)
+class DeleteKVConfigRequestHeader(Header, kw_only=True):
+    namespace: str
+    key: str
+
+
+@_request(RequestCode.GET_KVLIST_BY_NAMESPACE)
+class GetKVListByNamespaceRequestHeader(Header, kw_only=True):
+    namespace: str
+
+
+class RegisterOrderTopicRequestHeader(Header, kw_only=True):
+    """Header of a request that registers an ordered topic. ``orderTopicString``: ``broker-a:4;broker-b:4``. It has no request
+    code in 5.5.0."""
+
+    topic: str
+    orderTopicString: str
+
+
+@_request(RequestCode.WIPE_WRITE_PERM_OF_BROKER)
+class WipeWritePermOfBrokerRequestHeader(Header, kw_only=True):
+    brokerName: str
+
+
+@_response(RequestCode.WIPE_WRITE_PERM_OF_BROKER)
+class WipeWritePermOfBrokerResponseHeader(Header, kw_only=True):
+    """Header of the response to WIPE_WRITE_PERM_OF_BROKER. ``wipeTopicCount``: number of topics with a route to the broker,
+    including those that had no write permission (``RouteInfoManager.operateWritePermOfBroker``)."""
+
+    wipeTopicCount: Int
+
+
+@_request(RequestCode.ADD_WRITE_PERM_OF_BROKER)
+class AddWritePermOfBrokerRequestHeader(Header, kw_only=True):
+    brokerName: str
+
+
+@_response(RequestCode.ADD_WRITE_PERM_OF_BROKER)
+class AddWritePermOfBrokerResponseHeader(Header, kw_only=True):
+    addTopicCount: Int
+
+
+# Headers about a broker: its settings, counters and store.
+
+
+@_response(RequestCode.GET_BROKER_CONFIG)
+class GetBrokerConfigResponseHeader(Header, kw_only=True):
+    """Header of the response to GET_BROKER_CONFIG.
+
+    ``version``: DataVersion of the settings, as JSON. The body has the settings as lines ``key=value``.
+    """
+
+    version: str
+
+
+@_request(RequestCode.GET_BROKER_MEMBER_GROUP)
+class GetBrokerMemberGroupRequestHeader(Header, kw_only=True):
+    clusterName: str
+    brokerName: str
+
+
+@_request(RequestCode.VIEW_BROKER_STATS_DATA)
+class ViewBrokerStatsDataRequestHeader(Header, kw_only=True):
+    """Header of VIEW_BROKER_STATS_DATA. ``statsName``: name of the counter, e.g. TOPIC_PUT_NUMS. ``statsKey``: what it counts for,
+    e.g. a topic."""
+
+    statsName: str
+    statsKey: str
+
+
+@_request(RequestCode.CHECK_ROCKSDB_CQ_WRITE_PROGRESS)
+class CheckRocksdbCqWriteProgressRequestHeader(Header, kw_only=True):
+    topic: str
+    checkStoreTime: Long = 0
+
+
+@_request(RequestCode.EXPORT_ROCKSDB_CONFIG_TO_JSON)
+class ExportRocksDBConfigToJsonRequestHeader(Header, kw_only=True):
+    configType: str
+
+
+# Headers about single messages and the entries of a queue.
+
+
+@_request(RequestCode.VIEW_MESSAGE_BY_ID)
+class ViewMessageRequestHeader(Header, kw_only=True):
+    """Header of VIEW_MESSAGE_BY_ID. ``offset``: the commit log offset in the offset message id."""
+
+    topic: str | None = None
+    offset: Long
+
+
+@_response(RequestCode.VIEW_MESSAGE_BY_ID)
+class ViewMessageResponseHeader(Header, kw_only=True):
+    pass
+
+
+@_request(RequestCode.QUERY_MESSAGE)
+class QueryMessageRequestHeader(TopicRequestHeader, kw_only=True):
+    """Header of QUERY_MESSAGE.
+
+    ``key``: a key or, if the extField ``_UNIQUE_KEY_QUERY`` is "true", a unique id. ``beginTimestamp``, ``endTimestamp``: range
+    of store times, epoch ms. ``indexType``, ``lastKey``: only brokers with an index in RocksDB use them.
+    """
+
+    topic: str
+    key: str
+    maxNum: Int
+    beginTimestamp: Long
+    endTimestamp: Long
+    indexType: str | None = None
+    lastKey: str | None = None
+
+
+@_response(RequestCode.QUERY_MESSAGE)
+class QueryMessageResponseHeader(Header, kw_only=True):
+    """Header of the response to QUERY_MESSAGE.
+
+    ``indexLastUpdateTimestamp``, ``indexLastUpdatePhyoffset``: store time (epoch ms) and commit log offset of the last indexed
+    message.
+    """
+
+    indexLastUpdateTimestamp: Long
+    indexLastUpdatePhyoffset: Long
+
+
+@_request(RequestCode.QUERY_CONSUME_QUEUE)
+class QueryConsumeQueueRequestHeader(TopicRequestHeader, kw_only=True):
+    """Header of QUERY_CONSUME_QUEUE.
+
+    ``index``: queue offset of the first entry; ``count``: maximum number of entries. ``consumerGroup``: the connected group whose
+    filter the broker evaluates for entries with an extension, None for no filter (``AdminBrokerProcessor.queryConsumeQueue``).
+    """
+
+    topic: str | None = None
+    queueId: Int = 0
+    index: Long = 0
+    count: Int = 0
+    consumerGroup: str | None = None
+
+
+class StatisticsMessagesRequestHeader(TopicRequestHeader, kw_only=True):
+    """Header of a request for the number of messages of a queue stored from ``fromTime`` to ``toTime`` (epoch ms). It has no
+    request code in 5.5.0."""
+
+    consumerGroup: str
+    topic: str
+    queueId: Int = 0
+    fromTime: Long = 0
+    toTime: Long = 0
+
+
+# Headers about users and their rights (5.3 and later), whose settings are in the bodies.
+
+
+@_request(RequestCode.AUTH_CREATE_USER)
+class CreateUserRequestHeader(Header, kw_only=True):
+    username: str | None = None
+
+
+@_request(RequestCode.AUTH_UPDATE_USER)
+class UpdateUserRequestHeader(Header, kw_only=True):
+    username: str | None = None
+
+
+@_request(RequestCode.AUTH_DELETE_USER)
+class DeleteUserRequestHeader(Header, kw_only=True):
+    username: str | None = None
+
+
+@_request(RequestCode.AUTH_GET_USER)
+class GetUserRequestHeader(Header, kw_only=True):
+    username: str | None = None
+
+
+@_request(RequestCode.AUTH_LIST_USER)
+class ListUsersRequestHeader(Header, kw_only=True):
+    filter: str | None = None
+
+
+@_request(RequestCode.AUTH_CREATE_ACL)
+class CreateAclRequestHeader(Header, kw_only=True):
+    """Header of AUTH_CREATE_ACL. ``subject``: the user, as ``User:name``. The body is an ``AclInfo``."""
+
+    subject: str | None = None
+
+
+@_request(RequestCode.AUTH_UPDATE_ACL)
+class UpdateAclRequestHeader(Header, kw_only=True):
+    subject: str | None = None
+
+
+@_request(RequestCode.AUTH_DELETE_ACL)
+class DeleteAclRequestHeader(Header, kw_only=True):
+    subject: str | None = None
+    policyType: str | None = None
+    resource: str | None = None
+
+
+@_request(RequestCode.AUTH_GET_ACL)
+class GetAclRequestHeader(Header, kw_only=True):
+    subject: str | None = None
+
+
+@_request(RequestCode.AUTH_LIST_ACL)
+class ListAclsRequestHeader(Header, kw_only=True):
+    subjectFilter: str | None = None
+    resourceFilter: str | None = None
