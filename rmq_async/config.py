@@ -72,60 +72,67 @@ if hasattr(os, "register_at_fork"):
 @suggests_keywords
 @dataclass(frozen=True, kw_only=True)
 class ClientConfig:
-    """Settings by which a client instance reaches a cluster. Producers, consumers and admins on one event loop with equal settings
-    share one instance.
+    """Settings by which a client instance reaches a cluster.
 
-    ``namesrv``: "host:port;host:port" or a sequence of them; default: the environment's NAMESRV_ADDR. ``instance_name``: part
-    of the client's id; default: one per process. Clients with different names share nothing. ``client_ip``: the address under
-    which brokers list this client; default: the local address used towards the name server.
+    Producers, consumers and admins on one event loop with equal settings share one instance. Times are seconds above 0 and below
+    1e9; sizes are bytes.
 
-    Times are seconds above 0 and below 1e9; sizes are bytes. ``route_poll_interval``: time between two requests for the routes
-    in use. ``heartbeat_interval``: time between two registrations of this client's groups at the brokers in use.
-    ``connect_timeout``: time limit of one connect, including the look-up of the host name, all its addresses and the TLS
-    handshake. ``request_timeout``: time limit of a request that is no send, unless the call has one of its own; for a pull that
-    waits at the broker, it is added to the time of that wait. ``idle_timeout``: time after which unused connections are closed.
-    ``max_frame_size``: bytes of the largest answer (1024 to 134,217,728); a larger one fails its request, and above 256 MiB closes
-    the connection.
-    ``max_decompressed_size``: maximum size of a received body once it is decompressed (1024 to 2,147,483,648).
-    ``serialize_type``: form of request headers, "json" or "rocketmq" (binary); answers are read in either form.
-
-    ``credentials`` sign every request. ``tls``: True for the default context, which verifies the servers' certificates unless
-    ``tls_verify`` is False, or an SSLContext; for name servers and brokers alike. ``server_hostname``: the name that
-    certificates must have, if it is not that of the host. ``allowed_broker_hosts``: host names, addresses and networks
-    ("10.0.0.0/8") that routes may send this client to; names are compared as texts, not resolved; default: any.
-    ``vip_channel``: messages go to the brokers' second port, two below the first. ``namespace``: prefix of topics and groups;
-    ``namespace_v2``: sent in a field of each request, names stay as they are; either has 1 to 100 characters out of letters,
-    digits, "-" and "_", and does not begin with "rmq_sys_" or "CID_RMQ_SYS_". ``unit_name``, ``unit_mode``: name and flag that
-    a client of one unit of a cluster sends. ``start_without_cluster``: True lets ``start()`` return while no name server
-    answers; calls then wait, within their timeouts, until one answers and names a broker; so does ``start()`` of a group
-    consumer, within ``request_timeout``.
-
-    Raises ConfigError for an invalid value, for settings that exclude each other, and for one without another that it needs;
-    TypeError for an unknown field.
+    Raises:
+        ConfigError: A value is invalid, two settings exclude each other, or one needs another that is not set.
+        TypeError: An option is unknown.
     """
 
     namesrv: str | Sequence[str] | None = None
+    """Name servers: "host:port;host:port" or a sequence of them. Default: the environment's NAMESRV_ADDR."""
     instance_name: str = field(default_factory=_process_instance_name)
+    """Part of the client's id. Clients with different names share nothing. Default: drawn once per process."""
     client_ip: str | None = None
+    """Address under which brokers list this client. Default: the local address used towards the name server."""
     route_poll_interval: float = 30.0
+    """Seconds between two requests for the routes in use."""
     heartbeat_interval: float = 30.0
+    """Seconds between two registrations of this client's groups at the brokers in use."""
     connect_timeout: float = 3.0
+    """Seconds for one connect: the look-up of the host name, all its addresses and the TLS handshake."""
     request_timeout: float = 3.0
+    """Seconds for a request that is no send, unless the call has a timeout of its own. A pull that waits at the broker has the
+    time of that wait besides."""
     idle_timeout: float = 120.0
+    """Seconds after which an unused connection is closed."""
     max_frame_size: int = MAX_FRAME_SIZE
+    """Bytes of the largest answer, 1024 to 134,217,728. A larger answer fails its request; above 256 MiB it closes the
+    connection."""
     max_decompressed_size: int = MAX_DECOMPRESSED_SIZE
+    """Bytes of the largest received body after decompression, 1024 to 2^31."""
     serialize_type: str = "json"
+    """Form of request headers: "json" or "rocketmq" (binary). Answers are read in either form."""
     credentials: Credentials | None = None
+    """Keys that sign every request."""
     tls: bool | ssl.SSLContext = False
+    """True for the default context, which verifies certificates unless ``tls_verify`` is False, or an SSLContext. Holds for
+    name servers and brokers."""
     tls_verify: bool = True
+    """False accepts any certificate; it needs ``tls=True``."""
     server_hostname: str | None = None
+    """Name that certificates must have, if it is not the name of the host."""
     allowed_broker_hosts: Collection[str] | None = None
+    """Host names, addresses and networks ("10.0.0.0/8") that routes may send this client to. Names are compared as texts, not
+    resolved. Default: any."""
     vip_channel: bool = False
+    """True sends messages to the brokers' second port, two below the first."""
     namespace: str | None = None
+    """Prefix of topics and groups: 1 to 100 letters, digits, "-" and "_", without "rmq_sys_" or "CID_RMQ_SYS_" at the
+    beginning."""
     namespace_v2: str | None = None
+    """Namespace in a field of each request, for servers that read it; names stay as they are. Its form is that of
+    ``namespace``."""
     unit_name: str | None = None
+    """Name of this client's unit of the cluster; the end of the client's id."""
     unit_mode: bool = False
+    """Flag of a client of one unit, in each send."""
     start_without_cluster: bool = False
+    """True lets ``start()`` return while no name server answers. Calls then wait, within their timeouts, until one answers and
+    names a broker; ``start()`` of a group consumer waits for ``request_timeout``."""
 
     def __post_init__(self) -> None:
         plain_fields(self)

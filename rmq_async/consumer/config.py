@@ -57,23 +57,25 @@ class Positions(Protocol):
 class Retry:
     """Settings for the repeated delivery of a message whose handler raised: number and delays.
 
-    ``limit``: attempts after the first one (0 to 1,000,000); when the last one fails, the message is dead-lettered. None for
-    the group's ``retryMaxTimes`` at the broker (16 unless set), 16 for ordered messages and in broadcast. ``delays``: seconds
-    before the second, third, ... attempt, the last one repeated, or a function that takes the number of the failed attempt,
-    counted from 1, and returns the seconds; None: the broker's ladder, 10 s, 30 s, 1 min ... 2 h. Brokers delay by levels: the
-    next level at or above a delay is used, 2 h for more; with ``mode="pop"`` the delay itself (2 h at most) and up to a tenth
-    more. Ordered messages (in ``order="key"`` all but those for which ``key`` returns None) and those of broadcast members are
-    repeated in place, after exact delays; None stands for 1, 2, 5, 10, 30, 30 ... s. ``max_hold``: maximum seconds for which
-    attempts are repeated in place, while the message blocks its key or queue, before it is dead-lettered; None for no limit. In
-    broadcast, which has no dead letters, the message is given up. A listed delay is 0 or more, ``max_hold`` above 0, both below
-    1e9.
+    Brokers delay by levels: the next level at or above a delay is used, 2 h for more. With ``mode="pop"`` the delay itself (2 h at
+    most) and up to a tenth more passes. Ordered messages (in ``order="key"`` all except messages for which ``key`` returns None)
+    and messages of broadcast members are repeated in place, after exact delays.
 
-    Raises ConfigError for invalid values, TypeError for an unknown field and for a function that does not take one argument.
+    Raises:
+        ConfigError: A value is invalid.
+        TypeError: A field is unknown, or a function does not take one argument.
     """
 
     limit: int | None = None
+    """Attempts after the first one, 0 to 1,000,000; when the last one fails, the message is dead-lettered. None for the group's
+    ``retryMaxTimes`` at the broker (16 unless set), and for 16 with ordered messages and in broadcast."""
     delays: Sequence[float] | Callable[[int], float] | None = None
+    """Seconds before the second, third, ... attempt, 0 or more and below 1e9 each, the last one repeated; or a function that
+    takes the number of the failed attempt, counted from 1, and returns the seconds. None for the broker's ladder (10 s, 30 s, 1
+    min ... 2 h), in place for 1, 2, 5, 10, 30, 30 ... s."""
     max_hold: float | None = 900.0
+    """Seconds for which attempts are repeated in place, while the message blocks its key or queue, before it is dead-lettered;
+    in broadcast, which has no dead letters, the message is given up. Above 0 and below 1e9; None for no limit."""
 
     def __post_init__(self) -> None:
         plain_fields(self)
@@ -111,81 +113,83 @@ class Retry:
 @suggests_keywords
 @dataclass(frozen=True, kw_only=True)
 class ConsumerConfig:
-    """Settings of a group consumer. Times are in seconds, above 0 (``stop_timeout``: 0 or more) and below 1e9.
+    """Settings of a group consumer. Times are seconds, above 0 unless said otherwise and below 1e9.
 
-    ``concurrency``: maximum number of handler calls at a time, 1 to 65,536. ``buffered_limit`` (1 to 2**31),
-    ``buffered_bytes_limit`` (bytes, 1024 to 2**40): number of messages that are pulled and not settled, and size of their
-    bodies, from which on pulls wait; single pulls may exceed them. A queue is not pulled while many of its messages wait for a
-    handler: ``concurrency``, twice ``pull_size``, or two batches, whichever is most. ``max_span``: a queue is not pulled when
-    its next pull is this number of offsets (1 to 2**31), or more, after its first unsettled message; it limits the messages
-    behind an unsettled one that are repeated after a crash. ``pull_size``: maximum number of messages that one pull requests, 1
-    to 1024.
+    The functions of ``on_assigned`` and its siblings are plain or coroutine functions of a frozenset of queues. They are called on
+    the loop in the order of the events, each when the call before has ended or was cancelled; a call of a coroutine function is
+    cancelled after ``handover_timeout`` at the latest. Errors are logged, and the handover continues.
 
-    ``start_from``: position at which a group without any committed offset for a topic starts: "latest", "earliest" or an aware
-    datetime. ``out_of_range``: the position to continue at if the next message of a queue is deleted: "earliest" for the first
-    message, "latest" for the end; "stop" reads the queue no further until ``seek()``, and ``health()`` reports it.
-    ``above_end``: the position to continue at if a queue has lost messages below the group's offset, because its broker's store
-    was replaced by an older one, or a replica without them has become the master: "end" for the first message that this member
-    has not read, or, if it has just begun to read the queue, for the lowest end that it has seen; "earliest" for the first
-    message; "stop" as above.
-
-    ``commit_interval``: time between two commits of changed offsets. ``rebalance_interval``: maximum time between two requests
-    for the members of the group; notices of brokers and changes of routes cause further ones. ``allocate``: a function that
-    computes this member's share; all members must have the same. ``handover_timeout``: time for which a queue that moves to
-    another member waits for its running handlers, before they are cancelled. ``stop_timeout``: default timeout of ``stop()``.
-    ``on_conflict``: the reaction if members of the group have different subscriptions, or another process has this member's
-    client id: "warn" logs a WARNING; "raise" also raises SubscriptionConflictError from ``start()``. ``retry``: the Retry of
-    subscriptions without their own. ``stuck_after``: age from which ``health()`` reports a handler call, or a failed message
-    that blocks its key or queue.
-
-    ``on_assigned``, ``on_revoked``, ``on_released``, ``on_lost``: plain or coroutine functions of a frozenset of queues, called
-    on the loop in the order of the events, each when the call before has ended or was cancelled; a call of a coroutine function
-    is cancelled after ``handover_timeout`` at the latest. ``on_assigned`` is called before the first pulls; ``on_revoked`` when
-    queues are given up, before the wait for their handlers; ``on_released`` after that, when they were committed and unlocked
-    as far as possible; ``on_lost`` when another member has, or may have, their locks. Errors are logged, and the handover
-    continues.
-
-    ``broadcast``: True, or an object with ``load`` and ``save`` (Positions): this member handles all messages of its topics,
-    shares nothing with the others, and keeps its positions in memory for this run, or in the object. It requires handlers.
-
-    ``hooks``: see Hook. ``trace``: True reports the calls of handlers to the brokers' trace topic, a name to the topic of that
-    name.
-
-    ``mode``: "pull", or "pop", with which members share no queues: the broker gives each message to one member for
-    ``invisible_time`` seconds (1 to 7200), which this member renews while it holds the message, up to ``max_lease`` seconds.
-    With "pop" there is no order, no ``position()`` and no handover; ``pull_size`` is the size of a pop, 32 at most, and
-    ``handover_timeout`` the time for running handlers at a stop. "pop" requires brokers of 5.3.2 or later, and handlers.
-
-    Raises ConfigError for invalid values, for settings that exclude each other, and for those that the mode does not use,
-    unless they have their default; TypeError for an unknown field, and for a function that does not take its arguments.
+    Raises:
+        ConfigError: A value is invalid, two settings exclude each other, or a setting that the mode does not use has another
+            value than its default.
+        TypeError: An option is unknown, or a function does not take its arguments.
     """
 
     mode: Literal["pull", "pop"] = "pull"
+    """How messages come: "pull", or "pop", with which members share no queues: the broker gives each message to one member.
+    "pop" has no order, no ``position()`` and no handover, and requires handlers and brokers of 5.3.2 or later."""
     concurrency: int = 64
+    """Handler calls at a time, 1 to 65,536."""
     buffered_limit: int = 4096
+    """Pulls wait while this number of messages is pulled and not settled, 1 to 2^31; single pulls may exceed it. A queue is
+    also not pulled while many of its messages wait for a handler: ``concurrency``, twice ``pull_size`` or two batches,
+    whichever is most."""
     buffered_bytes_limit: int = 64 * 1024 * 1024
+    """Pulls wait while the bodies of these messages have this number of bytes, 1024 to 2^40; single pulls may exceed it."""
     max_span: int = 2000
+    """A queue is not pulled while its next pull is this number of offsets, 1 to 2^31, or more after its first unsettled
+    message. It limits the messages behind an unsettled one that are repeated after a crash."""
     pull_size: int = 32
+    """Messages that one pull requests at most, 1 to 1024; with ``mode="pop"`` the size of a pop, 32 at most."""
     start_from: Literal["latest", "earliest"] | datetime = "latest"
+    """Position at which a group without any committed offset for a topic starts: "latest", "earliest" or an aware datetime."""
     out_of_range: Literal["earliest", "latest", "stop"] = "earliest"
+    """Position to continue at if the next message of a queue is deleted: "earliest" for the first message, "latest" for the
+    end. "stop" reads the queue no further until ``seek()``, and ``health()`` reports it."""
     above_end: Literal["end", "earliest", "stop"] = "end"
+    """Position to continue at if a queue has lost messages below the group's offset, because its broker's store was replaced by
+    an older one, or a replica without them has become the master: "end" for the first message that this member has not read,
+    or, if it has just begun to read the queue, for the lowest end that it has seen; "earliest" for the first message; "stop" as
+    in ``out_of_range``."""
     commit_interval: float = 1.0
+    """Seconds between two commits of changed offsets."""
     rebalance_interval: float = 20.0
+    """Seconds at most between two requests for the members of the group. Notices of brokers and changes of routes cause further
+    requests."""
     allocate: Allocate = allocate_evenly
+    """Function that computes this member's share of the queues; all members must have the same."""
     handover_timeout: float = 10.0
+    """Seconds for which a queue that moves to another member waits for its running handlers, before they are cancelled; with
+    ``mode="pop"`` the time of running handlers at a stop."""
     stop_timeout: float = 25.0
+    """Default timeout of ``stop()``, 0 or more."""
     broadcast: bool | Positions = False
+    """True, or an object with ``load`` and ``save`` (Positions): this member handles all messages of its topics, shares nothing
+    with the others, and keeps its positions in memory for this run, or in the object. It requires handlers."""
     invisible_time: float = 60.0
+    """Seconds for which a broker gives a popped message to this member, 1 to 7200. The member renews the lease while it holds
+    the message."""
     max_lease: float = 3600.0
+    """Seconds for which a lease is renewed at most; at least ``invisible_time``."""
     on_conflict: Literal["warn", "raise"] = "warn"
+    """Reaction if members of the group have different subscriptions, or another process has this member's client id: "warn"
+    logs a WARNING, "raise" also raises SubscriptionConflictError from ``start()``."""
     on_assigned: AssignmentCallback | None = None
+    """Called with new queues before their first pulls."""
     on_revoked: AssignmentCallback | None = None
+    """Called with queues that are given up, before the wait for their handlers."""
     on_released: AssignmentCallback | None = None
+    """Called after ``on_revoked``, when the queues were committed and unlocked as far as possible."""
     on_lost: AssignmentCallback | None = None
+    """Called with queues whose locks another member has, or may have."""
     retry: Retry = field(default_factory=Retry)
+    """Retry of subscriptions without their own."""
     hooks: Sequence[Hook] = ()
+    """Functions around each handler call and request, see Hook."""
     trace: bool | str = False
+    """True reports the calls of handlers to the brokers' trace topic, the name of a topic to that topic."""
     stuck_after: float = 60.0
+    """Age in seconds from which ``health()`` reports a handler call, or a failed message that blocks its key or queue."""
 
     def __post_init__(self) -> None:
         plain_fields(self)

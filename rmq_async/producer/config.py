@@ -58,24 +58,25 @@ class Batching:
     messages gather until one of these requests has ended, and leave together. A message with a delay, a retry topic or a body
     of ``compress_over`` bytes or more is sent by itself.
 
-    ``max_bytes``: maximum encoded size of a batch in bytes (1 to 16,646,144); ``max_message_size`` applies if it is smaller. A
-    message that alone is larger is sent by itself. ``max_messages``: maximum number of messages in a batch (1 to 65,536). A
-    full batch leaves without waiting for an answer, unless it is ordered. ``linger``: seconds (0 to below 1e9) that the first
-    message waits for others even without a request in flight: at least 0.001 if above 0, at most half of the time that any
-    caller has left and, if the batch is not ordered, half of the producer's ``timeout``. ``max_pending_bytes``: maximum size in
-    bytes (1 to 2^40) of all bodies that are accepted and not finished, one-way messages excepted; the smaller of this and
-    ``pending_bytes_limit`` applies, and further calls wait; a single larger one is accepted while there are no others.
-    ``lanes_per_broker``: requests of one topic (1 to 65,536) that may be in flight to one broker before messages gather; a
-    request that is not answered within the producer's ``timeout`` no longer counts.
-
-    Raises ConfigError for an invalid value, TypeError for an unknown field.
+    Raises:
+        ConfigError: A value is invalid.
+        TypeError: An option is unknown.
     """
 
     max_bytes: int = 256 * 1024
+    """Bytes of the largest encoded batch, 1 to 16,646,144; ``max_message_size`` applies if it is smaller. A larger message is
+    sent by itself."""
     max_messages: int = 1024
+    """Messages in the largest batch, 1 to 65,536. A full batch leaves without waiting for an answer, unless it is ordered."""
     linger: float = 0.0
+    """Seconds that the first message waits for others even without a request in flight: 0, or 0.001 to below 1e9. It waits at
+    most half of the time that any caller has left and, if the batch is not ordered, half of the producer's ``timeout``."""
     max_pending_bytes: int = 32 * 1024 * 1024
+    """Bytes of all bodies that are accepted and not finished, one-way messages excepted, 1 to 2^40; further calls wait. The
+    smaller of this and ``pending_bytes_limit`` applies. A single larger body is accepted while there are no others."""
     lanes_per_broker: int = LANES
+    """Requests of one topic that may be in flight to one broker before messages gather, 1 to 65,536. A request without an
+    answer within the producer's ``timeout`` no longer counts."""
 
     def __post_init__(self) -> None:
         plain_fields(self)
@@ -89,76 +90,84 @@ class Batching:
 @suggests_keywords
 @dataclass(frozen=True, kw_only=True)
 class ProducerConfig:
-    """Settings of a producer. Times are in seconds, above 0 (``stop_timeout``: 0 or more) and below 1e9; sizes are in bytes. Raises
-    ConfigError for an invalid value, for a ``compress_type`` whose package is not installed, and for ``detector=True`` without
-    ``latency_fault=True``; TypeError for an unknown field.
+    """Settings of a producer. Times are seconds, above 0 unless said otherwise and below 1e9; sizes are bytes.
 
-    ``timeout``: time of a whole send call, including route look-up, connect and retries. ``retries``: maximum number of
-    attempts of ``send`` after the first, 0 to 1000, not counting those whose request no broker took (no connection, GO_AWAY, no
-    such queue); ``async_retries``: the same for ``send_async`` and ``send_batch_async`` (messages that ``batching`` gathers
-    have ``retries``). ``attempt_timeout``: maximum time of one attempt while another untried broker is left; default: the
-    remaining time divided by the attempts left, at least 0.2 s. ``retry_codes``: broker response codes after which another
-    attempt is made; refused credentials and missing permissions are never retried, a missing queue always, unless the caller
-    chose it. ``retry_same_queue``: True repeats a send with an explicit queue, selector or key on that queue, up to ``retries``
-    times; False repeats it only after attempts whose request no broker took.
-
-    ``compress_over``: a body of at least this size, except in ``send_batch``, is compressed, and sent compressed if that is
-    smaller. ``compress_type``: "zlib", "lz4" or "zstd", the latter two with the extra ``compression``; ``compress_level``: 0 to
-    9 for zlib, 1 to 22 for zstd (its negative levels are refused), not used by lz4. ``max_message_size``: maximum size of an
-    uncompressed body or of an encoded batch; above 16,646,144 the client's ``max_frame_size`` must be larger by at least 131,072
-    bytes. ``create_topic_key``: the topic whose route is used for a topic that does not exist yet; ``default_topic_queues``:
-    number of queues that such a topic gets on a broker, at most as many as ``create_topic_key`` has there.
-
-    ``oneway_limit``: maximum number of one-way messages accepted and not finished; ``async_limit``: the same for all other
-    messages; ``pending_bytes_limit``: maximum size of their bodies, for each of the two kinds; a single call above it is
-    accepted while there are no others. ``broker_window``: maximum number of sends in flight per broker, further ones wait;
-    a new connection begins with 64, and the broker's answers raise and lower that number.
-    ``oneway_window``: at least one of this many one-way messages is sent as an ordinary request, which paces the flow; 0 turns
-    pacing off, and a stock broker may then drop messages without notice. ``stop_timeout``: time that ``stop()`` waits for
-    unanswered sends.
-
-    ``retry_another_broker_when_not_store_ok``: if True, and a broker stores a message without confirming its flush or
-    replication, the message is also sent to another broker, within ``retries``, and is then stored twice. ``topics``: topics
-    whose routes ``start()`` fetches. ``latency_fault``: "failures" (Java: False) avoids a broker after an attempt that could
-    not connect, timed out (after 0.05 s or more) or lost its connection, for 1 s, doubled by each failed trial up to 30 s,
-    until a send to it is stored; True also avoids slow brokers, for the times of ``fault_table``; False avoids none.
-    ``detector``: True sends probe requests to brokers that did not respond; it needs ``latency_fault=True``.
-
-    ``batching``: gathers single messages into batches while requests are in flight, see Batching; True for its defaults.
-    ``queue_selector``: chooses the queue of each attempt if the call has neither queue nor selector, and once for a call with a
-    key. ``hooks``: see Hook. ``trace``: True reports sends to the brokers' trace topic, the name of a topic to that topic.
-    ``send_smart_msg``: True sends request headers with names of one letter (codes 310, 320); False sends the long form (code
-    10; batches have none), for servers that do not support the short one.
+    Raises:
+        ConfigError: A value is invalid, the package of ``compress_type`` is not installed, or ``detector`` is True without
+            ``latency_fault=True``.
+        TypeError: An option is unknown.
     """
 
     timeout: float = 3.0
+    """Seconds for a whole send call, including route look-up, connect and retries."""
     retries: int = 2
+    """Attempts of ``send`` after the first, 0 to 1000. Attempts whose request no broker took (no connection, GO_AWAY, no such
+    queue) do not count."""
     async_retries: int = 2
+    """The same for ``send_async`` and ``send_batch_async``. Messages that ``batching`` gathers have ``retries``."""
     attempt_timeout: float | None = None
+    """Seconds for one attempt while another untried broker is left. Default: the remaining time divided by the attempts left,
+    at least 0.2 s."""
     retry_codes: Collection[int] = RETRY_CODES
+    """Response codes of brokers after which another attempt is made. Refused credentials and missing permissions are never
+    retried; a missing queue is, unless the caller chose it."""
     retry_same_queue: bool = False
+    """True repeats a send with an explicit queue, selector or key on that queue, up to ``retries`` times. False repeats it only
+    after attempts whose request no broker took."""
     compress_over: int = 4096
+    """Bytes of the smallest body that is compressed, 0 to 2^31, except in ``send_batch``. The compressed form is sent if it is
+    smaller."""
     compress_type: str = "zlib"
+    """Algorithm: "zlib", "lz4" or "zstd"; the latter two need the extra ``compression``."""
     compress_level: int = 5
+    """Level of the algorithm: 0 to 9 for zlib, 1 to 22 for zstd, whose negative levels are refused; lz4 has no levels."""
     max_message_size: int = MAX_BODY_SIZE
+    """Bytes of the largest uncompressed body or encoded batch. Above 16,646,144 the client's ``max_frame_size`` must be larger
+    by at least 131,072."""
     create_topic_key: str = AUTO_CREATE_TOPIC_KEY
+    """Topic whose route is used for a topic that does not exist yet."""
     default_topic_queues: int = 4
+    """Queues that a topic created by a send gets on a broker, 1 to 65,536, at most as many as ``create_topic_key`` has there."""
     async_limit: int = 65535
+    """Messages accepted and not finished, one-way messages excepted, 1 to 2^31; further calls wait."""
     oneway_limit: int = 65535
+    """One-way messages accepted and not finished, 1 to 2^31; further calls wait."""
     broker_window: int = 8192
+    """Sends in flight to one broker, 1 to 2^31; further sends wait. A new connection begins with 64, and the broker's answers
+    raise and lower that number."""
     pending_bytes_limit: int = 100 * 1024 * 1024
+    """Bytes of all bodies accepted and not finished, 1 to 2^40: one limit for one-way messages, one for all others. A single
+    larger call is accepted while there are no others."""
     oneway_window: int = 1024
+    """At least one of this many one-way messages is sent as an ordinary request, which paces the flow, 0 to 2^31. 0 turns
+    pacing off, and a stock broker may then drop messages without notice."""
     stop_timeout: float = 5.0
+    """Seconds that ``stop()`` waits for unanswered sends, 0 or more."""
     retry_another_broker_when_not_store_ok: bool = False
+    """True also sends a message to another broker, within ``retries``, if a broker stores it without confirming its flush or
+    replication. It is then stored twice."""
     topics: Sequence[str] = ()
+    """Topics whose routes ``start()`` fetches."""
     latency_fault: bool | Literal["failures"] = "failures"
+    """Which brokers sends avoid. "failures" (Java: False) avoids a broker after an attempt that could not connect, timed out
+    (after 0.05 s or more) or lost its connection: for 1 s, doubled by each failed trial up to 30 s, until a send to it is
+    stored. True also avoids slow brokers, for the times of ``fault_table``. False avoids none."""
     fault_table: FaultTable = FaultTable.V5
+    """Times for which ``latency_fault=True`` avoids a broker."""
     detector: bool = False
+    """True sends probe requests to brokers that did not respond; it needs ``latency_fault=True``."""
     batching: bool | Batching = False
+    """Gathers single messages into batches while requests are in flight: True, or a Batching."""
     queue_selector: Selector = select_best
+    """Function that chooses the queue of each attempt if the call has neither queue nor selector, and once for a call with a
+    key."""
     hooks: Sequence[Hook] = ()
+    """Functions around each attempt and request, see Hook."""
     trace: bool | str = False
+    """True reports sends to the brokers' trace topic, the name of a topic to that topic."""
     send_smart_msg: bool = True
+    """True sends request headers with names of one letter (codes 310, 320). False sends the long form (code 10; batches have
+    none), for servers that do not support the short form."""
 
     def __post_init__(self) -> None:
         plain_fields(self)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import inspect
+import itertools
 import os
 import re
 import signal
@@ -22,7 +23,17 @@ from typing import Any
 import pytest
 
 import rmq_async
-from rmq_async import ClientConfig, ConsumerConfig, FaultTable, ProducerConfig, ProducerHealth, errors, select_best
+from rmq_async import (
+    ClientConfig,
+    ConsumerConfig,
+    FaultTable,
+    ProducerConfig,
+    ProducerHealth,
+    Retry,
+    allocate_evenly,
+    errors,
+    select_best,
+)
 from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_async.health import ProblemCode
 from rmq_async.testing import ThreadedRocketMQ
@@ -174,18 +185,39 @@ def rows(page: str, heading: str) -> list[list[str]]:
     return found
 
 
-@pytest.mark.parametrize("config", [ProducerConfig, ClientConfig])
-def test_defaults_are_those_of_the_code(config: type[Any]) -> None:
-    listed = {cells[0].strip("`"): cells[1].strip("`") for cells in rows("configuration.md", f"`{config.__name__}`")}
+@pytest.mark.parametrize("config", [ClientConfig, ProducerConfig, ConsumerConfig, Retry])
+def test_types_and_defaults_of_options_are_those_of_the_code(config: type[Any]) -> None:
+    listed = {cells[0].strip("`"): cells[1:] for cells in rows("configuration.md", f"`{config.__name__}`")}
     assert listed.keys() == {field.name for field in dataclasses.fields(config)}
     made = config()
     by_name = {
         "select_best": select_best,
+        "allocate_evenly": allocate_evenly,
         "FaultTable.V5": FaultTable.V5,
-        "drawn once per process": made.__dict__.get("instance_name"),
+        "Retry()": Retry(),
     }
-    for name, value in listed.items() - {("instance_name", "drawn once per process")}:
-        assert (by_name[value] if value in by_name else ast.literal_eval(value)) == getattr(made, name), name
+    for field in dataclasses.fields(config):
+        kind, default, meaning, *_ = listed[field.name]
+        shown = re.fullmatch(r"`(.+)`(?:, (s|bytes))?", kind)
+        assert shown, field.name
+        assert shown[1].replace(r"\|", "|") == field.type, field.name
+        assert ("float" in str(field.type)) == (shown[2] == "s"), field.name
+        assert meaning, field.name
+        if default == "drawn once per process":
+            continue
+        name = default.strip("`")
+        assert (by_name[name] if name in by_name else ast.literal_eval(name)) == getattr(made, field.name), field.name
+
+
+@pytest.mark.parametrize("config", [ClientConfig, ProducerConfig, ConsumerConfig, Retry, rmq_async.Batching])
+def test_each_option_has_a_docstring_beside_it(config: type[Any]) -> None:
+    body = ast.parse(inspect.cleandoc(inspect.getsource(config))).body[0].body  # type: ignore[attr-defined]
+    documented = {
+        field.target.id
+        for field, text in itertools.pairwise(body)
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(text, ast.Expr)
+    }
+    assert documented == {field.name for field in dataclasses.fields(config)}
 
 
 def test_defaults_of_batching_are_those_of_the_code() -> None:
