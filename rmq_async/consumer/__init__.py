@@ -18,6 +18,7 @@ from .read import PullConsumer
 from .read import SkippedOffsets as SkippedOffsets
 from .read import deleted_among as deleted_among
 from .read import may_pass as may_pass
+from .reports import ConsumerHealth, ConsumerStats, Lag
 from .settled import Settled
 from .strategies import (
     Allocate,
@@ -28,7 +29,6 @@ from .strategies import (
     allocate_near_rooms,
 )
 from .subscription import Subscription
-from .watching import ConsumerHealth, ConsumerStats, Lag
 
 __all__ = [
     "Allocate",

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
 from contextlib import suppress
 from contextvars import Context
 from math import inf
@@ -217,7 +217,23 @@ class Assignment:
         if held.state is QueueState.RUNNING and held not in self._pulls:  # two resets may end at the same time
             self._pulls[held] = self._supervisor.run(f"pulls of {held.shown}", lambda: self._pulling.run(held))
 
-    def apply_pauses(self) -> None:
+    def pause(self, topics: Iterable[str], queues: Iterable[HeldQueue], *, all_queues: bool) -> None:
+        """Pauses topics (on the wire) and queues, and if ``all_queues`` everything."""
+        self.pauses.pause(topics, queues)
+        self.pauses.all |= all_queues
+        self._apply_pauses()
+
+    def resume(self, topics: Collection[str], queues: Iterable[HeldQueue]) -> None:
+        """Ends the pauses of topics with all their queues, and of queues."""
+        self.pauses.resume(topics, [*queues, *(held for held in self.held.values() if held.queue.topic in topics)])
+        self._apply_pauses()
+
+    def resume_all(self) -> None:
+        self.pauses.all = False
+        self.pauses.resume([*self.pauses.topics], self.held.values())
+        self._apply_pauses()
+
+    def _apply_pauses(self) -> None:
         """Ends the pulls of paused queues, and drops their messages without a call, except failed ones that wait for another
         attempt; starts the pulls of all other queues."""
         for held in self.held.values():

@@ -20,14 +20,14 @@ from ..health import Problem, ProblemCode
 from ..options import lists_options
 from ..timeouts import stop_budget
 from ..transport import generation
-from . import pop
 from .commits import Doubts
 from .config import ConsumerConfig, ConsumerOptions, Retry, split_options
 from .pop import PopSession
+from .pull_session import PullSession
 from .reader import Reader, subscriptions_of
-from .session import Session
+from .reports import ConsumerHealth, ConsumerStats, Lag
+from .session import MemberSession
 from .subscription import Handler, Subscription
-from .watching import ConsumerHealth, ConsumerStats, Lag, health_of, lag_of, stats_of
 
 __all__ = ["Consumer"]
 
@@ -305,8 +305,8 @@ class Consumer(Reader):
             await self.stop()
 
     async def _open(self, instance: ClientInstance) -> None:
-        given = instance, self._wire_group, dict(self._subscriptions), self.config, copy_context()
-        session = Session(*given, self._doubts) if self.config.mode == "pull" else PopSession(*given)
+        given = instance, self._wire_group, dict(self._subscriptions), self.config, self._label, copy_context()
+        session: MemberSession = PullSession(*given, self._doubts) if self.config.mode == "pull" else PopSession(*given)
         self._session = session  # handlers may run, and stop the consumer, before the start has ended
         try:
             await session.open(self._starting)
@@ -320,7 +320,7 @@ class Consumer(Reader):
         try:
             await session.close(deadline)
         finally:
-            self._last_stats = _stats_of(session)
+            self._last_stats = session.stats()
             self._session = None
             self._stopping = None
 
@@ -330,23 +330,19 @@ class Consumer(Reader):
     def assignment(self) -> frozenset[MessageQueue]:
         """The queues that this member holds now, paused ones included; none with ``mode="pop"``."""
         session = self._session
-        if not isinstance(session, Session):
-            return frozenset()
-        return frozenset(each.shown for each in [*session.assignment.held.values()])
+        return frozenset() if session is None else session.assignment_shown
 
     def lag(self) -> Lag:
         """Returns the numbers of messages of this member's share that are not settled; before a start and after a stop zeros,
         with no age and no queues. It makes no request and may be called from any thread."""
         session = self._session
-        if session is None:
-            return Lag(0, 0, None, {})
-        return lag_of(session) if isinstance(session, Session) else pop.lag_of(session)
+        return Lag(0, 0, None, {}) if session is None else session.lag()
 
     def stats(self) -> ConsumerStats:
         """Returns the numbers since ``start()``: zeros before the first start, after a stop those at its end. It makes no
         request and may be called from any thread."""
         session = self._session
-        return self._last_stats if session is None else _stats_of(session)
+        return self._last_stats if session is None else session.stats()
 
     def health(self) -> ConsumerHealth:
         """Returns the consumer's condition. It makes no request, never raises and may be called from any thread."""
@@ -357,11 +353,7 @@ class Consumer(Reader):
         if session is None or state is not LifeState.RUNNING:
             problem = self._idle_problem(state) or Problem(ProblemCode.STARTING, f"{self._label} is {state.value}")
             return ConsumerHealth(True, False, (problem,), None, None)
-        return health_of(session) if isinstance(session, Session) else pop.health_of(session)
-
-
-def _stats_of(session: Session | PopSession) -> ConsumerStats:
-    return stats_of(session) if isinstance(session, Session) else pop.stats_of(session)
+        return session.health()
 
 
 def _handles(loop: asyncio.AbstractEventLoop, number: signal.Signals, function: Callable[[], object]) -> bool:

@@ -3,26 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import Sequence
 from datetime import datetime
 from typing import Literal
 
-from rmq_protocol.errors import shown
 from rmq_protocol.message import MessageQueue
 
-from .. import machine
-from .._text import printable
-from ..client import LifeCycle, LifeState, Names, check_queue, committed_offset, known_queue, max_offset
+from ..client import LifeCycle, LifeState, Names, check_queue, known_queue
 from ..config import ClientConfig, check_group, check_int
-from ..errors import ClientStateError, ConfigError, QueueLostError
 from ..timeouts import checked_timeout
-from .assignment import Assignment
 from .config import ConsumerConfig
-from .group import offset_at
-from .held_queue import HeldQueue
-from .pop import PopSession
-from .session import Session
+from .session import MemberSession
 from .settled import Settled
 from .subscription import Subscription
 
@@ -42,7 +32,7 @@ class Control(LifeCycle):
         check_group(self._wire_group)
         self._subscriptions: dict[str, Subscription] = {}
         """The subscriptions by topic on the wire."""
-        self._session: Session | PopSession | None = None
+        self._session: MemberSession | None = None
 
     # -- control
 
@@ -61,14 +51,7 @@ class Control(LifeCycle):
         Raises ConfigError for a topic that is not subscribed to, for a value that is no queue, and with ``mode="pop"`` for a
         queue; QueueLostError for a queue that this member does not read; ClientStateError unless running.
         """
-        session = self._running_session()
-        if isinstance(session, PopSession):
-            session.pause(self._popped_topics(topics_or_queues))
-            return
-        assignment, topics, queues = self._to_control(topics_or_queues)
-        assignment.pauses.pause(topics, queues)
-        assignment.pauses.all |= not topics_or_queues
-        assignment.apply_pauses()
+        self._running_session().pause(topics_or_queues)
 
     def resume(self, *topics_or_queues: str | MessageQueue) -> None:
         """Ends the pauses of the given topics, with all their queues, and of the given queues; all pauses if none are given.
@@ -76,22 +59,7 @@ class Control(LifeCycle):
         Raises as ``pause`` does, and ClientStateError for a queue whose topic is paused as a whole, and for a topic or queue
         after a pause of all; with ``mode="pop"`` single topics may be resumed after a pause of all.
         """
-        session = self._running_session()
-        if isinstance(session, PopSession):
-            session.resume(self._popped_topics(topics_or_queues))
-            return
-        assignment, topics, queues = self._to_control(topics_or_queues)
-        pauses = assignment.pauses
-        if not topics_or_queues:
-            pauses.all, topics, queues = False, [*pauses.topics], [*assignment.held.values()]
-        elif pauses.all:
-            raise ClientStateError(f"{self._label} is paused as a whole: resume() it without arguments")
-        for held in queues:
-            if topics_or_queues and held.queue.topic in pauses.topics:
-                raise ClientStateError(f"topic {held.shown.topic} is paused as a whole: resume the topic instead of its queues")
-        queues += [held for held in assignment.held.values() if held.queue.topic in topics]
-        pauses.resume(topics, queues)
-        assignment.apply_pauses()
+        self._running_session().resume(topics_or_queues)
 
     async def seek(self, queue: MessageQueue, to: int | Literal["earliest", "latest"] | datetime) -> None:
         """Moves a queue to another offset: waits for its running calls (10 s at most, after which those of an ordered queue are
@@ -105,29 +73,7 @@ class Control(LifeCycle):
         value that is no queue, an invalid position or one outside of the queue, and with ``mode="pop"``; ClientStateError unless
         running, and in a handler, for which the call would have to wait; and the errors of the requests for offsets.
         """
-        session = self._pulling("seek()")
-        held = self._held(queue)
-        if session.by_hand is not None:
-            session.by_hand.let_go(asyncio.current_task(), held)
-        elif session.calls.is_own_task(asyncio.current_task()):
-            raise ClientStateError("seek() waits for running handlers, and this is one of them: call it from another task")
-        offset = await offset_at(session.instance, held.queue, to)
-        await session.assignment.reset(held, offset, "seek() was called", logging.INFO)
-        if not held.is_owned:
-            raise QueueLostError(
-                f"{held.shown} was given up or lost during seek(); call it for a queue that assignment has",
-                broker=held.shown.broker_name,
-            )
-
-    def _to_control(self, given: Sequence[str | MessageQueue]) -> tuple[Assignment, list[str], list[HeldQueue]]:
-        """Sorts the arguments of ``pause`` and ``resume`` into topics on the wire and queues."""
-        assignment = self._pulling("a pause of queues").assignment
-        topics = [self._names.wire(each) for each in given if isinstance(each, str)]
-        for topic in topics:
-            if topic not in self._subscriptions:
-                shown_topic = printable(self._names.shown(topic))
-                raise ConfigError(f"{self._label} has no subscription of topic {shown_topic!r}; name one that it has")
-        return assignment, topics, [self._held(each) for each in given if not isinstance(each, str)]
+        await self._running_session().seek(queue, to)
 
     # -- positions
 
@@ -137,9 +83,8 @@ class Control(LifeCycle):
         Raises QueueLostError for a queue that this member neither reads nor gives up at the moment; ConfigError for a value
         that is no queue, and with ``mode="pop"``; ClientStateError unless running.
         """
-        wire = self._names.wire_queue(check_queue(queue))
-        leaving = (each for each in self._pulling("position()").assignment.leaving if each.queue == wire and each.is_owned)
-        return (next(leaving, None) or self._held(queue)).progress.watermark
+        check_queue(queue)
+        return self._running_session().position(queue)
 
     async def committed(self, queue: MessageQueue) -> int | None:
         """Returns the offset that the broker keeps for the group, in broadcast the one that was loaded or saved last; None
@@ -152,10 +97,7 @@ class Control(LifeCycle):
         for an invalid topic name; ClientStateError unless running; and the errors of the requests.
         """
         session = self._running_session()
-        known = await known_queue(session.instance, queue)
-        if isinstance(session, PopSession):
-            return await committed_offset(session.instance, session.group, known)
-        return await session.member.committed(known)
+        return await session.committed(await known_queue(session.instance, queue))
 
     async def commit(self) -> None:
         """Commits the queues whose position has moved; returns when the brokers have answered. In broadcast it saves the
@@ -167,22 +109,7 @@ class Control(LifeCycle):
         ``save``, ConfigError if that is no coroutine function, and TimeoutError after 30 s. Raises ClientStateError unless
         running, and with ``mode="pop"`` if a stop ends before the brokers have answered.
         """
-        session = self._running_session()
-        if isinstance(session, PopSession):
-            await session.commit()
-        else:
-            await session.commits.now()
-
-    def _held(self, queue: MessageQueue) -> HeldQueue:
-        session = self._pulling("a call for one queue")
-        asked = check_queue(queue)  # a tuple is allowed, too
-        held = session.assignment.held.get(self._names.wire_queue(asked))
-        if held is None:
-            raise QueueLostError(
-                f"{self._label} does not read {asked} now; assignment has the queues that it reads",
-                broker=asked.broker_name,
-            )
-        return held
+        await self._running_session().commit()
 
     # -- tests
 
@@ -209,46 +136,10 @@ class Control(LifeCycle):
         a number, ValueError for one that is not above 0; and the errors of the requests for offsets.
         """
         session = self._running_session()
-        timeout = checked_timeout(timeout)
-        deadline = machine.monotonic() + timeout
-        if isinstance(session, PopSession):
-            async with asyncio.timeout(timeout):
-                await session.until_idle()
-            return
-        async with asyncio.timeout(timeout):
-            ends = {each.queue: await max_offset(session.instance, each.queue) for each in [*session.assignment.held.values()]}
-            for each in [*session.assignment.held.values()]:
-                if each.cursor < ends.get(each.queue, 0):
-                    await session.assignment.pull_again(each)
-            while True:
-                held = session.assignment.held
-                left = [end for queue, end in ends.items() if queue in held and held[queue].progress.watermark < end]
-                if not left and not session.dispatcher.running and session.is_assigned:
-                    return
-                await asyncio.sleep(min(0.01, max(deadline - machine.monotonic(), 0.001)))
+        async with asyncio.timeout(checked_timeout(timeout)):
+            await session.until_idle()
 
-    def _pulling(self, what: str) -> Session:
-        """Returns the session of a member that holds queues. ``what``: the subject of the error. Raises ConfigError for one
-        that pops, and as ``_running_session``."""
-        session = self._running_session()
-        if isinstance(session, PopSession):
-            raise ConfigError(f"{what} needs mode='pull': members that pop hold no queues; leave out mode='pop', or this call")
-        return session
-
-    def _popped_topics(self, given: Sequence[str | MessageQueue]) -> list[str]:
-        """Returns topics on the wire, all of them where none is given. Raises ConfigError for a value that is no text, and for
-        a topic without a subscription."""
-        topics = [self._names.wire(each) for each in given if isinstance(each, str)]
-        if len(topics) < len(given):
-            other = next(each for each in given if not isinstance(each, str))
-            raise ConfigError(f"with mode='pop' only topics can be paused and resumed, not {shown(other)}; name topics")
-        for topic in topics:
-            if topic not in self._subscriptions:
-                shown_topic = printable(self._names.shown(topic))
-                raise ConfigError(f"{self._label} has no subscription of topic {shown_topic!r}; name one that it has")
-        return topics or [*self._subscriptions]
-
-    def _running_session(self) -> Session | PopSession:
+    def _running_session(self) -> MemberSession:
         """Returns the session, also during a start and a stop, when callbacks and handlers run. Raises ClientStateError without
         a session, ForkedError in a forked child, WrongLoopError on another event loop."""
         session = self._session

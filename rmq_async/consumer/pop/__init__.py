@@ -1,12 +1,11 @@
 """Members of a group that pop: brokers give each message to one member for a time, and members share no queues.
 
-``core`` receives messages, acknowledges them, gives them back and extends their leases; ``session`` adds the handlers of a
-consumer, and ``watching`` reports its condition.
+``core`` receives messages, acknowledges them, gives them back and extends their leases; ``pop_session`` adds the handlers of a
+consumer.
 """
 
 from __future__ import annotations
 
-from .session import PopSession
-from .watching import health_of, lag_of, stats_of
+from .pop_session import PopSession
 
-__all__ = ["PopSession", "health_of", "lag_of", "stats_of"]
+__all__ = ["PopSession"]

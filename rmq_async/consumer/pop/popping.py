@@ -34,6 +34,7 @@ from ...errors import (
     SubscriptionGroupNotExistError,
     TopicNotFoundError,
 )
+from ...health import Problem, ProblemCode
 from ..held_queue import HeldQueue
 from ..subscription import Subscription
 from .core import EARLY, PopCore
@@ -141,9 +142,13 @@ class Source:
             if len(self._blocked) > MOST_BLOCKED:
                 del self._blocked[next(iter(self._blocked))]
 
-    def blocked(self, now: float) -> list[str]:
-        """Returns why messages cannot be read that have come lately. It may be called from any thread. ``now``: monotonic."""
-        return [text for text, until in self._blocked.copy().items() if now < until]
+    def problems(self, now: float) -> list[Problem]:
+        """Returns why messages that have come lately cannot be read, and the error of the last pop. From any thread. ``now``:
+        monotonic."""
+        texts = [text for text, until in self._blocked.copy().items() if now < until]
+        if (error := self.held.error) is not None:
+            texts.append(f"pops of topic {self.held.shown.topic} at broker {self.broker} fail: {printable(error, 300)}")
+        return [Problem(ProblemCode.QUEUE_UNREADABLE, text, broker=self.broker, queue=self.held.shown) for text in texts]
 
     def shrink(self, messages: int) -> None:
         """Lowers ``size`` to half of ``messages`` (1 at least), the number that a pop asked for whose answer was too large,

@@ -466,7 +466,7 @@ async def test_held_key_that_fills_the_buffer_leaves_room_to_other_queues() -> N
 
 async def test_ordered_call_in_a_thread_keeps_its_lock_until_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     # Real time: virtual time has no threads. The second member asks for the locks ten times a second.
-    monkeypatch.setattr("rmq_async.consumer.session.FIRST_ASSIGNMENT", 0.2)
+    monkeypatch.setattr("rmq_async.consumer.pull_session.FIRST_ASSIGNMENT", 0.2)
     monkeypatch.setattr("rmq_async.consumer.group.rebalance.SPACING", 0.1)
     async with EmbeddedRocketMQ() as server:
         await create(server.namesrv, queues=2)

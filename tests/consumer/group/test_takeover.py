@@ -8,7 +8,7 @@ import asyncio
 import pytest
 
 from rmq_async import MessageExt, MessageQueue
-from rmq_async.consumer.session import Session
+from rmq_async.consumer.pull_session import PullSession
 from rmq_async.testing.simulation import Simulation
 
 from .support import Seen, create, member, send, send_until, serving, until
@@ -17,7 +17,7 @@ from .support import Seen, create, member, send, send_until, serving, until
 @pytest.mark.parametrize("joins_at", [1.0, 7.0, 13.0, 19.0])
 def test_member_that_hears_late_of_a_new_one_runs_no_message_twice(joins_at: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its notice is lost, or the group has notices switched off: it looks at the members each 20 s."""
-    monkeypatch.setattr(Session, "members_changed", lambda session: None)
+    monkeypatch.setattr(PullSession, "members_changed", lambda session: None)
 
     async def main(s: Simulation) -> None:
         await create(s.namesrv)
@@ -101,7 +101,7 @@ def test_queue_read_without_its_lock_is_drained_before_another_member_reads_it(
     leaves: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The lock of a crashed member ends while the one that reads the queue without it drains: simulated seed 60226."""
-    monkeypatch.setattr("rmq_async.consumer.session.CLAIM_EVERY", 30.0)  # the other member is the first one to ask
+    monkeypatch.setattr("rmq_async.consumer.pull_session.CLAIM_EVERY", 30.0)  # the other member is the first one to ask
 
     async def main(s: Simulation) -> None:
         await create(s.namesrv, queues=1)

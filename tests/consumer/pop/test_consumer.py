@@ -226,7 +226,7 @@ async def test_message_whose_lease_ended_before_its_call_waits_for_its_next_deli
     waits: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     """``waits``: whether its lease may last no longer, so that it is given back without an attempt; else the broker is silent."""
-    caplog.set_level(logging.DEBUG, "rmq_async.consumer.pop.session")
+    caplog.set_level(logging.DEBUG, "rmq_async.consumer.pop.pop_session")
     ids: dict[bytes, str] = {}
 
     async def work(message: MessageExt) -> None:

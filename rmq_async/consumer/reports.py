@@ -2,37 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 from rmq_protocol.message import MessageQueue
 
 from .. import machine
 from .._text import printable
-from ..client import BrokerClocks, brokers_of, loop_problem, name_server_problem
+from ..client import Names
 from ..health import Problem, ProblemCode
-from .by_hand import ByHand
-from .calls import HandlerCalls
+from .blocking import Block
 from .delivery import Delivery
 from .dispatch import Dispatcher, HeldLine, Single
-from .give_backs import GiveBacks
-from .group import Missing
+from .group import Conflicts, MemberLocks, Missing, Takeover
 from .held_queue import HeldQueue
-from .session import Session
+from .losses import LostQueues
 from .subscription import NO_KEY
+from .supervisor import Supervisor
 
 __all__ = [
-    "BLOCK_SHOWN",
     "ConsumerHealth",
     "ConsumerStats",
     "Lag",
+    "block_problems",
+    "conflict_problems",
     "hangs",
-    "health_of",
-    "lag_of",
-    "oldest_age",
-    "stats_of",
-    "stuck_problem",
+    "line_problems",
+    "lock_problems",
+    "missing_problem",
+    "orphan_problems",
+    "queue_problem",
+    "restart_problems",
+    "stuck_problems",
+    "takeover_problems",
 ]
 
 MOST_NAMED: Final = 16
@@ -40,19 +43,6 @@ MOST_NAMED: Final = 16
 
 BLOCK_SHOWN: Final = 60.0
 """Seconds for which ``health()`` reports that a function has blocked the event loop."""
-
-
-class _Holder(Protocol):
-    """A session of either kind."""
-
-    @property
-    def calls(self) -> HandlerCalls | ByHand: ...
-
-    @property
-    def dispatcher(self) -> Dispatcher: ...
-
-    @property
-    def give_backs(self) -> GiveBacks: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,74 +118,16 @@ class ConsumerHealth:
     oldest_unfinished: Delivery | None
 
 
-def lag_of(session: Session) -> Lag:
-    held = list(session.assignment.held.values())
-    by_queue = {each.shown: each.lag for each in held}
-    retries = sum(each.lag or 0 for each in held if each.subscription is None)
-    messages = sum(each.lag or 0 for each in held if each.subscription is not None)
-    return Lag(messages, retries, oldest_age(session, session.instance.clocks), by_queue)
-
-
-def oldest_age(session: _Holder, clocks: BrokerClocks) -> float | None:
-    """Returns the age of the oldest message that a member has; None without one."""
-    held = [message for delivery in list(session.calls.running) for message in delivery.messages]
-    held += [*session.dispatcher.oldest(), *session.give_backs.messages()]
-    return max((clocks.age(each.queue.broker_name, each.store_time_ms) for each in held), default=None)
-
-
-def stats_of(session: Session) -> ConsumerStats:
-    return ConsumerStats(
-        handled=session.settled.handled,
-        failed=session.settled.failed,
-        retried=session.outcomes.retried,
-        dead_lettered=session.outcomes.dead_lettered,
-        lost=session.intake.lost,
-        buffered=session.budget.messages + len(session.give_backs),
-        buffered_bytes=session.budget.size + session.give_backs.size,
-        running=session.dispatcher.running,
-        commits=session.commits.count,
-        rebalances=session.assignment.rounds,
-        unsure=session.outcomes.unsure,
-    )
-
-
-def health_of(session: Session) -> ConsumerHealth:
-    """Makes the snapshot of a running consumer."""
-    instance = session.instance
-    now = machine.monotonic()
-    blocked = loop_problem(instance)
-    _, silence = name_server_problem(instance)
-    _, troubles = brokers_of(instance)
-    problems = [problem for problem in (blocked, silence, *troubles) if problem is not None]
-    held = list(session.assignment.held.values())
-    problems += [problem for each in held if (problem := _queue_problem(session, each)) is not None]
-    problems += _order_problems(session)
-    problems += _group_problems(session)
-    oldest = min(list(session.calls.running), key=lambda delivery: delivery.began, default=None)
-    if oldest is not None and oldest.age > session.config.stuck_after:
-        problems.append(stuck_problem(oldest))
-    block = session.blocked
-    if block is not None and now - block.at < BLOCK_SHOWN:
-        text = f"{block.name} blocked the event loop for {block.seconds:.1f} s, {now - block.at:.0f} s ago"
-        problems.append(Problem(ProblemCode.HANDLER_BLOCKS, text))
-    progress = max((each.settled_at for each in held), default=None)
-    return ConsumerHealth(
-        live=blocked is None and not any(hangs(delivery) for delivery in list(session.calls.running)),
-        ready=blocked is None and session.is_ready,
-        problems=tuple(problems),
-        last_progress_age=None if progress is None else max(now - progress, 0.0),
-        oldest_unfinished=oldest,
-    )
-
-
-def stuck_problem(oldest: Delivery) -> Problem:
-    """Returns the problem of a call that has run for too long, or of messages that have been in hand for too long."""
+def stuck_problems(oldest: Delivery | None, after: float) -> list[Problem]:
+    """Returns a problem if a call has run, or messages have been in hand, for more than ``after`` seconds."""
+    if oldest is None or oldest.age <= after:
+        return []
     subscription, first, age = oldest.subscription, oldest.messages[0].msg_id, oldest.age
     if subscription.is_by_hand:
         text = f"message {first} has been in hand for {age:.0f} s, and was neither settled nor given back"
     else:
         text = f"handler {subscription.name} has been running for {age:.0f} s on message {first}"
-    return Problem(ProblemCode.HANDLER_STUCK, text)
+    return [Problem(ProblemCode.HANDLER_STUCK, text)]
 
 
 def hangs(delivery: Delivery) -> bool:
@@ -205,8 +137,31 @@ def hangs(delivery: Delivery) -> bool:
     return runs_on and deadline is not None and delivery.age > 2 * (deadline - delivery.began)
 
 
-def _queue_problem(session: Session, held: HeldQueue) -> Problem | None:
-    stopped = session.intake.stopped.get(held)
+def block_problems(block: Block | None) -> list[Problem]:
+    """Returns a problem if a function of the user has blocked the event loop of late."""
+    if block is None:
+        return []
+    age = machine.monotonic() - block.at
+    if age >= BLOCK_SHOWN:
+        return []
+    text = f"{block.name} blocked the event loop for {block.seconds:.1f} s, {age:.0f} s ago"
+    return [Problem(ProblemCode.HANDLER_BLOCKS, text)]
+
+
+def conflict_problems(conflicts: Conflicts) -> list[Problem]:
+    """Returns the problems of other members: different subscriptions, and another process with the client id."""
+    found = [Problem(ProblemCode.SUBSCRIPTION_CONFLICT, str(conflict)) for conflict in conflicts.found]
+    if (twice := conflicts.namesakes.found) is not None:
+        found.append(Problem(ProblemCode.DUPLICATE_CLIENT_ID, twice))
+    return found
+
+
+def restart_problems(supervisor: Supervisor) -> list[Problem]:
+    return [Problem(ProblemCode.RESTARTED, text) for text in supervisor.recent()]
+
+
+def queue_problem(held: HeldQueue, stopped: str | None) -> Problem | None:
+    """Returns the problem of a queue that is not read. ``stopped``: why its pulls have ended; None if they have not."""
     if stopped is not None:
         return Problem(ProblemCode.QUEUE_STOPPED, stopped, broker=held.shown.broker_name, queue=held.shown)
     error = held.error
@@ -216,39 +171,84 @@ def _queue_problem(session: Session, held: HeldQueue) -> Problem | None:
     return Problem(ProblemCode.QUEUE_UNREADABLE, text, broker=held.shown.broker_name, queue=held.shown)
 
 
-def _order_problems(session: Session) -> list[Problem]:
-    """Returns the problems of ordered subscriptions: messages that block their key or queue, messages without a key, queues whose
-    locks other clients have, and locks that were lost."""
+def line_problems(dispatcher: Dispatcher, held_for: float) -> list[Problem]:
+    """Returns the problems of ordered subscriptions: messages that have blocked their key or queue for ``held_for`` seconds, and
+    messages without a key."""
     now, found = machine.monotonic(), list[Problem]()
-    for line in session.dispatcher.held_lines():
+    for line in dispatcher.held_lines():
         first, shown = line.first, line.held.shown
-        if len(found) < MOST_NAMED and first.held_since is not None and now - first.held_since >= session.config.stuck_after:
+        if len(found) < MOST_NAMED and first.held_since is not None and now - first.held_since >= held_for:
             text = (
                 f"{_line_text(line)} been held for {now - first.held_since:.0f} s by message {first.message.msg_id}: its attempt "
                 f"{first.attempt} is due in {max(first.due - now, 0.0):.0f} s, {line.waiting - 1} messages wait behind it"
             )
             found.append(Problem(ProblemCode.KEY_HELD, text, broker=shown.broker_name, queue=shown))
-    for subscription, keyless in session.dispatcher.keyless.recent().items():
+    for subscription, keyless in dispatcher.keyless.recent().items():
         shown = keyless.message.queue
         text = (
             f"messages of topic {subscription.topic} have no key, the newest one is {keyless.message.msg_id}, offset "
             f"{keyless.message.queue_offset} of {shown}, {now - keyless.at:.0f} s ago: those of one queue are handled one at a time"
         )
         found.append(Problem(ProblemCode.KEY_MISSING, text, broker=shown.broker_name, queue=shown))
-    for queue, age in session.takeover.locked_out().items():
-        if age > session.config.handover_timeout:
-            shown = session.instance.names.shown_queue(queue)
+    return found
+
+
+def lock_problems(takeover: Takeover, losses: LostQueues, names: Names, locked_for: float) -> list[Problem]:
+    """Returns the problems of ordered queues: those whose locks other clients have had for more than ``locked_for`` seconds, and
+    those whose locks were lost."""
+    now, found = machine.monotonic(), list[Problem]()
+    for queue, age in takeover.locked_out().items():
+        if age > locked_for:
+            shown = names.shown_queue(queue)
             text = (
                 f"{shown} is ordered, and another client has had its lock for {age:.0f} s: one that crashed keeps it for 60 s"
             )
             found.append(Problem(ProblemCode.QUEUE_LOCKED, text, broker=shown.broker_name, queue=shown))
-    for shown, lost in session.assignment.losses.recent().items():
+    for shown, lost in losses.recent().items():
         text = (
             f"the lock of {shown}, an ordered queue, was lost {now - lost.at:.0f} s ago with {lost.running} messages in calls: "
             "another member may have begun them before these calls ended"
         )
         found.append(Problem(ProblemCode.QUEUE_LOST, text, broker=shown.broker_name, queue=shown))
     return found
+
+
+def missing_problem(missing: Missing, names: Names) -> Problem:
+    shown = [names.shown_queue(queue) for queue in missing.queues]
+    topic, broker = shown[0].topic, shown[0].broker_name
+    unread = "their messages" if missing.unread is None else f"their {missing.unread} messages"
+    text = (
+        f"queues {', '.join(str(queue.queue_id) for queue in shown)} of topic {topic} on {broker} left the topic's route "
+        f"{missing.age:.0f} s ago, and no member reads {unread}: the broker is down, name servers have forgotten it or its queues, "
+        "or an operator has taken them away"
+    )
+    return Problem(ProblemCode.QUEUE_MISSING, text, broker=broker, queue=shown[0] if len(shown) == 1 else None)
+
+
+def takeover_problems(takeover: Takeover, locks: MemberLocks, owned: Iterable[MessageQueue], names: Names) -> list[Problem]:
+    """Returns the problems of queues that are taken over: unknown offsets, and brokers that grant no locks."""
+    found: list[Problem] = []
+    for queue, text in list(takeover.errors.items()):
+        shown = names.shown_queue(queue)
+        text = f"the offset of {shown} is not known: {text}"
+        found.append(Problem(ProblemCode.QUEUE_UNREADABLE, text, broker=shown.broker_name, queue=shown))
+    for broker, error in locks.errors_of([*owned, *takeover.queues]).items():  # others were asked for the last time
+        text = (
+            f"broker {printable(broker)} grants no locks of queues, without which queues are read late: {printable(error, 300)}"
+        )
+        found.append(Problem(ProblemCode.NOT_LOCKED, text, broker=broker))
+    return found
+
+
+def orphan_problems(orphans: Mapping[str, int]) -> list[Problem]:
+    """Returns a problem for each topic without a subscription here whose messages were to be delivered again."""
+    return [
+        Problem(
+            ProblemCode.NO_HANDLER,
+            f"{count} messages of topic {topic} were to be delivered again, and no handler here subscribes to it",
+        )
+        for topic, count in list(orphans.items())
+    ]
 
 
 def _line_text(line: HeldLine) -> str:
@@ -266,59 +266,3 @@ def _key_text(key: object) -> str:
         return printable(repr(key), 100)
     except Exception:  # noqa: BLE001 - a method of the user
         return f"of type {type(key).__name__}"
-
-
-def _missing_problem(session: Session, missing: Missing) -> Problem:
-    shown = [session.instance.names.shown_queue(queue) for queue in missing.queues]
-    topic, broker = shown[0].topic, shown[0].broker_name
-    unread = "their messages" if missing.unread is None else f"their {missing.unread} messages"
-    text = (
-        f"queues {', '.join(str(queue.queue_id) for queue in shown)} of topic {topic} on {broker} left the topic's route "
-        f"{missing.age:.0f} s ago, and no member reads {unread}: the broker is down, name servers have forgotten it or its queues, "
-        "or an operator has taken them away"
-    )
-    return Problem(ProblemCode.QUEUE_MISSING, text, broker=broker, queue=shown[0] if len(shown) == 1 else None)
-
-
-def _group_problems(session: Session) -> list[Problem]:
-    """Returns the problems of membership, threads, missing queues, unknown offsets, locks, commits, messages that could not be
-    given back or have no handler, conflicting subscriptions, another process with the client id, and restarted tasks."""
-    found = [problem for problem in (session.calls.problem,) if problem is not None]
-    if session.rebalance.problem is not None:
-        found.append(Problem(ProblemCode.GROUP_UNKNOWN, session.rebalance.problem))
-    closed = session.attached.closed
-    found += [_missing_problem(session, each) for each in session.rebalance.missing.found() if not closed.has(each.queues[0])]
-    found += closed.problems()
-    for queue, text in list(session.takeover.errors.items()):
-        shown = session.instance.names.shown_queue(queue)
-        found.append(
-            Problem(
-                ProblemCode.QUEUE_UNREADABLE,
-                f"the offset of {shown} is not known: {text}",
-                broker=shown.broker_name,
-                queue=shown,
-            )
-        )
-    wanted = [*(each.queue for each in session.assignment.owned()), *session.takeover.queues]
-    for broker, error in session.locks.errors_of(wanted).items():  # others were asked for the last time
-        text = (
-            f"broker {printable(broker)} grants no locks of queues, without which queues are read late: {printable(error, 300)}"
-        )
-        found.append(Problem(ProblemCode.NOT_LOCKED, text, broker=broker))
-    if session.commits.error is not None:
-        found.append(Problem(ProblemCode.NOT_COMMITTED, f"offsets were not committed: {session.commits.error}"))
-    found += session.give_backs.problems()
-    for shown, text in session.intake.skips.recent().items():
-        found.append(Problem(ProblemCode.MESSAGES_SKIPPED, text, broker=shown.broker_name, queue=shown))
-    for topic, count in list(session.orphans.items()):
-        found.append(
-            Problem(
-                ProblemCode.NO_HANDLER,
-                f"{count} messages of topic {topic} were to be delivered again, and no handler here subscribes to it",
-            )
-        )
-    found += [Problem(ProblemCode.SUBSCRIPTION_CONFLICT, str(conflict)) for conflict in session.conflicts.found]
-    if (twice := session.conflicts.namesakes.found) is not None:
-        found.append(Problem(ProblemCode.DUPLICATE_CLIENT_ID, twice))
-    found += [Problem(ProblemCode.RESTARTED, text) for text in session.supervisor.recent()]
-    return found

@@ -11,18 +11,20 @@ import logging
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from contextvars import Context
+from datetime import datetime
 from math import inf
-from typing import Any, Final, cast
+from typing import Final, Literal, cast
 
 from rmq_protocol.command import RemotingCommand
+from rmq_protocol.errors import shown
 from rmq_protocol.message import MessageQueue
 
 from ... import machine
 from ..._asyncio import StopScope, for_each
-from ...client import ClientInstance, TopicRoute, committed_offset, max_offset
-from ...errors import BrokerError, RocketMQError
+from ...client import ClientInstance, TopicRoute, check_queue, committed_offset, max_offset
+from ...errors import BrokerError, ConfigError, RocketMQError
+from ...health import Problem, ProblemCode
 from ..attached import Attached
-from ..blocking import Block
 from ..broker_requests import MemberRequests
 from ..calls import HandlerCalls
 from ..config import ConsumerConfig
@@ -32,9 +34,9 @@ from ..give_backs import GiveBack, GiveBacks
 from ..held_queue import HeldQueue, QueueState, Waiting
 from ..outcome import Outcome
 from ..place import place_of
-from ..settled import SettledLog
+from ..reports import ConsumerStats, Lag
+from ..session import MemberSession
 from ..subscription import Subscription
-from ..supervisor import Supervisor
 from .arrivals import Arrivals
 from .core import PopCore
 from .credits import Credits
@@ -61,14 +63,13 @@ HELD_AFTER: Final = 0.1
 """Seconds after which a pop without an answer counts as held."""
 
 
-class PopSession:
+class PopSession(MemberSession):
     """The work of a member that pops, from its start to its stop.
 
-    ``group``: name of the group on the wire. ``subscriptions``: by topic on the wire. ``context``: the context that is copied
-    for each call of a handler.
+    ``context``: the context that is copied for each call of a handler.
     """
 
-    by_hand = None
+    calls: HandlerCalls
 
     def __init__(
         self,
@@ -76,15 +77,12 @@ class PopSession:
         group: str,
         subscriptions: Mapping[str, Subscription],
         config: ConsumerConfig,
+        label: str,
         context: Context,
     ) -> None:
-        self.instance = instance
-        self.group = group
-        self.config = config
-        self.subscriptions = subscriptions
-        self.settled = SettledLog()
-        self.supervisor = Supervisor()
+        super().__init__(instance, group, subscriptions, config, label)
         self.member = PopMember(instance, group, subscriptions, config)
+        self.conflicts = self.member.conflicts
         self.requests = Requests(instance, group)
         self.core = PopCore(self.requests, self.supervisor, config.invisible_time, config.max_lease)
         self.outcomes = PopOutcomes(instance, group, self.core)
@@ -256,22 +254,6 @@ class PopSession:
         self._drain_until = 0.0
         self._changed.set()
 
-    # -- calls of the consumer
-
-    def is_own_task(self, task: asyncio.Task[Any] | None) -> bool:
-        """Returns whether ``task`` is that of a handler call."""
-        return self.calls.is_own_task(task)
-
-    def blocking(self, task: asyncio.Task[Any]) -> str | None:
-        """Returns the name of the user's function that ``task`` calls; None for another task. It may be called from any
-        thread."""
-        return self.calls.name_of(task)
-
-    @property
-    def blocked(self) -> Block | None:
-        """The newest block of the event loop by a function of the user, None without one. It may be read from any thread."""
-        return self.attached.blocked
-
     @property
     def was_assigned(self) -> bool:
         """Whether each broker of the start has answered a pop or no longer has the topic. It may be read from any thread."""
@@ -285,19 +267,38 @@ class PopSession:
         self.member.conflicts.namesakes.heard(command)
         return self.tools.serve(command)
 
-    def pause(self, topics: Iterable[str]) -> None:
-        """Pauses topics (names on the wire): begins no more calls for them, makes no further pops, and gives back the messages
-        that wait for a call."""
-        self.paused.update(topics)
+    # -- control
+
+    def pause(self, given: Sequence[str | MessageQueue]) -> None:
+        """Pauses topics: begins no more calls for them, makes no further pops, and gives back the messages that wait for a
+        call."""
+        self.paused.update(self._topics(given))
         self._apply_pauses()
         self._give_back_waiting([source for source in self.sources.values() if source.topic in self.paused])
 
-    def resume(self, topics: Iterable[str]) -> None:
-        self.paused.difference_update(topics)
+    def resume(self, given: Sequence[str | MessageQueue]) -> None:
+        self.paused.difference_update(self._topics(given))
         self._apply_pauses()
         for source in self.sources.values():
             source.wake.set()
         self.dispatcher.look_again()
+
+    def _topics(self, given: Sequence[str | MessageQueue]) -> list[str]:
+        """Returns topics on the wire, all of them where none is given."""
+        for each in given:
+            if not isinstance(each, str):
+                raise ConfigError(f"with mode='pop' only topics can be paused and resumed, not {shown(each)}; name topics")
+        return self.wire_topics(given) or [*self.subscriptions]
+
+    async def seek(self, queue: MessageQueue, to: int | Literal["earliest", "latest"] | datetime) -> None:
+        raise _holds_no_queue("seek()")
+
+    def position(self, queue: MessageQueue) -> int:
+        check_queue(queue)
+        raise _holds_no_queue("position()")
+
+    async def committed(self, queue: MessageQueue) -> int | None:
+        return await committed_offset(self.instance, self.group, queue)
 
     async def commit(self) -> None:
         """Sends the gathered acknowledgements, and waits and raises as ``Acks.flush`` does."""
@@ -320,6 +321,57 @@ class PopSession:
             if not held and not self.core.acks.pending and all((offsets[queue] or 0) >= end for queue, end in ends.items()):
                 return
             await asyncio.sleep(IDLE_LOOK)
+
+    # -- reports
+
+    @property
+    def assignment_shown(self) -> frozenset[MessageQueue]:
+        return frozenset()
+
+    @property
+    def is_ready(self) -> bool:
+        return self.was_assigned and not self.closing and self.calls.is_ready
+
+    @property
+    def progress_at(self) -> float | None:
+        return self.settled_at
+
+    def lag(self) -> Lag:
+        """Returns the lag: the messages that this member holds, and those that brokers had left at their last answers, an
+        estimate that may be seconds old."""
+        sources = list(self.sources.values())
+        held = sum(each.taken for each in self.credits.values()) + len(self.give_backs)
+        by_queue = {each.held.shown: each.rest if each.has_answered else None for each in sources}
+        return Lag(held + sum(each.rest for each in sources), 0, self.oldest_age(self.core.clocks), by_queue)
+
+    def stats(self) -> ConsumerStats:
+        credits = list(self.credits.values())
+        return ConsumerStats(
+            handled=self.settled.handled,
+            failed=self.settled.failed,
+            retried=self.outcomes.retried,
+            dead_lettered=self.outcomes.dead_lettered,
+            buffered=sum(each.taken for each in credits) + len(self.give_backs),
+            buffered_bytes=sum(each.size for each in credits) + self.give_backs.size,
+            running=self.dispatcher.running,
+            commits=self.core.acks.count,
+            unsure=self.outcomes.unsure + self.core.unsure,
+        )
+
+    def problems(self) -> list[Problem]:
+        found, now = list[Problem](), machine.monotonic()
+        for source in list(self.sources.values()):
+            found += source.problems(now)
+        for broker, text in list(self.core.acks.errors.items()):
+            found.append(
+                Problem(ProblemCode.NOT_COMMITTED, f"messages were not acknowledged at broker {broker}: {text}", broker=broker)
+            )
+        found += self.give_backs.problems()
+        if self.calls.problem is not None:
+            found.append(self.calls.problem)
+        for topic in self.member.unknown:
+            found.append(Problem(ProblemCode.GROUP_UNKNOWN, f"the name servers know no route of topic {topic}"))
+        return found + self.attached.closed.problems()
 
     # -- sources
 
@@ -492,6 +544,10 @@ class PopSession:
         credits = self.credits[subscription]
         credits.give([len(lease.message.body) for lease in leases])
         self.popping.freed(credits)
+
+
+def _holds_no_queue(what: str) -> ConfigError:
+    return ConfigError(f"{what} needs mode='pull': members that pop hold no queues; leave out mode='pop', or this call")
 
 
 async def _wait(event: asyncio.Event) -> None:
