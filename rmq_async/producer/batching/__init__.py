@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from .batcher import Batcher
-from .ordered_sends import OrderedSends
-from .queue_gathering import QueueGathering
-from .unordered_sends import UnorderedSends
+from .batcher import Batcher, QueueGathering
+from .sends import OrderedSends, UnorderedSends
 
 __all__ = ["Batcher", "OrderedSends", "QueueGathering", "UnorderedSends"]

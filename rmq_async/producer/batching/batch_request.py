@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from contextvars import Context
 from math import inf
-from typing import Final, Protocol
+from typing import Any, Final
 
 import msgspec
 
@@ -15,17 +17,15 @@ from rmq_protocol.send_codec import SendReply
 
 from ... import machine
 from ..._ordered import OrderedSet
-from ...errors import ClientStateError, QueueNotExistError, RequestTimeoutError
+from ...errors import ClientStateError, ForbiddenError, QueueNotExistError, RequestTimeoutError
 from ...results import BatchSendResult, SendResult
 from ...tracebacks import own_copy
 from ...transport import Receiver
 from ..calls import MIN_CAP, Call, Dispatch, FirstAttempt, RetryLoop
-from ..encoding import SEND_OK, stored_message
+from ..encoding import SEND_OK, Outgoing, stored_message
 from ..routing import Target, TopicQueues
-from .batch_watch import refused_by_hook
-from .gathering import Entry, Gathering
 
-__all__ = ["BatchRequest"]
+__all__ = ["BatchOwner", "BatchRequest", "Entry", "Member"]
 
 ILLEGAL: Final = frozenset({int(ResponseCode.MESSAGE_ILLEGAL), int(ResponseCode.INVALID_PARAMETER)})
 """Response codes that one message, or the size, of a batch may cause; the broker stores none of its messages."""
@@ -33,14 +33,72 @@ SAME_END: Final = 0.02
 """Seconds. A caller whose deadline is at most this much earlier than the request's gets the request's own outcome."""
 
 
-class RequestOwner(Protocol):
-    """The owner of batch requests (``batcher.Batcher``). ``timeout``: the producer's timeout in seconds."""
+Member = tuple[Receiver, Any, float]
+"""Receiver of the result, the message (a ``BatchItem``), and the caller's deadline (monotonic)."""
 
-    requests: OrderedSet[BatchRequest]
-    timeout: float
 
-    def split(self, gathering: Gathering, entry: Entry, ids: tuple[str, ...] | None) -> None:
-        """Sends the entry as two halves."""
+class Entry(msgspec.Struct, frozen=True):
+    """Messages that leave together, as one request."""
+
+    members: list[Member]
+    plain: bool = False
+    """All have only a topic and a body, and the producer's timeout."""
+    ids: tuple[str, ...] | None = None
+    """The unique ids of the messages, if they have been encoded before."""
+    read: Any = None
+    """Makes the result of a request that is not batched."""
+    turn: bool = False
+    """The entry is only a turn in the queue's order: the caller sends by itself."""
+
+    def alive(self) -> Entry | None:
+        """Return the entry without members whose callers have stopped waiting; None if no member is left."""
+        left = [index for index, member in enumerate(self.members) if not member[0].done()]
+        if not left or len(left) == len(self.members):
+            return self if left else None
+        ids = None if self.ids is None else tuple([self.ids[index] for index in left])
+        return msgspec.structs.replace(self, members=[self.members[index] for index in left], ids=ids)
+
+
+class BatchOwner(ABC):
+    """The gathering of a batch, as the batch's request sees it.
+
+    ``in_order``: messages keep their order, so a request counts as in flight until it has ended. ``fixed``: no message may go to
+    another queue.
+    """
+
+    __slots__ = ()
+
+    in_order = False
+    fixed = False
+
+    @abstractmethod
+    def ended(self, broker: str) -> None:
+        """Record the end of a request to ``broker``, which makes room for waiting messages."""
+
+    @abstractmethod
+    def requeue(self, entries: Sequence[Entry]) -> None:
+        """Send these entries, or let them wait for a route; those of a queue wait before its other messages."""
+
+    @abstractmethod
+    def can_shrink(self, outgoing: Outgoing) -> bool:
+        """Return whether messages may be removed from a request before its first attempt."""
+
+    @abstractmethod
+    def shrink(self, outgoing: Outgoing, entry: Entry) -> None:
+        """Rebuild the batch in place from the messages that remain in the entry."""
+
+    def split(self, entry: Entry, ids: tuple[str, ...] | None) -> None:
+        """Send a batch that was refused or cannot be encoded as two halves.
+
+        Repeated splits leave an invalid message alone in its request.
+        """
+        left = msgspec.structs.replace(entry, ids=ids).alive()
+        if left is None:
+            return
+        half = (len(left.members) + 1) // 2
+        parts = (slice(half), slice(half, None))
+        halves = [Entry(left.members[part], ids=None if left.ids is None else left.ids[part]) for part in parts]
+        self.requeue([each for each in halves if each.members])
 
 
 class BatchRequest(FirstAttempt["BatchSendResult | SendResult"]):
@@ -51,11 +109,11 @@ class BatchRequest(FirstAttempt["BatchSendResult | SendResult"]):
     """
 
     __slots__ = (
-        "_batcher",
         "_broker",
         "_fixed",
         "_further",
         "_holds_room",
+        "_requests",
         "_resolved",
         "deadline",
         "entry",
@@ -65,16 +123,14 @@ class BatchRequest(FirstAttempt["BatchSendResult | SendResult"]):
 
     def __init__(
         self,
-        batcher: RequestOwner,
+        gathering: BatchOwner,
+        requests: OrderedSet[BatchRequest],
         dispatch: Dispatch,
-        gathering: Gathering,
         entry: Entry,
         call: Call[BatchSendResult | SendResult],
-        place: tuple[TopicQueues, Target],
-        *,
-        fixed: bool,
+        topic_queues: TopicQueues,
+        target: Target,
     ) -> None:
-        topic_queues, target = place
         self._dispatch = dispatch  # what ``FirstAttempt`` does
         self._call = call
         self._topic_queues = topic_queues
@@ -82,14 +138,14 @@ class BatchRequest(FirstAttempt["BatchSendResult | SendResult"]):
         self._begun = call.started
         self._settled = False
         self._connection = self._pending = self._task = None
-        self._fixed = target if fixed else None
+        self._fixed = target if gathering.fixed else None
         self.deadline = call.deadline
-        self._batcher = batcher
+        self._requests = requests
         self._further: RetryLoop[BatchSendResult | SendResult] | None = None
         self._broker = target.broker
         self._resolved = False
         self._holds_room = True
-        room_at = call.started + batcher.timeout
+        room_at = call.started + dispatch.config.timeout
         self.makes_room_at = inf if gathering.in_order or room_at >= self.deadline else room_at
         self.gathering = gathering
         self.entry = entry
@@ -125,7 +181,7 @@ class BatchRequest(FirstAttempt["BatchSendResult | SendResult"]):
         # So one caller's attempt time is not derived from another caller's long timeout.
         now = machine.monotonic()
         earliest = min([deadline for receiver, _, deadline in self.entry.members if not receiver.done()], default=self.deadline)
-        return min(max(earliest, now + MIN_CAP), now + self._batcher.timeout, self.deadline)
+        return min(max(earliest, now + MIN_CAP), now + self._dispatch.config.timeout, self.deadline)
 
     def expire(self, now: float) -> float:
         """Fails the members whose deadline is over, but not those that ``SAME_END`` excepts; makes room from ``makes_room_at`` on.
@@ -160,7 +216,7 @@ class BatchRequest(FirstAttempt["BatchSendResult | SendResult"]):
         for receiver in late:
             if not receiver.done():  # the callback of another receiver may have cancelled it
                 receiver.set_exception(self._late(sent=sent, maybe_stored=not withdrawn))
-        if can_leave and not self.unwanted:
+        if can_leave:
             self._shrink()
 
     def _late(self, *, sent: bool, maybe_stored: bool) -> RequestTimeoutError:
@@ -188,12 +244,12 @@ class BatchRequest(FirstAttempt["BatchSendResult | SendResult"]):
         return True
 
     def _shrink(self) -> None:
-        """Removes the members whose callers have stopped waiting, before an attempt is made."""
-        entry, outgoing = self.entry, self._call.outgoing
-        left = [index for index, member in enumerate(entry.members) if not member[0].done()]
-        ids = None if outgoing.batch_ids is None else tuple([outgoing.batch_ids[index] for index in left])
-        self.entry = msgspec.structs.replace(entry, members=[entry.members[index] for index in left], ids=ids)
-        self.gathering.shrink(outgoing, self.entry)
+        """Remove the members whose callers have stopped waiting, before an attempt is made."""
+        outgoing = self._call.outgoing
+        entry = msgspec.structs.replace(self.entry, ids=outgoing.batch_ids).alive()
+        if entry is not None:
+            self.entry = entry
+            self.gathering.shrink(outgoing, entry)
 
     def _continue(self, loop: RetryLoop[BatchSendResult | SendResult]) -> None:
         self._further = loop
@@ -217,7 +273,7 @@ class BatchRequest(FirstAttempt["BatchSendResult | SendResult"]):
             return
         self._settled = self._resolved = True  # what ``stored`` and ``_succeed`` do, nearly always for a single message
         self._pending = None
-        self._batcher.requests.pop(self, None)
+        self._requests.pop(self, None)
         receiver = members[0][0]
         if not receiver.done():
             receiver.set_result(
@@ -234,7 +290,7 @@ class BatchRequest(FirstAttempt["BatchSendResult | SendResult"]):
         if self._resolved:
             return
         self._resolved = True
-        self._batcher.requests.pop(self, None)
+        self._requests.pop(self, None)
         members = self.entry.members
         if len(members) == 1:
             receiver = members[0][0]
@@ -260,7 +316,7 @@ class BatchRequest(FirstAttempt["BatchSendResult | SendResult"]):
             return
         self._end()
         if len(self.entry.members) > 1 and _one_is_to_blame(error):
-            self._batcher.split(self.gathering, self.entry, self._call.outgoing.batch_ids)
+            self.gathering.split(self.entry, self._call.outgoing.batch_ids)
         else:
             for receiver, _, _ in self.entry.members:
                 if not receiver.done():
@@ -274,7 +330,7 @@ class BatchRequest(FirstAttempt["BatchSendResult | SendResult"]):
 
     def _end(self) -> None:
         self._resolved = True
-        self._batcher.requests.pop(self, None)
+        self._requests.pop(self, None)
 
     def _dropped(self) -> None:
         error = ClientStateError(
@@ -287,7 +343,7 @@ class BatchRequest(FirstAttempt["BatchSendResult | SendResult"]):
 
 def _one_is_to_blame(error: BaseException) -> bool:
     """Returns whether no message of the batch was stored, and sending its parts can show which message is at fault."""
-    if refused_by_hook(error):
+    if isinstance(error, ForbiddenError) or isinstance(error.__cause__, ForbiddenError):  # at any attempt
         return not getattr(error, "maybe_stored", False)
     if isinstance(error, QueueNotExistError) or isinstance(error.__cause__, QueueNotExistError):
         return False

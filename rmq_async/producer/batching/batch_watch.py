@@ -16,14 +16,14 @@ import msgspec
 from rmq_protocol.batch import encode_batch_records
 from rmq_protocol.send_codec import SendReply
 
-from ...errors import ForbiddenError, RocketMQError
+from ...errors import RocketMQError
 from ...results import SendResult
 from ...transport import Receiver, raise_soon
 from ..calls import broken_off
 from ..encoding import AttemptWatch, CallWatch, Outgoing, reply_error, stored_batch, stored_message
 from ..routing import Target
 from ..watching import Watch, WatchedAttempt
-from .gathering import Entry
+from .batch_request import Entry
 
 __all__ = ["BatchWatch", "WatchedMember", "begin_watched"]
 
@@ -166,8 +166,3 @@ class BatchAttempt(AttemptWatch):
     def failed(self, error: BaseException) -> None:
         for attempt, _ in self._pairs:
             attempt.failed(error)
-
-
-def refused_by_hook(error: BaseException) -> bool:
-    """Returns whether a hook refused one of the messages, at any attempt."""
-    return isinstance(error, ForbiddenError) or isinstance(error.__cause__, ForbiddenError)

@@ -1,4 +1,17 @@
-"""Sends batches: schedules when gathered messages leave, starts their requests, and enforces the callers' deadlines.
+"""Gathers messages for a topic or a queue, sends them as batches, and enforces the callers' deadlines.
+
+The states of a gathering:
+
+              add                        depart: all messages are sent
+    EMPTY ------------> SCHEDULED ------------------------------------------> EMPTY
+                         |     ^
+      depart: no room,   |     | add, unless the request of an ordered queue is in flight
+      or no route        v     |
+                         WAITING ---- a request has ended, the route is found: depart ----> EMPTY or WAITING
+
+SCHEDULED is ``due``: the departure is a callback of the next loop iteration, or a ``timer`` while messages linger; ``schedule``
+moves it only forward. There is room while a broker has fewer than ``lanes_per_broker`` requests of a topic in flight, or an
+ordered queue has none.
 
 A batch costs a callback of the loop, an encoding and a request; a Task only without a known route or an open connection, or for
 further attempts. One timer serves the deadlines of all callers: when it fires, every waiting caller is checked.
@@ -7,11 +20,13 @@ further attempts. One timer serves the deadlines of all callers: when it fires, 
 from __future__ import annotations
 
 import asyncio
+from abc import abstractmethod
+from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from contextvars import Context
 from functools import partial
 from math import inf
-from typing import Any, Final
+from typing import Any, Final, cast
 from weakref import WeakValueDictionary
 
 import msgspec
@@ -23,20 +38,22 @@ from rmq_protocol.properties import AFTER_ID, BEFORE_ID
 
 from ... import machine
 from ..._ordered import OrderedSet
-from ...errors import ClientStateError
+from ...errors import ClientStateError, RequestTimeoutError
 from ...tracebacks import own_copy
-from ...transport import raise_soon
+from ...transport import Receiver, raise_soon
 from ..calls import Call, Dispatch, broken_off
 from ..config import Batching
-from ..encoding import Encoder, Outgoing
+from ..encoding import BatchItem, Encoder, Outgoing, stored_batch, stored_message
 from ..routing import Target, TopicQueues
 from ..watching import Watchers
-from .batch_request import BatchRequest
-from .gathering import Entry, Gathering, Member, TopicGathering, alive
-from .queue_gathering import QueueGathering
+from .batch_request import BatchOwner, BatchRequest, Entry, Member
+from .batch_watch import BatchWatch, begin_watched
 
-__all__ = ["Batcher"]
+__all__ = ["Batcher", "QueueGathering", "TopicGathering"]
 
+SHARE: Final = 64
+"""Messages of a topic are divided among the requests that may be in flight, in parts of about this number or more: the client
+encodes one part while the broker stores another."""
 BLOCKED_AFTER: Final = 0.1
 """Seconds. The loop counts as blocked if the timer fires later than this after its time."""
 GRACE: Final = 0.02
@@ -53,25 +70,19 @@ SHORTEST_LINGER: Final = 0.001
 
 
 class Batcher:
-    """The batches of one producer.
-
-    ``alarm``: time (monotonic) of the next check of the callers' deadlines, infinity for none. ``linger``: seconds. ``fixed``:
-    the gatherings, with messages or a request in flight, of queues that callers chose.
-    """
+    """The gatherings of one producer, what they share, and the timer of all callers' deadlines."""
 
     def __init__(self, dispatch: Dispatch, encoder: Encoder, watchers: Watchers, settings: Batching) -> None:
-        config = dispatch.config
-        self._dispatch = dispatch
-        self._router = dispatch.router
-        self._watchers = watchers
-        self.timeout = config.timeout  # of the producer, in seconds
-        self._retries = config.retries
-        self._retries_in_order = config.retries if config.retry_same_queue else 0
-        self._loop = asyncio.get_running_loop()
-        self.linger = settings.linger
+        self.dispatch = dispatch
+        self.router = dispatch.router
         self.queues_by_topic = dispatch.router.queues_by_topic
         self.encoder = encoder
-        self.max_bytes = min(settings.max_bytes, config.max_message_size)
+        self.loop = asyncio.get_running_loop()
+        self.timeout = dispatch.config.timeout
+        """Seconds; the producer's."""
+        self.linger = settings.linger
+        """Seconds."""
+        self.max_bytes = min(settings.max_bytes, dispatch.config.max_message_size)
         self.max_messages = settings.max_messages
         self.lanes_per_broker = settings.lanes_per_broker
         self.plain_size = BATCH_OVERHEAD + PLAIN_PROPERTIES + encoder.ids.length
@@ -81,17 +92,22 @@ class Batcher:
         self.after_id = len(BEFORE_ID) + encoder.ids.length
         """Index in the properties text at which the part after the unique id begins."""
         self.requests: OrderedSet[BatchRequest] = OrderedSet()
+        """The requests in flight."""
         self.alarm = inf
-        self._timer: asyncio.TimerHandle | None = None
-        self._grace = False  # the timer was postponed once, because the loop was blocked
-        # Weak: the topic's queues, waiting calls, the loop's callbacks and requests in flight hold the gatherings.
-        self._in_turn: WeakValueDictionary[tuple[str, bool], TopicGathering] = WeakValueDictionary()
+        """Monotonic time of the next check of the callers' deadlines, infinity for none."""
         self.fixed: dict[MessageQueue, QueueGathering] = {}
+        """The gatherings, with messages or a request in flight, of queues that callers chose."""
         self._chosen: dict[MessageQueue, QueueGathering] = {}
+        """The same of queues that the producer's ``queue_selector`` chose."""
         self._idle: dict[MessageQueue, QueueGathering] = {}
         self._idle_kept = IDLE_KEPT
-        self._finding: dict[TopicGathering, asyncio.Task[None]] = {}
-        self._left: set[Gathering] = set()  # with abandoned calls; their requests are to be checked
+        # Weak: the topic's queues, waiting calls, the loop's callbacks and requests in flight hold the gatherings.
+        self._in_turn: WeakValueDictionary[tuple[str, bool], TopicGathering] = WeakValueDictionary()
+        self._timer: asyncio.TimerHandle | None = None
+        self._grace = False  # the timer was postponed once, because the loop was blocked
+        self._abandoned: set[Gathering] = set()
+        """Gatherings with calls that have stopped waiting; their requests are to be checked."""
+        self._watchers = watchers
         self._context = Context()  # for hooks: a batch belongs to no single caller
 
     def __repr__(self) -> str:
@@ -106,9 +122,10 @@ class Batcher:
     # -- where messages gather
 
     def in_turn(self, topic: str, *, wait_store: bool) -> TopicGathering:
-        """Returns the gathering of a topic and ``wait_store``, made if there is none.
+        """Return the gathering of a topic and ``wait_store``, made if there is none.
 
-        ``topic``: as the user writes it, with or without the namespace.
+        Args:
+            topic: As the user writes it, with or without the namespace.
         """
         gathering = self._in_turn.get((topic, wait_store))
         if gathering is None:
@@ -116,9 +133,10 @@ class Batcher:
         return gathering
 
     def in_order(self, topic_queues: TopicQueues, target: Target, *, fixed: bool) -> QueueGathering:
-        """Returns the gathering of a queue, made if there is none; it then sends to ``target`` until the route changes.
+        """Return the gathering of a queue, made if there is none; it then sends to ``target`` until the route changes.
 
-        ``fixed``: the caller chose the queue, so no message may go to another one.
+        Args:
+            fixed: The caller chose the queue, so no message may go to another one.
         """
         places = self.fixed if fixed else self._chosen
         gathering = places.get(target.queue)
@@ -131,132 +149,205 @@ class Batcher:
         return gathering
 
     def forget(self, gathering: QueueGathering) -> None:
-        """Removes an empty gathering; some of them are kept aside, because making one costs as much as a message."""
+        """Remove an empty gathering; some of them are kept aside, because making one costs as much as a message."""
         places, queue = (self.fixed if gathering.fixed else self._chosen), gathering.queue
         if places.get(queue) is gathering:
             del places[queue]
             if gathering.fixed and len(self._idle) < self._idle_kept:
                 self._idle[queue] = gathering
 
-    def topic_queues(self, gathering: TopicGathering) -> TopicQueues | None:
-        """Returns the topic's queues; None without a known route that has usable ones: then a look-up is in progress."""
-        topic_queues = self._router.queues_by_topic.get(gathering.topic) or self._router.topics.now(gathering.topic)
-        if topic_queues is None and gathering not in self._finding:
-            task = self._finding[gathering] = self._loop.create_task(
-                self._find(gathering), name="rmq_async route of a batch", context=Context()
-            )
-            task.add_done_callback(partial(self._found, gathering))
-        return topic_queues
+    def _gatherings(self) -> list[Gathering]:
+        return [*self._in_turn.values(), *self.fixed.values(), *self._chosen.values()]
 
-    async def _find(self, gathering: TopicGathering) -> None:
-        await asyncio.sleep(0)  # lets all sends of this iteration join, also where Tasks start eagerly
-        deadline = max([member[2] for members in gathering.waiting() for member in members], default=0.0)
-        await self._router.topics.find(gathering.topic, deadline)
+    def show(self, outgoing: Outgoing, messages: Sequence[Message], read: Any) -> None:
+        """Let hooks see the attempts of an unordered request, those of a batch as a whole."""
+        if self._watchers.active:
+            shown = messages[0] if outgoing.batch_ids is None else tuple(messages)
+            self._context.run(self._watchers.watch, outgoing, shown, "sync", read)
 
-    def _found(self, gathering: TopicGathering, task: asyncio.Task[None]) -> None:
-        """Removes the ended look-up. Sends the messages; fails them if the look-up failed or its Task was cancelled."""
-        del self._finding[gathering]
-        error = (
-            task.exception()
-            if not task.cancelled()
-            else ClientStateError(
-                f"the look-up of the route of topic {gathering.topic} was cancelled; the message was not sent, send it again"
-            )
-        )
-        if error is not None:
-            _fail_all(gathering.drop(), error)
-        gathering.leave()
+    # -- the callers' deadlines
 
-    def is_connected(self, target: Target) -> bool:
-        return target.address in self._dispatch.connections
-
-    def is_finding(self, gathering: TopicGathering) -> bool:
-        """Returns whether the look-up of the topic's route is in progress."""
-        return gathering in self._finding
-
-    def by_now(self, topic: str, topic_queues: TopicQueues, target: Target) -> tuple[TopicQueues, Target]:
-        """Returns the topic's current queues and the target in them; the given ones if no newer route has the queue."""
-        newer = self._router.queues_by_topic.get(topic) or self._router.topics.now(topic)
-        if newer is None or newer is topic_queues or not newer.knows(target.queue):
-            return topic_queues, target
-        return newer, newer.target(target.queue)
-
-    def inviting(self, topic_queues: TopicQueues) -> Collection[str]:
-        """Returns the topic's brokers that are not avoided at the moment, or all if every one is."""
-        selection = self._router.selection
-        avoided = () if selection is None else selection.avoided(topic_queues.brokers)
-        return (topic_queues.brokers.difference(avoided) or topic_queues.brokers) if avoided else topic_queues.brokers
-
-    def next_of(self, topic_queues: TopicQueues, brokers: Collection[str]) -> Target:
-        """Returns the next queue of these brokers."""
-        selection = self._router.selection
-        return topic_queues.next_of(brokers) if selection is None else selection.next(topic_queues, frozenset(brokers))
-
-    # -- leaving
-
-    def soon(self, gathering: Gathering, deadline: float) -> None:
-        """Schedules the departure, by ``call_soon`` or after lingering, and a check of the callers' deadlines."""
-        if self.linger and not gathering.in_order:  # messages with the producer's timeout may join without a check
-            deadline = min(deadline, machine.monotonic() + self.timeout)
-        if deadline < self.alarm:
-            self.watch_until(deadline)
+    def waited(self, deadline: float) -> None:
+        """Schedule for a message that waited for credits or a route: ``add_plain`` assumes that deadlines arrive in order."""
+        self.check_at(deadline)
         if self.linger:
-            gathering.timer = self._loop.call_later(self._time_to_linger(deadline), gathering.leave)
-        else:
-            self._loop.call_soon(gathering.leave)
+            for gathering in self._gatherings():
+                if gathering.due:
+                    gathering.schedule(deadline)
 
-    def sooner(self, gathering: Gathering, deadline: float) -> None:
-        """Moves the departure of lingering messages forward if a message that joined has less time."""
-        timer = gathering.timer
-        if timer is not None and timer.when() > self._loop.time() + (left := self._time_to_linger(deadline)):
-            timer.cancel()
-            gathering.timer = self._loop.call_later(left, gathering.leave)
+    def check_at(self, time: float) -> None:
+        """Schedule a check of the callers' deadlines at ``time`` (monotonic), unless one is scheduled by then."""
+        if time < self.alarm:
+            if self._timer is not None:
+                self._timer.cancel()
+            self.alarm = time
+            self._timer = self.loop.call_later(max(time - machine.monotonic(), 0.0), self._expire, context=Context())
 
-    def _time_to_linger(self, deadline: float) -> float:
-        """Returns the seconds to linger: ``linger``, but at most half of what remains of the message's time, and at least
-        ``SHORTEST_LINGER``."""
-        return max(SHORTEST_LINGER, min(self.linger, (deadline - machine.monotonic()) / 2))
+    def _expire(self) -> None:
+        now = machine.monotonic()
+        if now - self.alarm > BLOCKED_AFTER and not self._grace:  # the loop was blocked: answers may wait in the socket
+            self._grace = True
+            self._timer = self.loop.call_later(GRACE, self._expire)
+            return
+        self._timer, self._grace, self.alarm = None, False, inf
+        earliest = min([gathering.expire(now) for gathering in self._gatherings()], default=inf)
+        for request in tuple(self.requests):
+            earliest = min(earliest, request.expire(now))
+            if request.unwanted:
+                request.give_up()
+        self.check_at(earliest)
 
-    def hasten(self, gathering: Gathering) -> None:
-        """Schedules the departure by ``call_soon`` if messages linger: a batch is complete."""
-        if self.linger:
-            self._loop.call_soon(gathering.leave)
+    def end_unwanted(self, gathering: Gathering) -> None:
+        """Schedule the end of the gathering's requests that no caller waits for: they would hold back later messages."""
+        if not self._abandoned:
+            self.loop.call_soon(self._end_unwanted)
+        self._abandoned.add(gathering)
+
+    def _end_unwanted(self) -> None:
+        abandoned, self._abandoned = self._abandoned, set()
+        for request in tuple(self.requests):
+            if request.gathering in abandoned and request.unwanted:
+                request.give_up()
+
+    # -- the end
 
     def hurry(self, *, for_good: bool = False) -> None:
-        """Ends the lingering of all messages; they leave as far as the limits on requests in flight allow.
+        """End the lingering of all messages; they leave as far as the limits on requests in flight allow.
 
-        ``for_good``: later messages do not linger either.
+        Args:
+            for_good: Later messages do not linger either.
         """
         if self.linger:
             if for_good:
                 self.linger = 0.0
             for gathering in self._gatherings():
-                gathering.leave()
+                gathering.depart()
 
-    def go(self, gathering: Gathering, entry: Entry, topic_queues: TopicQueues, target: Target, *, fixed: bool) -> None:
-        """Starts one request with all its attempts; splits a batch that cannot be encoded.
+    def end(self, error: Callable[[], RocketMQError]) -> None:
+        """Fail all messages that have not left, and end look-ups and timers; ``ProducerCore`` ends the requests in flight."""
+        for gathering in self._gatherings():
+            gathering.fail(error)
+        self._idle_kept = 0  # they refer to the batcher: without the cycle, reference counting frees both
+        self._idle.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+class Gathering(BatchOwner):
+    """Messages that wait to leave as a batch. The states are in the module's docstring."""
+
+    __slots__ = ("_batcher", "_departing", "_most", "_room", "_sealed", "due", "members", "stale", "timer")
+
+    def __init__(self, batcher: Batcher) -> None:
+        self._batcher = batcher
+        self._room = batcher.max_bytes
+        """Bytes that the current batch may still take."""
+        self._most = batcher.max_messages
+        self._sealed: deque[Entry] = deque()
+        """Complete batches that have not left."""
+        self._departing = False
+        self.members: list[Member] = []
+        """The current batch."""
+        self.due = False
+        """A departure is scheduled."""
+        self.stale = False
+        """Some callers may have stopped waiting."""
+        self.timer: asyncio.TimerHandle | None = None
+        """Ends the lingering."""
+
+    # -- when they leave
+
+    def schedule(self, deadline: float = inf, *, at_once: bool = False) -> None:
+        """Schedule the departure, or move it forward, and schedule a check of the callers' deadlines.
+
+        Args:
+            deadline: The caller's (monotonic): a message lingers for at most half of its time.
+            at_once: In the next loop iteration, without lingering.
+        """
+        batcher = self._batcher
+        lingers = batcher.linger and not at_once
+        if self.due:
+            if deadline < batcher.alarm:
+                batcher.check_at(deadline)
+            if self.timer is None or (lingers and self.timer.when() <= batcher.loop.time() + self._time_to_linger(deadline)):
+                return
+            self.timer.cancel()
+        else:
+            self.due = True
+            if lingers and not self.in_order:  # messages with the producer's timeout may join without a check
+                deadline = min(deadline, machine.monotonic() + batcher.timeout)
+            if deadline < batcher.alarm:
+                batcher.check_at(deadline)
+        if lingers:
+            self.timer = batcher.loop.call_later(self._time_to_linger(deadline), self.depart)
+        else:
+            self.timer = None
+            batcher.loop.call_soon(self.depart)
+
+    def _time_to_linger(self, deadline: float) -> float:
+        return max(SHORTEST_LINGER, min(self._batcher.linger, (deadline - machine.monotonic()) / 2))
+
+    def depart(self) -> None:
+        """Send the gathered messages, as far as the limits on requests in flight allow."""
+        self.due = False
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
+        if self._departing:  # a request that fails at once ends inside ``_send_ready`` and calls this again
+            return
+        self._departing = True
+        try:
+            self._send_ready()
+        finally:
+            self._departing = False
+
+    @abstractmethod
+    def _send_ready(self) -> None: ...
+
+    # -- what leaves
+
+    def take(self) -> list[Member]:
+        """Remove and return the current batch; if ``stale``, without members whose callers have stopped waiting."""
+        members, self.members, self._room = self.members, [], self._batcher.max_bytes
+        if self.stale:
+            self.stale = False
+            members = [member for member in members if not member[0].done()]
+        return members
+
+    @abstractmethod
+    def encode(self, entry: Entry, target: Target) -> tuple[Entry, Outgoing | None, Any]:
+        """Return the entry, its request, and the function that reads the response.
+
+        The request is None if hooks refused all messages of the batch.
+        """
+
+    def start(self, entry: Entry, topic_queues: TopicQueues, target: Target) -> None:
+        """Start one request with all its attempts; split a batch that cannot be encoded.
 
         Errors go to the callers of its messages; one that ends the program, such as KeyboardInterrupt, is raised in the loop too.
         """
+        outgoing: Outgoing | None = None
+        read: Any = None
         try:
-            entry, made = gathering.request(entry, target)
+            entry, outgoing, read = self.encode(entry, target)
         except Exception as error:  # noqa: BLE001 - a message was changed after it was checked
-            made = None
             if len(entry.members) > 1:
-                self.split(gathering, entry, entry.ids)
+                self.split(entry, entry.ids)
             else:
-                _fail_all(entry.members, error)
-        if made is None:
-            gathering.ended(target.broker)
+                _fail_all(entry.members, partial(own_copy, error))
+        if outgoing is None:
+            self.ended(target.broker)
             return
         members = entry.members  # max: calls that waited for credits are not in order; 30 us for 1024
         deadline = members[0][2] if len(members) == 1 else max([member[2] for member in members])
-        retries = self._retries_in_order if fixed else self._retries
-        call = Call(made.outgoing, made.read, machine.monotonic(), deadline, retries)
-        request = BatchRequest(self, self._dispatch, gathering, entry, call, (topic_queues, target), fixed=fixed)
-        self.requests[request] = None
+        batcher, dispatch = self._batcher, self._batcher.dispatch
+        retries = dispatch.config.retries if not self.fixed or dispatch.config.retry_same_queue else 0
+        call = Call(outgoing, read, machine.monotonic(), deadline, retries)
+        request = BatchRequest(self, batcher.requests, dispatch, entry, call, topic_queues, target)
+        batcher.requests[request] = None
         if request.makes_room_at < request.deadline:
-            self.look_at(request.makes_room_at)
+            batcher.check_at(request.makes_room_at)
         try:
             request.start()
         except Exception as error:  # noqa: BLE001 - raised by a user's hook; the callers of the messages get it
@@ -265,109 +356,398 @@ class Batcher:
             request.set_exception(broken_off(error, maybe_stored=False))
             raise_soon(error)
 
-    def show(self, outgoing: Outgoing, messages: Sequence[Message], read: Any) -> None:
-        """Lets hooks see the attempts of an unordered request, those of a batch as a whole."""
-        if self._watchers.active:
-            shown = messages[0] if outgoing.batch_ids is None else tuple(messages)
-            self._context.run(self._watchers.watch, outgoing, shown, "sync", read)
+    # -- members that leave without a request
 
-    def split(self, gathering: Gathering, entry: Entry, ids: tuple[str, ...] | None) -> None:
-        """Sends a batch that was refused or cannot be encoded as two halves; repeated splits leave an invalid message alone in its
-        request."""
-        left = alive(msgspec.structs.replace(entry, ids=ids))
-        if left is None:
+    def left(self) -> None:
+        """Mark that a caller's receiver is done (cancelled or failed).
+
+        Its message is dropped when the batch is built, and a request that no caller waits for is ended.
+        """
+        self.stale = True
+        self._batcher.end_unwanted(self)
+
+    def waiting(self) -> list[list[Member]]:
+        """Return the members of all batches that have not left."""
+        return [self.members, *[entry.members for entry in self._sealed]]
+
+    def expire(self, now: float) -> float:
+        """Fail the members whose deadline is over; return the earliest deadline of the others, infinity without others."""
+        earliest = inf
+        for members in self.waiting():
+            for receiver, _, deadline in members:
+                if receiver.done():
+                    continue
+                if deadline <= now:
+                    self.stale = True
+                    receiver.set_exception(self._not_sent())
+                elif deadline < earliest:
+                    earliest = deadline
+        return earliest
+
+    @abstractmethod
+    def _not_sent(self) -> RequestTimeoutError:
+        """Return the error for a message that has not left when its deadline is over."""
+
+    def fail(self, error: Callable[[], BaseException]) -> None:
+        """Fail all members that have not left."""
+        members = [member for each in self.waiting() for member in each]
+        self._sealed.clear()
+        self.take()
+        self.due = False
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
+        _fail_all(members, error)
+
+
+class TopicGathering(Gathering):
+    """Messages of one topic and ``wait_store``: each request goes to the next queue, with a limit per broker."""
+
+    __slots__ = ("__weakref__", "_finding", "_plain", "_under_way", "topic")
+
+    def __init__(self, batcher: Batcher, topic: str) -> None:
+        super().__init__(batcher)
+        self.topic = topic
+        self._plain = True
+        """All members have only a topic and a body."""
+        self._under_way: dict[str, int] = {}
+        """Requests in flight by broker."""
+        self._finding: asyncio.Task[None] | None = None
+        """Looks up the topic's route."""
+
+    # -- entering
+
+    def add_plain(self, receiver: Receiver, message: BatchItem, size: int, deadline: float, *, plain: bool = True) -> None:
+        """Add a message with the producer's timeout.
+
+        Later messages have later deadlines, so only the first one of an iteration needs a check against the timer.
+
+        Args:
+            plain: It has only a topic and a body.
+        """
+        room, members = self._room - size, self.members
+        if room < 0 or len(members) >= self._most:
+            if (entry := self._take_entry()).members:
+                self.requeue([entry])
+            room, members = self._room - size, self.members
+        self._room = room
+        if not plain:
+            self._plain = False
+        members.append((receiver, message, deadline))
+        if not self.due:
+            self.schedule(deadline)
+
+    def add(self, receiver: Receiver, message: Message, size: int, deadline: float) -> None:
+        """Add a message.
+
+        Args:
+            size: Its bytes in a batch; a batch takes at most ``max_bytes``.
+        """
+        was_due = self.due
+        self.add_plain(receiver, message, size, deadline, plain=False)
+        if was_due:
+            self.schedule(deadline)
+
+    # -- leaving
+
+    def _send_ready(self) -> None:
+        while self._sealed:
+            if (topic_queues := self._topic_queues()) is None:
+                return  # called again when the look-up has ended
+            if (entry := self._sealed.popleft().alive()) is not None:
+                self._send(entry, topic_queues)
+        if not self.members or (topic_queues := self._topic_queues()) is None:
             return
-        half = (len(left.members) + 1) // 2
-        parts = (slice(half), slice(half, None))
-        halves = [Entry(left.members[part], ids=None if left.ids is None else left.ids[part]) for part in parts]
-        gathering.again([each for each in halves if each.members])
-
-    # -- abandoned calls
-
-    def look_after(self, gathering: Gathering) -> None:
-        """Schedules the end of the gathering's requests that no caller waits for: they would hold back later messages."""
-        if not self._left:
-            self._loop.call_soon(self._end_unwanted)
-        self._left.add(gathering)
-
-    def _end_unwanted(self) -> None:
-        left, self._left = self._left, set()
-        for request in tuple(self.requests):
-            if request.gathering in left and request.unwanted:
-                request.give_up()
-
-    # -- deadlines
-
-    def waited(self, deadline: float) -> None:
-        """Adjusts timers for a message that waited for credits or a route: ``add_plain`` assumes that deadlines arrive in order."""
-        self.look_at(deadline)
-        if self.linger:
-            for gathering in self._gatherings():
-                self.sooner(gathering, deadline)
-
-    def look_at(self, time: float) -> None:
-        """Schedules a check of the callers' deadlines at ``time`` (monotonic), unless one is scheduled by then."""
-        if time < self.alarm:
-            self.watch_until(time)
-
-    def watch_until(self, deadline: float) -> None:
-        """Sets the timer to check the callers' deadlines at ``deadline``."""
-        if self._timer is not None:
-            self._timer.cancel()
-        self.alarm = deadline
-        self._timer = self._loop.call_later(max(deadline - machine.monotonic(), 0.0), self._expire, context=Context())
-
-    def _expire(self) -> None:
-        now, earliest = machine.monotonic(), inf
-        if now - self.alarm > BLOCKED_AFTER and not self._grace:  # the loop was blocked: answers may wait in the socket
-            self._grace = True
-            self._timer = self._loop.call_later(GRACE, self._expire)
+        free = self._free(topic_queues)
+        if free <= 0:
             return
-        self._timer, self._grace, self.alarm = None, False, inf
-        for gathering in self._gatherings():
-            for members in gathering.waiting():
-                earliest = min(earliest, _expired(members, now, gathering))
-        for request in tuple(self.requests):
-            earliest = min(earliest, request.expire(now))
-            if request.unwanted:
-                request.give_up()
-        self.look_at(earliest)
+        entry = self._take_entry()
+        number = len(entry.members)
+        if number < 2 * SHARE or free == 1:
+            if number:
+                self._send(entry, topic_queues)
+            return
+        share = -(-number // min(free, number // SHARE))
+        for start in range(0, number, share):
+            self._send(Entry(entry.members[start : start + share], entry.plain), topic_queues)
 
-    # -- the end
+    def _take_entry(self) -> Entry:
+        plain, self._plain = self._plain, True
+        return Entry(self.take(), plain)
 
-    def end(self, error: Callable[[], RocketMQError]) -> None:
-        """Fails all messages that have not left, and ends look-ups and timers; ``ProducerCore`` ends the requests in flight."""
-        for gathering in self._gatherings():
-            for receiver, _, _ in gathering.drop():
-                if not receiver.done():  # the callback of another receiver may have cancelled it
-                    receiver.set_exception(error())
-        self._idle_kept = 0  # they refer to the batcher: without the cycle, reference counting frees both
-        self._idle.clear()
-        for task in tuple(self._finding.values()):
-            task.cancel()
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+    def _send(self, entry: Entry, topic_queues: TopicQueues) -> None:
+        target = topic_queues.next()
+        if len(topic_queues.brokers) > 1 and self._under_way.get(target.broker, 0) >= self._batcher.lanes_per_broker:
+            target = self._elsewhere(topic_queues, target)
+        self._under_way[target.broker] = self._under_way.get(target.broker, 0) + 1
+        self.start(entry, topic_queues, target)
 
-    def _gatherings(self) -> list[Gathering]:
-        return [*self._in_turn.values(), *self.fixed.values(), *self._chosen.values()]
+    def encode(self, entry: Entry, target: Target) -> tuple[Entry, Outgoing | None, Any]:
+        messages = [member[1] for member in entry.members]
+        outgoing = self._batcher.encoder.encode_gathered(messages, entry.ids, plain=entry.plain)
+        first = messages[0]
+        if outgoing.message is None and first.__class__ is not Outgoing:
+            outgoing.message = first[0] if first.__class__ is tuple else first
+        read = stored_message if outgoing.batch_ids is None else stored_batch
+        self._batcher.show(outgoing, messages, read)
+        return entry, outgoing, read
+
+    def can_shrink(self, outgoing: Outgoing) -> bool:
+        return outgoing.watch is None  # hooks saw the whole batch
+
+    def shrink(self, outgoing: Outgoing, entry: Entry) -> None:
+        messages = [member[1] for member in entry.members]
+        _replace(outgoing, self._batcher.encoder.batch_of(messages, entry.ids, plain=entry.plain))
+
+    def requeue(self, entries: Sequence[Entry]) -> None:
+        topic_queues = self._topic_queues()
+        for entry in entries:
+            if topic_queues is None:
+                self._sealed.append(entry)
+            else:
+                self._send(entry, topic_queues)
+
+    def ended(self, broker: str) -> None:
+        self._under_way[broker] -= 1
+        if not self.due:
+            self.depart()
+
+    def _not_sent(self) -> RequestTimeoutError:
+        if self._finding is not None:
+            why = "the route of the topic was not found in time; use a longer timeout"
+        else:
+            why = "it waited in the client for earlier messages until its timeout; send fewer at a time, or use a longer one"
+        return RequestTimeoutError(f"the message for topic {self.topic} was not sent: {why}", maybe_stored=False)
+
+    # -- brokers with room
+
+    def _free(self, topic_queues: TopicQueues) -> int:
+        """Return the number of further requests that may be in flight; 0 or less for none."""
+        limit, under_way = self._batcher.lanes_per_broker, self._under_way
+        if len(topic_queues.brokers) == 1:
+            return limit - under_way.get(next(iter(topic_queues.brokers)), 0)
+        return sum([max(0, limit - under_way.get(broker, 0)) for broker in self._preferred(topic_queues)])
+
+    def _elsewhere(self, topic_queues: TopicQueues, target: Target) -> Target:
+        """Return the next queue of a broker below its limit, or ``target`` if there is none."""
+        limit, selection = self._batcher.lanes_per_broker, self._batcher.router.selection
+        free = [broker for broker in self._preferred(topic_queues) if self._under_way.get(broker, 0) < limit]
+        if not free:
+            return target
+        return topic_queues.next_of(free) if selection is None else selection.next(topic_queues, frozenset(free))
+
+    def _preferred(self, topic_queues: TopicQueues) -> Collection[str]:
+        """Return the topic's brokers that are not avoided at the moment, or all if every one is."""
+        selection = self._batcher.router.selection
+        avoided = () if selection is None else selection.avoided(topic_queues.brokers)
+        return (topic_queues.brokers.difference(avoided) or topic_queues.brokers) if avoided else topic_queues.brokers
+
+    # -- the route
+
+    def _topic_queues(self) -> TopicQueues | None:
+        """Return the topic's queues; None without a known route that has usable ones: then a look-up is in progress."""
+        router = self._batcher.router
+        topic_queues = router.queues_by_topic.get(self.topic) or router.topics.now(self.topic)
+        if topic_queues is None and self._finding is None:
+            self._finding = self._batcher.loop.create_task(self._find(), name="rmq_async route of a batch", context=Context())
+            self._finding.add_done_callback(self._found)
+        return topic_queues
+
+    async def _find(self) -> None:
+        await asyncio.sleep(0)  # lets all sends of this iteration join, also where Tasks start eagerly
+        deadline = max([member[2] for members in self.waiting() for member in members], default=0.0)
+        await self._batcher.router.topics.find(self.topic, deadline)
+
+    def _found(self, task: asyncio.Task[None]) -> None:
+        """Send the messages; fail them if the look-up failed or its Task was cancelled."""
+        self._finding = None
+        error = (
+            task.exception()
+            if not task.cancelled()
+            else ClientStateError(
+                f"the look-up of the route of topic {self.topic} was cancelled; the message was not sent, send it again"
+            )
+        )
+        if error is not None:
+            self.fail(partial(own_copy, error))
+        self.depart()
+
+    def fail(self, error: Callable[[], BaseException]) -> None:
+        if self._finding is not None:
+            self._finding.cancel()
+        super().fail(error)
 
 
-def _expired(members: list[Member], now: float, gathering: Gathering) -> float:
-    """Fails the members whose deadline is over; returns the earliest deadline of the others, infinity without others."""
-    earliest = inf
-    for receiver, _, deadline in members:
-        if receiver.done():
-            continue
-        if deadline <= now:
-            gathering.stale = True
-            receiver.set_exception(gathering.not_sent())
-        elif deadline < earliest:
-            earliest = deadline
-    return earliest
+class QueueGathering(Gathering):
+    """Ordered messages of one queue: its requests, batches or single sends, go one at a time in the order of the calls.
+
+    Each message is encoded before it is added.
+    """
+
+    in_order = True
+
+    __slots__ = ("_busy", "_topic", "_wait_store", "fixed", "queue", "target", "topic_queues")
+
+    def __init__(self, batcher: Batcher, topic_queues: TopicQueues, target: Target, *, fixed: bool) -> None:
+        super().__init__(batcher)
+        self.topic_queues = topic_queues
+        """The ones of the newest call or request."""
+        self.target = target
+        self.queue: MessageQueue = target.queue
+        """With the topic as users know it."""
+        self.fixed = fixed
+        """No message may go to another queue."""
+        self._busy = False
+        """A request or a turn is in flight."""
+        self._wait_store = True
+        self._topic = ""  # as the user wrote it, with or without the namespace
+
+    # -- entering
+
+    def add(self, receiver: Receiver, outgoing: Outgoing, size: int, deadline: float, *, wait_store: bool) -> None:
+        """Add a message.
+
+        Args:
+            size: Its bytes in a batch; a batch takes at most ``max_bytes``.
+        """
+        if wait_store is not self._wait_store or outgoing.topic != self._topic:
+            if self.members:
+                self._seal()
+            self._wait_store, self._topic = wait_store, outgoing.topic
+        room, members = self._room - size, self.members
+        if room < 0 or len(members) >= self._most:
+            self._seal()
+            room, members = self._room - size, self.members
+        self._room = room
+        members.append((receiver, outgoing, deadline))
+        if self._busy and not self.due and not self._batcher.linger:  # it leaves when the request in flight has ended
+            if deadline < self._batcher.alarm:
+                self._batcher.check_at(deadline)
+        else:
+            self.schedule(deadline)
+
+    def add_alone(self, receiver: Receiver, outgoing: Outgoing, read: Any, deadline: float) -> None:
+        """Add a request that is not batched, in order. It does not linger, and messages before it stop lingering."""
+        self._add_entry(Entry([(receiver, outgoing, deadline)], read=read), deadline)
+
+    def begin_at_once(self) -> bool:
+        """Give the turn to the caller if no message waits or is in flight, and return whether it did; ``ended`` ends the turn."""
+        if self._busy or self.members or self._sealed:
+            return False
+        self._busy = True
+        return True
+
+    def add_turn(self, receiver: Receiver, outgoing: Outgoing, deadline: float) -> None:
+        """Add a turn, and resolve the receiver when the turn has come; ``ended`` ends the turn."""
+        self._add_entry(Entry([(receiver, outgoing, deadline)], turn=True), deadline)
+
+    def _add_entry(self, entry: Entry, deadline: float) -> None:
+        self._seal()
+        self._sealed.append(entry)
+        self.schedule(deadline, at_once=True)
+
+    def _seal(self) -> None:
+        """Complete the current batch, which then does not linger; later messages go into a new one."""
+        if self.members and (members := self.take()):
+            self._sealed.append(Entry(members))
+            if self._batcher.linger:
+                self.schedule(at_once=True)
+
+    # -- leaving
+
+    def depart(self) -> None:
+        if self._busy and self.timer is None:
+            self.due = False
+        elif self._sealed or self.stale or self._departing or self.timer is not None or not self.members:
+            super().depart()
+        else:  # what ``_send_ready`` does, nearly always
+            self.due, self._departing, self._busy = False, True, True
+            members, self.members, self._room = self.members, [], self._batcher.max_bytes
+            try:
+                if self._batcher.queues_by_topic.get(self._topic) is not self.topic_queues:
+                    self._follow_route(self._topic)
+                self.start(Entry(members), self.topic_queues, self.target)
+                if not self._busy:
+                    self._send_ready()
+            finally:
+                self._departing = False
+
+    def _follow_route(self, topic: str) -> None:
+        """Take the queue's target from the topic's newest queues, unless they lack the queue."""
+        newer = self._batcher.queues_by_topic.get(topic) or self._batcher.router.topics.now(topic)
+        if newer is not None and newer is not self.topic_queues and newer.knows(self.target.queue):
+            self.topic_queues, self.target = newer, newer.target(self.target.queue)
+
+    def _send_ready(self) -> None:
+        while not self._busy and (entry := self._next()) is not None:
+            self._busy = True
+            if entry.turn:
+                entry.members[0][0].set_result(None)
+                return
+            self._follow_route(entry.members[0][1].topic)
+            self.start(entry, self.topic_queues, self.target)
+        if not (self._busy or self.members or self._sealed):
+            self._batcher.forget(self)
+
+    def _next(self) -> Entry | None:
+        while self._sealed:
+            if (entry := self._sealed.popleft().alive()) is not None:
+                return entry
+        if self.members and (members := self.take()):
+            return Entry(members)
+        return None
+
+    def encode(self, entry: Entry, target: Target) -> tuple[Entry, Outgoing | None, Any]:
+        if len(entry.members) == 1:
+            return entry, entry.members[0][1], entry.read or stored_message
+        watch = None
+        if entry.members[0][1].watch is not None:
+            entry, watch = begin_watched(entry, target)
+        together = [cast(Outgoing, member[1]) for member in entry.members]
+        if len(together) > 1:
+            outgoing = self._batcher.encoder.together(together)
+            outgoing.watch, outgoing.message = watch, together[0].message
+            return entry, outgoing, stored_batch
+        return entry, msgspec.structs.replace(together[0], watch=watch) if together else None, stored_message
+
+    def can_shrink(self, outgoing: Outgoing) -> bool:
+        return True
+
+    def shrink(self, outgoing: Outgoing, entry: Entry) -> None:
+        together = [cast(Outgoing, member[1]) for member in entry.members]
+        _replace(outgoing, self._batcher.encoder.together(together))
+        if isinstance(outgoing.watch, BatchWatch):
+            outgoing.watch.keep(together)
+
+    def requeue(self, entries: Sequence[Entry]) -> None:
+        self._sealed.extendleft(reversed(entries))
+
+    def ended(self, broker: str) -> None:
+        self._busy = False
+        if self.due:
+            return
+        if self.members or self._sealed:
+            self.depart()
+        else:
+            self._batcher.forget(self)
+
+    def _not_sent(self) -> RequestTimeoutError:
+        topic, broker, number = self.queue
+        if self.target.address in self._batcher.dispatch.connections:
+            why = "it waited in the client for earlier messages for that queue until its timeout; use a longer one"
+        else:
+            why = f"there was no connection to {self.target.address} within its timeout; use a longer one"
+        text = f"the message for queue {number} of topic {topic} on {broker} was not sent: {why}"
+        return RequestTimeoutError(text, maybe_stored=False, broker=broker, address=self.target.address)
 
 
-def _fail_all(members: list[Member], error: BaseException) -> None:
+def _replace(outgoing: Outgoing, other: Outgoing) -> None:
+    """Replace the messages of ``outgoing`` by those of ``other``."""
+    outgoing.unique_id, outgoing.properties, outgoing.body = other.unique_id, other.properties, other.body
+    outgoing.batch_ids = other.batch_ids
+
+
+def _fail_all(members: Sequence[Member], error: Callable[[], BaseException]) -> None:
     for receiver, _, _ in members:
         if not receiver.done():  # the callback of another receiver may have cancelled it
-            receiver.set_exception(own_copy(error))
+            receiver.set_exception(error())

@@ -1,10 +1,11 @@
-"""Sends that keep the order of their calls: those with a queue, a selector, a key or a sharding key.
+"""Sends that go by a gathering, from the call to the result.
 
-After admission they wait for their queue (``queue_gathering``), which has one request in flight at a time: a broker handles
-requests in several threads, so frames that leave in order are not always stored in order.
+Ordered ones have a queue, a selector, a key or a sharding key. After admission they wait for their queue (``QueueGathering``),
+which has one request in flight at a time: a broker handles requests in several threads, so frames that leave in order are not
+always stored in order. With batching, sends whose queue the producer's ``queue_selector`` chooses wait for their queue, too;
+admission does not keep the order of their calls.
 
-With batching, sends whose queue the producer's ``queue_selector`` chooses wait for their queue, too; admission does not keep
-the order of their calls.
+Unordered ones are those of a producer with batching that do not take the fast path; they wait for their topic.
 """
 
 from __future__ import annotations
@@ -16,18 +17,20 @@ from typing import Any
 
 from rmq_protocol.batch import BATCH_OVERHEAD
 from rmq_protocol.constants import RETRY_TOPIC_PREFIX
+from rmq_protocol.message import Message
+from rmq_protocol.properties import message_properties
 
+from ...results import SendResult
 from ...transport import Receiver
-from ..admission import Admission, Admitted
+from ..admission import Admission, Admitted, Credits
 from ..calls import Call, Result
 from ..encoding import Outgoing
-from ..routing import Target, TopicQueues
+from ..routing import MessageGatherer, Router, Target, TopicQueues
 from ..send_async import AsyncSend
 from .batch_watch import WatchedMember
-from .batcher import Batcher
-from .queue_gathering import QueueGathering
+from .batcher import Batcher, QueueGathering
 
-__all__ = ["OrderedSends", "Turn"]
+__all__ = ["OrderedSends", "Turn", "UnorderedSends"]
 
 
 class AskingFuture(asyncio.Future[Result]):
@@ -51,7 +54,7 @@ class OrderedSends:
         self._create_future: Callable[[], asyncio.Future[Any]] = asyncio.get_running_loop().create_future
 
     async def send(self, call: Call[Result], admitted: Admitted) -> Result:
-        """Sends an admitted call and returns its result."""
+        """Send an admitted call and return its result."""
         future: asyncio.Future[Result] = self._create_future() if call.choice is not None else AskingFuture()
         watch = call.outgoing.watch
         receiver: Receiver = future if watch is None else WatchedMember(future, watch)
@@ -73,7 +76,7 @@ class OrderedSends:
         on_success: Callable[[Result], object] | None,
         on_error: Callable[[BaseException], object] | None,
     ) -> asyncio.Future[Result]:
-        """Accepts a ``send_async`` or ``send_batch_async``, and returns its future."""
+        """Accept a ``send_async`` or ``send_batch_async``, and return its future."""
         credit, watch = self._admission.credits, call.outgoing.watch
         async with self._admission.enter(call) as admitted:
             accepted = AsyncSend(credit, admitted.transfer(), admitted.number, call.size, on_success, on_error)
@@ -85,7 +88,7 @@ class OrderedSends:
         return accepted.future
 
     def turn(self, topic_queues: TopicQueues, target: Target, outgoing: Outgoing, deadline: float) -> Turn:
-        """Enters a one-way send into the queue's order, without waiting."""
+        """Enter a one-way send into the queue's order, without waiting."""
         gathering = self._batcher.in_order(topic_queues, target, fixed=True)
         if gathering.begin_at_once():
             return Turn(gathering, target.broker, None)
@@ -98,16 +101,7 @@ class OrderedSends:
     def _add(self, call: Call[Any], receiver: Receiver, admitted: Admitted) -> QueueGathering:
         gathering = self._batcher.in_order(admitted.topic_queues, admitted.target, fixed=call.choice is not None)
         outgoing, message = call.outgoing, call.message
-        if (
-            call.batchable
-            and message is not None
-            and call.size < self._batcher.encoder.compress_over
-            and not message.delay_level
-            and message.delay is None
-            and message.deliver_at is None
-            and outgoing.body.__class__ is bytes
-            and not outgoing.topic.startswith(RETRY_TOPIC_PREFIX)
-        ):
+        if call.batchable and message is not None and _may_share(message, self._batcher.encoder.compress_over):
             properties = outgoing.properties
             room = BATCH_OVERHEAD + call.size + (len(properties) if properties.isascii() else len(properties.encode()))
             if room <= self._batcher.max_bytes:
@@ -166,7 +160,86 @@ class _WatchedCall:
 
 
 def _left(gathering: QueueGathering, outgoing: Outgoing, error: BaseException) -> None:
-    """Abandons the call, and reports to hooks the end of the attempt in flight, if they saw it begin."""
+    """Abandon the call, and report to hooks the end of the attempt in flight, if they saw it begin."""
     gathering.left()
     if outgoing.watch is not None:
         outgoing.watch.give_up(error)
+
+
+class UnorderedSends:
+    """Puts the unordered calls of one producer into the gatherings of their topics."""
+
+    __slots__ = ("_batcher", "_credits", "_encoder", "_router")
+
+    def __init__(self, credits: Credits, router: Router, batcher: Batcher) -> None:
+        self._credits = credits
+        self._router = router
+        self._batcher = batcher
+        self._encoder = batcher.encoder
+
+    def size(self, message: Message) -> int:
+        """Return the message's bytes in a batch; 0 if it is sent alone.
+
+        Raises:
+            InvalidMessageError: The properties are invalid.
+        """
+        if not _may_share(message, self._encoder.compress_over):
+            return 0
+        properties = message_properties(message, message.unique_id or self._batcher.stand_in)
+        size = BATCH_OVERHEAD + len(message.body) + len(properties.encode())
+        return size if size <= self._batcher.max_bytes else 0
+
+    async def send(self, message: Message, size: int, deadline: float) -> SendResult:
+        """Send a message and return its result.
+
+        Args:
+            size: The message's bytes in a batch.
+        """
+        async with self._credits.hold(1, len(message.body), deadline):
+            gathering = await self._gathering(message, deadline)
+            future: asyncio.Future[SendResult] = asyncio.get_running_loop().create_future()
+            gathering.add(future, message, size, deadline)
+            try:
+                return await future
+            except BaseException:
+                gathering.left()
+                raise
+            finally:
+                del future  # breaks the cycle frame -> future -> error -> traceback -> frame
+
+    async def accept(
+        self,
+        message: Message,
+        size: int,
+        deadline: float,
+        on_success: Callable[[SendResult], object] | None,
+        on_error: Callable[[BaseException], object] | None,
+    ) -> asyncio.Future[SendResult]:
+        """Accept a ``send_async`` and return its future."""
+        body_size = len(message.body)
+        async with self._credits.hold(1, body_size, deadline) as held:
+            gathering = await self._gathering(message, deadline)
+            accepted = AsyncSend(self._credits, held.transfer(), 1, body_size, on_success, on_error)
+        gathering.add(accepted, message, size, deadline)
+        accepted.work = gathering
+        return accepted.future
+
+    async def _gathering(self, message: Message, deadline: float) -> MessageGatherer:
+        topic_queues = self._router.queues_by_topic.get(message.topic) or await self._router.topics.find(
+            message.topic, deadline
+        )
+        if message.wait_store and topic_queues.gathering is not None:
+            return topic_queues.gathering
+        return self._batcher.in_turn(message.topic, wait_store=message.wait_store)
+
+
+def _may_share(message: Message, compress_over: int) -> bool:
+    """Return whether the message may share a request with others: it is not delayed and not compressed."""
+    return (
+        message.body.__class__ is bytes
+        and len(message.body) < compress_over
+        and not message.delay_level
+        and message.delay is None
+        and message.deliver_at is None
+        and not message.topic.startswith(RETRY_TOPIC_PREFIX)
+    )
